@@ -1,0 +1,138 @@
+"""The lane program: a loop in normal form together with what is known about its lanes.
+
+A lane program is what forming hands to code generation. Its region is a detached HLO computation: parameters are arrays, then
+come cheap instructions that make initial values, one `while`, and a root tuple of `get-tuple-element`s. Every computation is in
+post order and holds only the opcodes in `fuselane.analysis.opcodes.LANE_OPCODES`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
+
+
+@final
+class ElementKind(enum.Enum):
+    """How a loop carries one element of its tuple."""
+
+    INVARIANT = "invariant"
+    """Never changes: read where it is."""
+    STATE = "state"
+    """Kept in registers or scratch memory: copied in at entry, out at exit."""
+    STREAM = "stream"
+    """Updated in place in output memory at uniform indices."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopElement:
+    """One element of the tuple a loop carries.
+
+    Attributes:
+        index: Its position in the tuple.
+        kind: How it is carried.
+        shape: Its array shape.
+        lane_dimension: The dimension along which the lanes lie, or None if it is uniform.
+        is_fully_overwritten: For a stream: every position is written when the loop runs through, so its initial value is dead.
+    """
+
+    index: int
+    kind: ElementKind
+    shape: Shape
+    lane_dimension: int | None
+    is_fully_overwritten: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLoop:
+    """One `while` of the region.
+
+    Attributes:
+        instruction: The `while`.
+        trip_count: Its exact number of iterations, or None if only known at run time.
+        induction_index: Tuple index of the counter that decides when it ends, or None.
+        elements: All tuple elements in order.
+    """
+
+    instruction: HloInstruction
+    trip_count: int | None
+    induction_index: int | None
+    elements: tuple[LoopElement, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """Work that is needed only in lanes where a predicate has one value.
+
+    A block of lanes in which no lane has it may skip `instructions`.
+
+    Attributes:
+        predicate: A `pred` value with lanes; the first operand of every one of the selects.
+        selects: The `select`s whose guarded operand needs the work.
+        side: Operand number of the guarded value: 1 (needed where the predicate is true) or 2 (where it is false).
+        instructions: The work in post order, all of it in the computation of the selects; may hold `while`s.
+        cost: Estimated vector operations saved per block and step.
+    """
+
+    predicate: HloInstruction
+    selects: tuple[HloInstruction, ...]
+    side: int
+    instructions: tuple[HloInstruction, ...]
+    cost: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaneProgram:
+    """A loop that runs lane by lane.
+
+    Attributes:
+        name: Name of the original `while`.
+        num_lanes: Size of the lane dimension.
+        region: The normalised computation; see `fuselane.lanes.normalise`.
+        lane_dimensions: For each array-shaped instruction of every computation of the region the dimension along which the
+            lanes lie, or None if the value is uniform.
+        loops: Every `while` of the region, nested ones included.
+        guards: The skippable work of each computation.
+        mutable: Instructions that stand for an array updated in place: a stream's `get-tuple-element`s and the
+            `dynamic-update-slice`s on it.
+        operands: For each parameter of the region the instruction of the user's module that supplies it.
+        output_indices: For each root element of the region the tuple index of the original `while` it stands for.
+        invariants: Original tuple index -> instruction of the user's module whose value passes through unchanged.
+        cost: Estimated vector operations of one step of one block of lanes.
+    """
+
+    name: str
+    num_lanes: int
+    region: HloComputation
+    lane_dimensions: Mapping[HloInstruction, int | None]
+    loops: Mapping[HloInstruction, LaneLoop]
+    guards: Mapping[HloComputation, tuple[Guard, ...]]
+    mutable: frozenset[HloInstruction]
+    operands: tuple[HloInstruction, ...]
+    output_indices: tuple[int, ...]
+    invariants: Mapping[int, HloInstruction]
+    cost: float = 0.0
+
+    @property
+    def loop(self) -> LaneLoop:
+        """The outermost loop."""
+        return next(self.loops[i] for i in self.region.instructions if i.opcode == "while")
+
+    @property
+    def inputs(self) -> tuple[HloInstruction, ...]:
+        """The region's parameters."""
+        return tuple(self.region.parameters)
+
+    @property
+    def outputs(self) -> tuple[HloInstruction, ...]:
+        """The operands of the region's root."""
+        return tuple(self.region.root.operands)

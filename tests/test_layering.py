@@ -1,0 +1,155 @@
+"""Who may import whom, and other rules of the house that can be read off the syntax tree."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PACKAGE: Final = Path(__file__).resolve().parents[1] / "src" / "fuselane"
+FILES: Final = sorted(PACKAGE.rglob("*.py"))
+
+# What every layer above may use, each with what it may itself use of the others.
+FOUNDATION: Final = {
+    "decisions": set[str](),
+    "errors": {"decisions"},
+    "config": {"decisions", "errors"},
+    "device": {"config", "decisions", "errors"},
+}
+# A name stands for a room (all its files), a file at the top, or one file of a room.
+LAYERS: Final = FOUNDATION | {
+    "hlo": {"errors"},
+    "analysis": {"hlo", *FOUNDATION},
+    "lanes": {"analysis", "hlo", *FOUNDATION},
+    "codegen": {"hlo", "lanes.program", *FOUNDATION},
+    "runtime": {"codegen.ffi_handler", "codegen.llvm", *FOUNDATION},
+    "explain": {"analysis.cost", "hlo", *FOUNDATION},
+    "pipeline": {"analysis", "codegen", "explain", "hlo", "lanes", "runtime", *FOUNDATION},
+    "api": {"explain", "pipeline", "runtime", *FOUNDATION},
+    "__init__": {"api", "explain", *FOUNDATION},
+    "plugin": {"__init__", "api", "config", "errors"},
+    "doctor": {"__init__", "api", "explain", "runtime", *FOUNDATION},
+    "script": {"__init__", "api", "explain", *FOUNDATION},
+    "cartpole": {"__init__", "api", *FOUNDATION},
+    "cli": {"__init__", "api", "cartpole", "doctor", "explain", "script", *FOUNDATION},
+    "__main__": {"cli"},
+}
+# Libraries that must not spread, with the rooms and files that may import them.
+LIBRARIES: Final = {
+    "jax": {"api", "cartpole", "cli", "doctor", "runtime", "xla"},
+    "jaxlib": {"api", "cartpole", "cli", "doctor", "runtime", "xla"},
+    "llvmlite": {"codegen"},
+    "ctypes": {"runtime"},
+    "google": {"hlo"},
+    "rich": {"cartpole", "cli", "explain"},
+    "torch": {"cartpole.peers"},
+    "numba": {"cartpole.peers"},
+}
+
+
+def module_name(path: Path) -> str:
+    """Returns the name below `fuselane`: `hlo.shape`, `hlo` for a room's `__init__`, `__init__`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def is_within(name: str, rooms: set[str]) -> bool:
+    """Whether a module is one of the given rooms and files, or lies in one of them."""
+    return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields line and dotted name of everything a file imports; `from a import b` is `a.b`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+MODULES: Final = {module_name(path): path for path in FILES}
+
+
+def resolve(name: str) -> str | None:
+    """Returns the module of ours behind an imported name, or None for other libraries."""
+    if name != "fuselane" and not name.startswith("fuselane."):
+        return None
+    below = name.removeprefix("fuselane").removeprefix(".")
+    while below and below not in MODULES:
+        below = below.rpartition(".")[0]
+    return below or "__init__"
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_obey_the_layering(path: Path) -> None:
+    """A file imports its own room, and of the others only what its layer names."""
+    name = module_name(path)
+    room = name.split(".")[0]
+    assert room in LAYERS, f"{room} has no place in the layering yet"
+    for line, imported in imported_names(parse(path)):
+        target = resolve(imported)
+        if target is None or target.split(".")[0] == room:
+            continue
+        assert is_within(target, LAYERS[room]), f"{path}:{line}: {room} may not import {target}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_libraries_stay_in_their_rooms(path: Path) -> None:
+    """JAX, llvmlite, ctypes and the like are imported only where the layering says so."""
+    name = module_name(path)
+    for line, imported in imported_names(parse(path)):
+        rooms = LIBRARIES.get(imported.split(".")[0])
+        assert rooms is None or is_within(name, rooms), f"{path}:{line}: imports {imported}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_stand_at_the_top(path: Path) -> None:
+    """No function imports anything."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for inner in ast.walk(node):
+                assert not isinstance(inner, ast.Import | ast.ImportFrom), f"{path}:{inner.lineno}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_only_the_command_line_prints(path: Path) -> None:
+    """Library code returns values; `print` belongs to the command line."""
+    if module_name(path) == "cli":
+        return
+    for node in ast.walk(parse(path)):
+        is_print = isinstance(node, ast.Name) and node.id == "print"
+        assert not is_print, f"{path}:{getattr(node, 'lineno', 0)}: prints"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_only_config_reads_the_environment(path: Path) -> None:
+    """Environment variables are read in one file."""
+    if module_name(path) == "config":
+        return
+    for node in ast.walk(parse(path)):
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        reads = name in {"environ", "environb", "getenv", "getenvb"}
+        assert not reads, f"{path}:{getattr(node, 'lineno', 0)}: reads the environment"
+
+
+def test_no_import_cycles() -> None:
+    """The modules can be put in an order in which each imports only earlier ones."""
+    graph = {
+        name: {
+            target for _, imported in imported_names(parse(path)) if (target := resolve(imported))
+        }
+        - {name}
+        for name, path in MODULES.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()

@@ -1,0 +1,218 @@
+"""The LLVM side of code generation: IR text in, object code out, object code loaded into this process.
+
+Kernels arrive as vector code with loops, so the pipeline simplifies and schedules but never vectorises or unrolls.
+LLVM itself aborts the process on some mistakes; all IR is therefore verified first, and objects are loaded
+by ORC, which reports unresolved symbols and malformed images as errors.
+llvmlite serialises every call into LLVM with one lock of its own, so these functions may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar, final
+
+from llvmlite import binding, ir
+
+from fuselane.errors import CodegenError
+
+_Result = TypeVar("_Result")
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTarget:
+    """What machine code is made for.
+
+    Attributes:
+        triple: LLVM's target triple, such as "x86_64-unknown-linux-gnu".
+        cpu: LLVM's name of the CPU, which also picks the scheduling model.
+        features: "+avx2,-sse4a,...": extensions on top of, or taken from, what the CPU name implies.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+
+    @staticmethod
+    def host() -> HostTarget:
+        """Returns the target for the machine this process runs on."""
+        return _host_target()
+
+
+@lru_cache(maxsize=1)
+def _host_target() -> HostTarget:
+    features = binding.get_host_cpu_features()
+    return HostTarget(
+        triple=binding.get_process_triple(),
+        cpu=binding.get_host_cpu_name(),
+        features=features.flatten(),
+    )
+
+
+def compile_object(
+    module_ir: ir.Module | str, target: HostTarget | None = None, opt_level: int = 2
+) -> bytes:
+    """Compiles a module to position-independent object code (ELF, or the system's own format).
+
+    Args:
+        module_ir: An llvmlite module or its text; triple and data layout are set here.
+        target: Defaults to the host.
+        opt_level: 0 runs no IR pass, 1 and 2 LLVM's function simplification at that level, 3 the
+            whole module pipeline.
+    Raises:
+        CodegenError: if the IR does not parse or verify, or the target does not exist.
+    """
+    return _with_machine(module_ir, target, opt_level, _emit)
+
+
+def assembly(
+    module_ir: ir.Module | str, target: HostTarget | None = None, opt_level: int = 2
+) -> str:
+    """Returns the assembly text of what `compile_object` would make; for tests and for people."""
+
+    def emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
+        machine.set_asm_verbosity(True)
+        return str(machine.emit_assembly(module))
+
+    return _with_machine(module_ir, target, opt_level, emit)
+
+
+def optimised_ir(
+    module_ir: ir.Module | str, target: HostTarget | None = None, opt_level: int = 2
+) -> str:
+    """Returns the text of a module after the IR passes that `compile_object` runs."""
+    return _with_machine(module_ir, target, opt_level, lambda _, module: str(module))
+
+
+def _emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> bytes:
+    return bytes(machine.emit_object(module))
+
+
+def _with_machine(
+    module_ir: ir.Module | str,
+    target: HostTarget | None,
+    opt_level: int,
+    finish: Callable[[binding.TargetMachine, binding.ModuleRef], _Result],
+) -> _Result:
+    """Parses, verifies and optimises a module in its own LLVM context, then applies `finish`."""
+    if not 0 <= opt_level <= 3:
+        raise CodegenError(f"The optimisation level has to be 0, 1, 2 or 3, not {opt_level}.")
+    try:
+        machine = _create_machine(target or _host_target())
+        with _parse(str(module_ir), machine) as module:
+            _optimise(module, machine, opt_level)
+            return finish(machine, module)
+    except RuntimeError as error:
+        raise CodegenError(f"LLVM rejected a kernel: {str(error).strip()}") from error
+
+
+def _create_machine(target: HostTarget) -> binding.TargetMachine:
+    _initialise()
+    features = target.features
+    if target.triple.startswith("x86_64"):
+        # Without it LLVM aborts when it does not know the CPU's name.
+        features = ",".join(filter(None, [features, "+64bit"]))
+    for word in (target.triple, target.cpu, *filter(None, features.split(","))):
+        if not _PLAIN_WORD.fullmatch(word):
+            raise CodegenError(f"{word!r} is not a name in an LLVM target.")
+    return binding.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="small"
+    )
+
+
+@lru_cache(maxsize=1)
+def _initialise() -> None:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+
+
+def _parse(text: str, machine: binding.TargetMachine) -> binding.ModuleRef:
+    module = binding.parse_assembly(text, binding.create_context())
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    return module
+
+
+def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_level: int) -> None:
+    """Runs the IR passes of a level; vectorisers and unrollers stay off: layout is ours."""
+    if opt_level == 0:
+        return
+    tuning = binding.create_pipeline_tuning_options(opt_level)
+    tuning.loop_vectorization = False
+    tuning.slp_vectorization = False
+    tuning.loop_interleaving = False
+    tuning.loop_unrolling = False
+    builder = binding.create_pass_builder(machine, tuning)
+    if opt_level == 3:
+        builder.getModulePassManager().run(module, builder)
+        return
+    inliner = binding.create_new_module_pass_manager()
+    inliner.add_always_inliner_pass()
+    inliner.run(module, builder)
+    passes = builder.getFunctionPassManager()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+
+
+@final
+class LoadedObject:
+    """Object code in this process's memory, executable until `close` (or garbage collection)."""
+
+    def __init__(self, library: str, tracker: binding.ResourceTracker) -> None:
+        self._library = library
+        # Each lookup returns a tracker too; LLVM unmaps the code once any of them is dropped.
+        self._trackers = [tracker]
+
+    def address(self, symbol: str) -> int:
+        """Returns the address of a function or variable that the object defines.
+
+        Raises:
+            CodegenError: if there is no such symbol, one that it needs is found nowhere in this
+                process, or the object is closed.
+        """
+        if not self._trackers:
+            raise CodegenError(f"The object that defines {symbol} has been closed.")
+        try:
+            tracker = _jit().lookup(self._library, symbol)
+        except RuntimeError as error:
+            raise CodegenError(f"LLVM could not load {symbol}: {str(error).strip()}") from error
+        self._trackers.append(tracker)
+        return int(tracker[symbol])
+
+    def close(self) -> None:
+        """Unmaps the code; addresses become invalid. Closing twice is allowed."""
+        while self._trackers:
+            self._trackers.pop().close()
+
+
+_library_numbers = itertools.count()
+
+
+@lru_cache(maxsize=1)
+def _jit() -> binding.LLJIT:
+    _initialise()
+    # JITLink places code and constants in one block, so 32-bit offsets between them always reach.
+    return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
+
+
+def load_object(object_code: bytes) -> LoadedObject:
+    """Loads object code made by `compile_object`.
+
+    What it does not define resolves to this process's libraries. Symbols are linked when the first address is asked for.
+
+    Raises:
+        CodegenError: if the bytes are no object file for this machine.
+    """
+    library = f"fuselane.{next(_library_numbers)}"
+    builder = binding.JITLibraryBuilder().add_object_img(object_code).add_current_process()
+    try:
+        return LoadedObject(library, builder.link(_jit(), library))
+    except RuntimeError as error:
+        raise CodegenError(f"LLVM could not load an object: {str(error).strip()}") from error

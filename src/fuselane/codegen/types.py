@@ -1,0 +1,252 @@
+"""LLVM types and constants for XLA's element types, for scalars and for vectors of lanes alike.
+
+A value of one element type has two forms. In registers a PRED is `i1`, an integer `iN`, F16 `half`,
+BF16 its bit pattern in `i16`, F32 `float`, F64 `double`. In memory a PRED takes a byte; everything
+else looks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+from llvmlite import ir
+
+from fuselane.errors import CodegenError
+from fuselane.hlo.shape import PrimitiveType
+
+_REGISTER_TYPES: dict[PrimitiveType, ir.Type] = {
+    PrimitiveType.PRED: ir.IntType(1),
+    PrimitiveType.S8: ir.IntType(8),
+    PrimitiveType.S16: ir.IntType(16),
+    PrimitiveType.S32: ir.IntType(32),
+    PrimitiveType.S64: ir.IntType(64),
+    PrimitiveType.U8: ir.IntType(8),
+    PrimitiveType.U16: ir.IntType(16),
+    PrimitiveType.U32: ir.IntType(32),
+    PrimitiveType.U64: ir.IntType(64),
+    PrimitiveType.F16: ir.HalfType(),
+    PrimitiveType.BF16: ir.IntType(16),
+    PrimitiveType.F32: ir.FloatType(),
+    PrimitiveType.F64: ir.DoubleType(),
+}
+
+_FLOAT_BITS: dict[PrimitiveType, type[np.unsignedinteger]] = {
+    PrimitiveType.F16: np.uint16,
+    PrimitiveType.BF16: np.uint16,
+    PrimitiveType.F32: np.uint32,
+    PrimitiveType.F64: np.uint64,
+}
+
+# Keyed by text because all of llvmlite's vector types have the same hash.
+_vector_types: dict[tuple[str, int], ir.VectorType] = {}
+
+_INTRINSIC_SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
+
+
+@final
+class TextConstant(ir.Constant):  # type: ignore[misc]
+    """A constant with its own spelling in IR text, where llvmlite has none or a long one.
+
+    `constant` keeps llvmlite's meaning: an int for an integer, a tuple of equal scalar constants
+    for a splat.
+    """
+
+    def __init__(self, type_: ir.Type, text: str, value: object) -> None:
+        self.type = type_
+        self.constant = value
+        self._text = text
+
+    def _get_reference(self) -> str:
+        return self._text
+
+
+def llvm_type(element_type: PrimitiveType) -> ir.Type:
+    """Returns the type of one `element_type` value in a register.
+
+    Raises:
+        CodegenError: if no kernel can hold the type (complex, tuple, token, 4- and 8-bit floats).
+    """
+    try:
+        return _REGISTER_TYPES[element_type]
+    except KeyError:
+        raise CodegenError(f"Kernels cannot hold values of type {element_type.lower}.") from None
+
+
+def memory_type(element_type: PrimitiveType) -> ir.Type:
+    """Returns the type of one value in memory: a byte for PRED, else the register type."""
+    return ir.IntType(8) if element_type is PrimitiveType.PRED else llvm_type(element_type)
+
+
+def vector_of(scalar: ir.Type, width: int) -> ir.Type:
+    """Returns the vector of `width` lanes of `scalar`, or `scalar` itself when width is 0."""
+    if not width:
+        return scalar
+    key = (str(scalar), width)
+    vector = _vector_types.get(key)
+    if vector is None:
+        vector = _vector_types[key] = ir.VectorType(scalar, width)
+    return vector
+
+
+def is_vector(value: ir.Value | ir.Type) -> bool:
+    """Says whether a value, or a type, is a vector."""
+    return isinstance(value if isinstance(value, ir.Type) else value.type, ir.VectorType)
+
+
+def width_of(value: ir.Value | ir.Type) -> int:
+    """Returns the number of lanes of a value or type, 0 for a scalar."""
+    type_ = value if isinstance(value, ir.Type) else value.type
+    return type_.count if isinstance(type_, ir.VectorType) else 0
+
+
+def scalar_type(value: ir.Value | ir.Type) -> ir.Type:
+    """Returns the type of one lane of a value or type."""
+    type_ = value if isinstance(value, ir.Type) else value.type
+    return type_.element if isinstance(type_, ir.VectorType) else type_
+
+
+def like(value: ir.Value | ir.Type, scalar: ir.Type) -> ir.Type:
+    """Returns `scalar` with as many lanes as `value` has."""
+    return vector_of(scalar, width_of(value))
+
+
+def splat_constant(scalar: ir.Constant, width: int) -> ir.Constant:
+    """Returns a constant of `width` equal lanes, or the scalar itself when width is 0."""
+    if not width:
+        return scalar
+    text = f"splat ({scalar.type} {scalar.get_reference()})"
+    return TextConstant(vector_of(scalar.type, width), text, (scalar,) * width)
+
+
+def integer_constant(type_: ir.Type, value: int) -> ir.Constant:
+    """Returns `value`, wrapped to the type's bits, as a constant of integer (vector) type."""
+    scalar = scalar_type(type_)
+    bits = scalar.width
+    wrapped = value & ((1 << bits) - 1)
+    return splat_constant(ir.Constant(scalar, wrapped), width_of(type_))
+
+
+def float_constant(type_: ir.Type, value: float) -> ir.Constant:
+    """Returns `value`, rounded to the type, as a constant of half, float or double (vector) type."""
+    element_type = {
+        "half": PrimitiveType.F16,
+        "float": PrimitiveType.F32,
+        "double": PrimitiveType.F64,
+    }[str(scalar_type(type_))]
+    return constant(element_type, value, width_of(type_))
+
+
+def constant(element_type: PrimitiveType, value: object, width: int = 0) -> ir.Constant:
+    """Returns a numpy or Python scalar as a constant in register form, in `width` lanes if not 0.
+
+    Numerics: exact bits, NaN payloads included; a Python scalar is converted by numpy.
+    """
+    type_ = llvm_type(element_type)
+    if element_type is PrimitiveType.PRED:
+        scalar = ir.Constant(type_, int(bool(value)))
+    elif element_type in _FLOAT_BITS:
+        scalar = _float_scalar(element_type, type_, value)
+    else:
+        wrapped = int(np.asarray(value)) & ((1 << element_type.bits) - 1)
+        scalar = ir.Constant(type_, wrapped)
+    return splat_constant(scalar, width)
+
+
+def vector_constant(element_type: PrimitiveType, values: Sequence[object]) -> ir.Constant:
+    """Returns a vector constant with one given scalar per lane."""
+    lanes = [constant(element_type, value) for value in values]
+    return ir.Constant(vector_of(lanes[0].type, len(lanes)), lanes)
+
+
+def _float_scalar(element_type: PrimitiveType, type_: ir.Type, value: object) -> ir.Constant:
+    array = np.asarray(value).astype(element_type.dtype)
+    bits = int(array.view(_FLOAT_BITS[element_type]))
+    if element_type is PrimitiveType.BF16:
+        return ir.Constant(type_, bits)
+    if element_type is PrimitiveType.F16:
+        return TextConstant(type_, f"0xH{bits:04X}", float(array))
+    # LLVM spells a float as the double of the same value; widening by hand keeps NaN payloads.
+    pattern = _widen_float_bits(bits, float(array)) if element_type is PrimitiveType.F32 else bits
+    return TextConstant(type_, f"0x{pattern:016X}", float(array))
+
+
+def _widen_float_bits(bits: int, value: float) -> int:
+    if value != value:
+        return (bits >> 31) << 63 | 0x7FF << 52 | (bits & 0x7FFFFF) << 29
+    return int(np.float64(value).view(np.uint64))
+
+
+def constant_value(value: ir.Value) -> int | float | None:
+    """Returns the number every lane of a constant holds, None if no constant or lanes differ.
+
+    Integers come back as unsigned bit patterns of their type.
+    """
+    if not isinstance(value, ir.Constant):
+        return None
+    number = value.constant
+    if number is None:
+        return 0
+    if isinstance(number, (list, tuple)):
+        first = number[0] if number else None
+        if any(lane is not first and lane != first for lane in number):
+            return None
+        return constant_value(first)
+    if isinstance(number, bool):
+        return int(number)
+    if isinstance(number, int):
+        scalar = scalar_type(value)
+        return number & ((1 << scalar.width) - 1) if isinstance(scalar, ir.IntType) else number
+    return number if isinstance(number, float) else None
+
+
+def splat(builder: ir.IRBuilder, scalar: ir.Value, width: int) -> ir.Value:
+    """Returns a vector of `width` lanes that all hold `scalar`; `scalar` when width is 0."""
+    if not width:
+        return scalar
+    if isinstance(scalar, ir.Constant):
+        return splat_constant(scalar, width)
+    vector = vector_of(scalar.type, width)
+    poison = TextConstant(vector, "poison", None)
+    index = ir.IntType(32)
+    first = builder.insert_element(poison, scalar, ir.Constant(index, 0))
+    return builder.shuffle_vector(first, poison, ir.Constant(vector_of(index, width), None))
+
+
+def call_intrinsic(
+    builder: ir.IRBuilder,
+    name: str,
+    operands: Sequence[ir.Value],
+    result_type: ir.Type | None = None,
+    flags: Sequence[str] = (),
+) -> ir.Value:
+    """Calls the LLVM intrinsic `name` ("llvm.fma"), overloaded on the type of its first operand.
+
+    Args:
+        builder: Positioned in a function of a module; the declaration is added to that module once.
+        name: Without type suffix.
+        operands: At least one value.
+        result_type: Defaults to the type of the first operand.
+        flags: Fast-math flags for the call.
+    """
+    type_ = operands[0].type
+    result = type_ if result_type is None else result_type
+    full_name = f"{name}.{_intrinsic_suffix(type_)}"
+    return builder.call(_declared(builder, full_name, result, operands), operands, fastmath=flags)
+
+
+def _declared(
+    builder: ir.IRBuilder, name: str, result: ir.Type, operands: Sequence[ir.Value]
+) -> ir.Function:
+    declared = builder.module.globals.get(name)
+    if declared is None:
+        signature = ir.FunctionType(result, [operand.type for operand in operands])
+        declared = ir.Function(builder.module, signature, name)
+    return declared
+
+
+def _intrinsic_suffix(type_: ir.Type) -> str:
+    scalar = str(scalar_type(type_))
+    width = width_of(type_)
+    return (f"v{width}" if width else "") + _INTRINSIC_SUFFIXES.get(scalar, scalar)

@@ -1,9 +1,10 @@
-"""The LLVM side of code generation: IR text in, object code out, object code loaded into this process.
+"""The LLVM side of code generation: IR text in, object code out, object code loaded.
 
-Kernels arrive as vector code with loops, so the pipeline simplifies and schedules but never vectorises or unrolls.
-LLVM itself aborts the process on some mistakes; all IR is therefore verified first, and objects are loaded
-by ORC, which reports unresolved symbols and malformed images as errors.
-llvmlite serialises every call into LLVM with one lock of its own, so these functions may be called from any thread.
+Kernels arrive as vector code with loops, so the pipeline simplifies and schedules but never
+vectorises or unrolls. LLVM itself aborts the process on some mistakes; all IR is therefore verified
+first, and objects are loaded by ORC, which reports unresolved symbols and malformed images as
+errors. llvmlite serialises every call into LLVM with one lock of its own, so these functions may be
+called from any thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class HostTarget:
     Attributes:
         triple: LLVM's target triple, such as "x86_64-unknown-linux-gnu".
         cpu: LLVM's name of the CPU, which also picks the scheduling model.
-        features: "+avx2,-sse4a,...": extensions on top of, or taken from, what the CPU name implies.
+        features: "+avx2,-sse4a,...": extensions added to, or taken from, those of the CPU.
     """
 
     triple: str
@@ -205,7 +206,8 @@ def _jit() -> binding.LLJIT:
 def load_object(object_code: bytes) -> LoadedObject:
     """Loads object code made by `compile_object`.
 
-    What it does not define resolves to this process's libraries. Symbols are linked when the first address is asked for.
+    What it does not define resolves to this process's libraries. Symbols are linked when the first
+    address is asked for.
 
     Raises:
         CodegenError: if the bytes are no object file for this machine.

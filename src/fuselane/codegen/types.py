@@ -129,7 +129,7 @@ def integer_constant(type_: ir.Type, value: int) -> ir.Constant:
 
 
 def float_constant(type_: ir.Type, value: float) -> ir.Constant:
-    """Returns `value`, rounded to the type, as a constant of half, float or double (vector) type."""
+    """Returns `value`, rounded, as a constant of half, float or double (vector) type."""
     element_type = {
         "half": PrimitiveType.F16,
         "float": PrimitiveType.F32,

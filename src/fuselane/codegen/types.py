@@ -7,6 +7,7 @@ else looks the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -173,7 +174,7 @@ def _float_scalar(element_type: PrimitiveType, type_: ir.Type, value: object) ->
 
 
 def _widen_float_bits(bits: int, value: float) -> int:
-    if value != value:
+    if math.isnan(value):
         return (bits >> 31) << 63 | 0x7FF << 52 | (bits & 0x7FFFFF) << 29
     return int(np.float64(value).view(np.uint64))
 

@@ -1,0 +1,264 @@
+"""The arrays of a lane program as the emitter holds them: where each element comes from.
+
+An element is an LLVM value: a vector with one entry per lane of the block, or a scalar where all
+lanes share it. An array with a lane dimension may hold shared scalars too; who needs a vector asks
+for `lanes`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from llvmlite import ir
+
+from fuselane.codegen import indexing
+from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.memory import LaneBlock, element_pointer, load, load_lanes, store, store_lanes
+from fuselane.codegen.types import constant, memory_type, splat
+from fuselane.hlo.shape import PrimitiveType, Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where code is being emitted: the builder, the lane block, and the function's own arrays."""
+
+    builder: ir.IRBuilder
+    block: LaneBlock
+    allocate: Callable[[ir.Type, int], ir.Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array(ABC):
+    """An array of the lane program.
+
+    shape: Of the whole array, lanes included.
+    lane: The dimension along which the lanes lie, or None when all lanes share the array.
+    """
+
+    shape: Shape
+    lane: int | None
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """What one lane holds."""
+        return indexing.residual_dimensions(self.shape.dimensions, self.lane)
+
+    @property
+    def size(self) -> int:
+        """How many elements one lane holds."""
+        return indexing.residual_size(self.shape.dimensions, self.lane)
+
+    @abstractmethod
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """Returns the element at an index of the whole array (`LANE` at the lane dimension)."""
+
+    def lanes(self, place: Place, index: Element) -> ir.Value:
+        """Returns the element as a vector where the array has lanes, else as a scalar."""
+        value = self.get(place, index)
+        return value if self.lane is None else widen(place, value)
+
+    def flat(self, place: Place, position: Index) -> Element:
+        """Returns the index of a row-major position in what one lane holds."""
+        inner = indexing.unflatten(place.builder, position, self.dimensions)
+        return indexing.with_lane(inner, self.lane)
+
+
+def widen(place: Place, value: ir.Value) -> ir.Value:
+    """Returns the value as a vector: a scalar is repeated for every lane of the block."""
+    if isinstance(value.type, ir.VectorType) or place.block.width == 1:
+        return value
+    return splat(place.builder, value, place.block.width)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registers(Array):
+    """Every element is an LLVM value of its own, in row-major order."""
+
+    elements: tuple[ir.Value, ...]
+
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """See `Array.get`. An index known only at run time is a chain of selects."""
+        inner = indexing.without_lane(index)
+        position = indexing.flatten(place.builder, inner, self.dimensions)
+        if isinstance(position, int):
+            return self.elements[position]
+        return _pick(place, self.elements, position)
+
+
+def _pick(place: Place, elements: Sequence[ir.Value], position: ir.Value) -> ir.Value:
+    mixed = any(isinstance(element.type, ir.VectorType) for element in elements)
+    same = [widen(place, element) if mixed else element for element in elements]
+    result = same[0]
+    for number, element in enumerate(same[1:], start=1):
+        is_here = place.builder.icmp_signed("==", position, indexing.i64(number))
+        result = place.builder.select(is_here, element, result)
+    return result
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Literal(Array):
+    """A constant all lanes share: scalars in the code, larger ones read at run-time indices."""
+
+    values: np.ndarray
+
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """See `Array.get`."""
+        inner = indexing.without_lane(index)
+        if all(isinstance(coordinate, int) for coordinate in inner):
+            return constant(self.shape.element_type, self.values[inner])
+        if self.values.strides and not any(self.values.strides):
+            return constant(self.shape.element_type, self.values.flat[0])
+        return self.in_memory(place).get(place, index)
+
+    def in_memory(self, place: Place) -> Memory:
+        """Returns the same constant as a read-only array of the LLVM module."""
+        pointer = global_constant(place.builder.module, self.shape.element_type, self.values)
+        strides = row_major_strides(self.shape.dimensions)
+        return Memory(
+            shape=self.shape, lane=self.lane, pointer=pointer, strides=strides, invariant=True
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory(Array):
+    """An array in memory, of any layout: an input, an output, or a large constant.
+
+    pointer: Its first element.
+    strides: Elements from one index to the next, for every dimension of the whole array.
+    invariant: Whether nothing writes it while the kernel runs.
+    """
+
+    pointer: ir.Value
+    strides: tuple[int, ...]
+    invariant: bool
+
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """See `Array.get`: a load."""
+        builder, element = place.builder, self.shape.element_type
+        pointer = self._address(place, index)
+        if self.lane is None:
+            raw = load(builder, pointer, element)
+            return raw
+        stride = self.strides[self.lane]
+        return load_lanes(builder, pointer, element, stride, place.block, invariant=self.invariant)
+
+    def put(self, place: Place, index: Element, value: ir.Value) -> None:
+        """Stores an element; one that all lanes share is stored by the first block alone."""
+        builder, element = place.builder, self.shape.element_type
+        if self.lane is None:
+            with builder.if_then(place.block.is_first):
+                store(builder, value, self._address(place, index), element)
+            return
+        stride = self.strides[self.lane]
+        pointer = self._address(place, index)
+        store_lanes(builder, widen(place, value), pointer, element, stride, place.block)
+
+    def _address(self, place: Place, index: Element) -> ir.Value:
+        builder = place.builder
+        known: int = 0
+        offset: Index = 0
+        for coordinate, stride in zip(index, self.strides, strict=True):
+            if isinstance(coordinate, int):
+                known += coordinate * stride
+            else:
+                at = place.block.offset if coordinate is None else coordinate
+                offset = indexing.add(builder, offset, indexing.multiply(builder, at, stride))
+        offset = indexing.add(builder, offset, known)
+        return element_pointer(builder, self.pointer, indexing.i64(offset), self.shape.element_type)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch(Array):
+    """An array of the kernel's own, in row-major order with the lanes of a tile innermost.
+
+    pointer: Its first element.
+    pitch: Lanes from one element to the next: the width of a block, or of a whole tile.
+    start: `i64`, the block's first lane within the tile, or None for 0.
+    """
+
+    pointer: ir.Value
+    pitch: int
+    start: ir.Value | None = None
+
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """See `Array.get`: a load."""
+        width = 1 if self.lane is None else place.block.width
+        return load(place.builder, self._address(place, index), self.shape.element_type, width)
+
+    def put(self, place: Place, index: Element, value: ir.Value) -> None:
+        """Stores an element."""
+        whole = value if self.lane is None else widen(place, value)
+        store(place.builder, whole, self._address(place, index), self.shape.element_type)
+
+    def _address(self, place: Place, index: Element) -> ir.Value:
+        builder = place.builder
+        position = indexing.flatten(builder, indexing.without_lane(index), self.dimensions)
+        offset = indexing.multiply(builder, position, self.pitch)
+        if self.start is not None:
+            offset = indexing.add(builder, offset, self.start)
+        return element_pointer(builder, self.pointer, indexing.i64(offset), self.shape.element_type)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View(Array):
+    """An array computed anew at every access: data movement, and work with a single reader."""
+
+    element: Callable[[Element], ir.Value]
+
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """See `Array.get`."""
+        return self.element(index)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded(Array):
+    """An output nobody reads: what is stored to it is dropped."""
+
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """Never read; see `lanes.form`."""
+        raise AssertionError("a discarded array is never read")
+
+    def put(self, place: Place, index: Element, value: ir.Value) -> None:
+        """Stores nothing."""
+
+
+Stored = Memory | Scratch | Discarded
+
+
+def new_scratch(place: Place, shape: Shape, lane: int | None) -> Scratch:
+    """Returns an uninitialised array of the kernel's own for one lane block."""
+    pitch = 1 if lane is None else place.block.width
+    count = indexing.residual_size(shape.dimensions, lane) * pitch
+    pointer = place.allocate(memory_type(shape.element_type), count)
+    return Scratch(shape=shape, lane=lane, pointer=pointer, pitch=pitch)
+
+
+def row_major_strides(dimensions: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides, in elements, of a row-major array."""
+    strides = [1]
+    for size in reversed(dimensions[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if dimensions else ()
+
+
+def global_constant(module: ir.Module, element: PrimitiveType, values: np.ndarray) -> ir.Value:
+    """Returns a pointer to the values, row-major, as read-only data of the module."""
+    data = np.ascontiguousarray(values).tobytes()
+    name = f"constant.{len(module.globals)}"
+    array = ir.ArrayType(ir.IntType(8), len(data))
+    variable = ir.GlobalVariable(module, array, name)
+    variable.initializer = ir.Constant(array, bytearray(data))
+    variable.global_constant = True
+    variable.linkage = "private"
+    variable.align = 64
+    return variable

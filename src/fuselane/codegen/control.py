@@ -1,0 +1,278 @@
+"""Control flow of a lane program: bodies, loops and guards, inside one lane block.
+
+A loop's state is carried in registers (phis) where it is small and in the kernel's own arrays
+where it is large; arrays updated in place and invariants are not carried at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from fuselane.codegen.elemental import emit_elemental
+from llvmlite import ir
+
+from fuselane.codegen.arrays import Array, Registers, Scratch, View, new_scratch, widen
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
+from fuselane.codegen.memory import I1, declare
+from fuselane.codegen.schedule import Step, make_schedule
+from fuselane.codegen.types import is_vector
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
+from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LoopElement
+
+Body = Callable[[list[Array]], list[Array]]
+
+_MAX_UNROLLED_TRIPS = 8
+_MAX_UNROLLED_ELEMENTS = 4096
+
+
+def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
+    """Emits the steps of a schedule; parameters must have their values already."""
+    for step in steps:
+        if isinstance(step, Guard):
+            _emit_guard(emitter, step)
+        elif step.opcode == "while":
+            emitter.values[step] = emit_loop_here(emitter, step)
+        elif step.opcode != "parameter":
+            emitter.emit(step)
+
+
+def emit_body(emitter: Emitter, body: HloComputation, arrays: Sequence[Array]) -> list[Array]:
+    """Emits a loop body on the given loop-carried arrays and returns what it makes of them."""
+    emitter.values[body.parameters[0]] = list(arrays)
+    steps = make_schedule(body, emitter.program).steps
+    emit_steps(emitter, (step for step in steps if step is not body.root))
+    return root_arrays(emitter, body)
+
+
+def root_arrays(emitter: Emitter, body: HloComputation) -> list[Array]:
+    """Returns the arrays that an emitted body's root tuple holds."""
+    return [emitter.array(operand) for operand in body.root.operands]
+
+
+def emit_loop_here(emitter: Emitter, instruction: HloInstruction) -> list[Array]:
+    """Emits a `while` inside a lane block and returns its results."""
+    loop = emitter.program.loops[instruction]
+    initial = emitter.tuple_elements(instruction.operands[0])
+
+    def body(arrays: list[Array]) -> list[Array]:
+        return emit_body(emitter, instruction.body, arrays)
+
+    if _should_unroll(emitter, loop):
+        return _emit_unrolled(emitter, loop, initial, body)
+    return emit_loop(emitter, loop, initial, body)
+
+
+def emit_loop(
+    emitter: Emitter, loop: LaneLoop, initial: Sequence[Array], body: Body, *, but: Carried = ()
+) -> list[Array]:
+    """Emits a loop with its state carried from step to step.
+
+    Args:
+        emitter: Where.
+        loop: The loop; its condition is evaluated only when the trip count is not known.
+        initial: An array for every element of its tuple.
+        body: Makes the next step's arrays from this step's.
+        but: Indices of elements that the caller carries by itself.
+    """
+    carry = _Carry(
+        emitter,
+        [e for e in loop.elements if e.kind is ElementKind.STATE and e.index not in but],
+        list(initial),
+    )
+
+    def advance(values: Sequence[ir.Value]) -> list[ir.Value]:
+        return carry.following(body(carry.arrays(values)))
+
+    builder = emitter.builder
+    if loop.trip_count is not None:
+        values = emit_counted_loop(
+            builder, loop.trip_count, carry.entering(), lambda _, v: advance(v), name="steps"
+        )
+    else:
+        values = emit_while_loop(
+            builder,
+            carry.entering(),
+            lambda v: _emit_condition(emitter, loop, carry.arrays(v)),
+            advance,
+            name="steps",
+        )
+    return carry.arrays(values)
+
+
+Carried = Sequence[int]
+
+
+@final
+@dataclass(slots=True)
+class _Carry:
+    """The state elements of a loop as flat lists of values: one phi for every small one's element.
+
+    Large ones live in scratch memory of their own, which is rewritten at the end of every step.
+    """
+
+    emitter: Emitter
+    elements: list[LoopElement]
+    initial: list[Array]
+
+    def entering(self) -> list[ir.Value]:
+        """Returns the carried values in front of the loop; large state is copied to its scratch."""
+        for element in self._large():
+            scratch = new_scratch(self.emitter.place, element.shape, element.lane_dimension)
+            self.emitter.copy(self.initial[element.index], scratch)
+            self.initial[element.index] = scratch
+        return self._flatten(self.initial)
+
+    def arrays(self, values: Sequence[ir.Value]) -> list[Array]:
+        """Returns the loop's arrays for carried values."""
+        arrays = list(self.initial)
+        remaining = iter(values)
+        for element in self._small():
+            size = arrays[element.index].size
+            arrays[element.index] = Registers(
+                shape=element.shape,
+                lane=element.lane_dimension,
+                elements=tuple(next(remaining) for _ in range(size)),
+            )
+        return arrays
+
+    def following(self, arrays: Sequence[Array]) -> list[ir.Value]:
+        """Returns the carried values at the end of a step; large state is rewritten."""
+        values = self._flatten(arrays)
+        large = [(self.initial[e.index], arrays[e.index]) for e in self._large()]
+        rewrite(self.emitter, [(old, new) for old, new in large if isinstance(old, Scratch)])
+        return values
+
+    def _flatten(self, arrays: Sequence[Array]) -> list[ir.Value]:
+        place = self.emitter.place
+        return [
+            arrays[element.index].lanes(place, arrays[element.index].flat(place, position))
+            for element in self._small()
+            for position in range(self.initial[element.index].size)
+        ]
+
+    def _small(self) -> list[LoopElement]:
+        return [e for e in self.elements if not self._is_large(e)]
+
+    def _large(self) -> list[LoopElement]:
+        return [e for e in self.elements if self._is_large(e)]
+
+    def _is_large(self, element: LoopElement) -> bool:
+        return self.initial[element.index].size > self.emitter.max_unrolled
+
+
+def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
+    """Stores each array to its scratch, all of them read before any is written."""
+    pointers = {id(target.pointer) for target, _ in updates}
+
+    def safe(array: Array) -> Array:
+        if isinstance(array, Registers):
+            return array
+        if isinstance(array, Scratch) and id(array.pointer) not in pointers:
+            return array
+        return emitter.materialize(array, own=True)
+
+    changed = [(target, new) for target, new in updates if new is not target]
+    for target, new in [(target, safe(new)) for target, new in changed]:
+        emitter.copy(new, target)
+
+
+def _emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> ir.Value:
+    condition = loop.instruction.condition
+    emitter.values[condition.parameters[0]] = list(arrays)
+    emit_steps(emitter, make_schedule(condition, emitter.program).steps)
+    return emitter.array(condition.root).get(emitter.place, ())
+
+
+def _should_unroll(emitter: Emitter, loop: LaneLoop) -> bool:
+    if loop.trip_count is None or loop.trip_count > _MAX_UNROLLED_TRIPS:
+        return False
+    instructions = loop.instruction.body.instructions
+    if any(instruction.opcode == "while" for instruction in instructions):
+        return loop.trip_count <= 1
+    sizes = (_emitted_elements(emitter, i) for i in instructions if i.shape.is_array)
+    return loop.trip_count * sum(sizes) <= _MAX_UNROLLED_ELEMENTS
+
+
+def _emitted_elements(emitter: Emitter, instruction: HloInstruction) -> int:
+    view = View(shape=instruction.shape, lane=emitter.lane(instruction), element=lambda _: None)
+    return min(view.size, emitter.max_unrolled)
+
+
+def _emit_unrolled(
+    emitter: Emitter, loop: LaneLoop, initial: Sequence[Array], body: Body
+) -> list[Array]:
+    arrays = list(initial)
+    for _ in range(loop.trip_count or 0):
+        following = body(arrays)
+        for element in loop.elements:
+            if element.kind is ElementKind.STATE:
+                arrays[element.index] = emitter.materialize(following[element.index])
+    return arrays
+
+
+def _emit_guard(emitter: Emitter, guard: Guard) -> None:
+    """Emits `select(p, work, other)` as a branch: blocks with no lane that needs it skip it."""
+    place = emitter.place
+    results = [_guarded_elements(emitter, select, guard.side) for select in guard.selects]
+    if any(other is None for other in results):
+        emit_steps(emitter, (*guard.instructions, *guard.selects))
+        return
+
+    def work() -> list[ir.Value]:
+        inner = emitter.at(place.block)
+        emit_steps(inner, (*guard.instructions, *guard.selects))
+        arrays = [inner.array(select) for select in guard.selects]
+        return [
+            widen(place, array.get(place, array.flat(place, position)))
+            for array in arrays
+            for position in range(array.size)
+        ]
+
+    needed = _any_lane(emitter, guard)
+    others = [value for values in results if values is not None for value in values]
+    merged = iter(emit_choice(place.builder, needed, work, others))
+    for select, values in zip(guard.selects, results, strict=True):
+        emitter.values[select] = Registers(
+            shape=select.shape,
+            lane=emitter.lane(select),
+            elements=tuple(next(merged) for _ in values or ()),
+        )
+
+
+def _guarded_elements(emitter: Emitter, select: HloInstruction, side: int) -> list[ir.Value] | None:
+    """Returns what the select gives where the work isn't needed; None if it is too much to hold."""
+    other = emitter.array(select.operands[3 - side])
+    if other.size > emitter.max_unrolled:
+        return None
+    place = emitter.place
+    return [
+        widen(place, other.get(place, other.flat(place, position)))
+        for position in range(other.size)
+    ]
+
+
+def _any_lane(emitter: Emitter, guard: Guard) -> ir.Value:
+    """Returns an `i1`: whether some lane of the block has the predicate on the guarded side."""
+    place, builder = emitter.place, emitter.builder
+    predicate = emitter.array(guard.predicate)
+    combined: ir.Value | None = None
+    for position in range(predicate.size):
+        value = predicate.get(place, predicate.flat(place, position))
+        if guard.side == 2:
+            value = emit_elemental(
+                builder, "not", [value], [PrimitiveType.PRED], PrimitiveType.PRED
+            )
+        value = widen(place, value)
+        combined = value if combined is None else builder.or_(combined, value)
+    assert combined is not None
+    if not is_vector(combined):
+        return combined
+    width = combined.type.count
+    signature = ir.FunctionType(I1, [combined.type])
+    name = f"llvm.vector.reduce.or.v{width}i1"
+    return builder.call(declare(builder.module, name, signature), [combined])

@@ -1,0 +1,172 @@
+"""Loops in LLVM IR: counted, carried, conditional; each is one call with the body as callback."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+from fuselane.codegen.indexing import I64, Index, i64, unflatten
+
+Values = list[ir.Value]
+
+
+def emit_counted_loop(
+    builder: ir.IRBuilder,
+    trip_count: Index,
+    carried: Sequence[ir.Value],
+    body: Callable[[ir.Value, Values], Values],
+    *,
+    name: str = "loop",
+) -> Values:
+    """Emits `for i in range(trip_count)` with loop-carried values and returns their last values.
+
+    Args:
+        builder: Positioned where the loop starts; left behind the loop.
+        trip_count: Iterations; zero or less runs none and returns `carried`.
+        carried: Values at entry.
+        body: Called once with the `i64` induction variable and the carried values of this
+            iteration; returns those of the next. It may add blocks.
+        name: Of the blocks, for the reader of the IR.
+    """
+    if isinstance(trip_count, int) and trip_count <= 0:
+        return list(carried)
+    entry = builder.block
+    header = builder.append_basic_block(name)
+    exit_block = builder.append_basic_block(f"{name}.exit")
+    skippable = not isinstance(trip_count, int)
+    if skippable:
+        runs = builder.icmp_signed(">", i64(trip_count), ir.Constant(I64, 0))
+        builder.cbranch(runs, header, exit_block)
+    else:
+        builder.branch(header)
+
+    builder.position_at_end(header)
+    counter, *phis = _begin(builder, entry, [ir.Constant(I64, 0), *carried])
+    following = body(counter, phis)
+    increment = builder.add(counter, ir.Constant(I64, 1), flags=("nsw", "nuw"))
+    latch = builder.block
+    _close(latch, [counter, *phis], [increment, *following])
+    again = builder.icmp_signed("<", increment, i64(trip_count))
+    builder.cbranch(again, header, exit_block)
+
+    builder.position_at_end(exit_block)
+    if not skippable:
+        return following
+    return [
+        _merge(builder, [(start, entry), (end, latch)])
+        for start, end in zip(carried, following, strict=True)
+    ]
+
+
+def emit_while_loop(
+    builder: ir.IRBuilder,
+    carried: Sequence[ir.Value],
+    condition: Callable[[Values], ir.Value],
+    body: Callable[[Values], Values],
+    *,
+    name: str = "while",
+) -> Values:
+    """Emits `while condition(carried): carried = body(carried)` and returns the last values."""
+    entry = builder.block
+    header = builder.append_basic_block(name)
+    body_block = builder.append_basic_block(f"{name}.body")
+    exit_block = builder.append_basic_block(f"{name}.exit")
+    builder.branch(header)
+
+    builder.position_at_end(header)
+    values = _begin(builder, entry, list(carried))
+    builder.cbranch(condition(values), body_block, exit_block)
+
+    builder.position_at_end(body_block)
+    following = body(values)
+    _close(builder.block, values, following)
+    builder.branch(header)
+
+    builder.position_at_end(exit_block)
+    return values
+
+
+@contextmanager
+def counted_loop(
+    builder: ir.IRBuilder, start: Index, stop: Index, *, name: str = "loop"
+) -> Iterator[ir.Value]:
+    """Emits `for i in range(start, stop)` around the block of a `with` statement, giving `i`."""
+    entry = builder.block
+    header = builder.append_basic_block(name)
+    exit_block = builder.append_basic_block(f"{name}.exit")
+    builder.cbranch(builder.icmp_signed("<", i64(start), i64(stop)), header, exit_block)
+    builder.position_at_end(header)
+    counter = builder.phi(I64)
+    counter.add_incoming(i64(start), entry)
+    yield counter
+    increment = builder.add(counter, ir.Constant(I64, 1), flags=("nsw",))
+    counter.add_incoming(increment, builder.block)
+    builder.cbranch(builder.icmp_signed("<", increment, i64(stop)), header, exit_block)
+    builder.position_at_end(exit_block)
+
+
+def emit_for_each(
+    builder: ir.IRBuilder,
+    dimensions: Sequence[int],
+    body: Callable[[tuple[Index, ...]], None],
+    *,
+    max_unrolled: int = 1,
+) -> None:
+    """Runs `body` for every index of an array: unrolled up to a size, else as one flat loop."""
+    size = math.prod(dimensions)
+    if size <= max_unrolled:
+        for position in range(size):
+            body(unflatten(builder, position, dimensions))
+        return
+    with counted_loop(builder, 0, size, name="each") as position:
+        body(unflatten(builder, position, dimensions))
+
+
+def emit_if(builder: ir.IRBuilder, condition: ir.Value, body: Callable[[], None]) -> None:
+    """Emits `if condition: body()`; nothing the body computes may be used behind it."""
+    with builder.if_then(condition):
+        body()
+
+
+def emit_choice(
+    builder: ir.IRBuilder,
+    condition: ir.Value,
+    then: Callable[[], Values],
+    otherwise: Values,
+) -> Values:
+    """Emits `then() if condition else otherwise` as a branch; both sides as many values."""
+    entry = builder.block
+    then_block = builder.append_basic_block("needed")
+    merge = builder.append_basic_block("merge")
+    builder.cbranch(condition, then_block, merge)
+    builder.position_at_end(then_block)
+    values = then()
+    end = builder.block
+    builder.branch(merge)
+    builder.position_at_end(merge)
+    return [
+        _merge(builder, [(value, end), (other, entry)])
+        for value, other in zip(values, otherwise, strict=True)
+    ]
+
+
+def _begin(builder: ir.IRBuilder, entry: ir.Block, carried: Values) -> Values:
+    phis = [builder.phi(value.type) for value in carried]
+    for phi, value in zip(phis, carried, strict=True):
+        phi.add_incoming(value, entry)
+    return phis
+
+
+def _close(latch: ir.Block, phis: Values, following: Values) -> None:
+    for phi, value in zip(phis, following, strict=True):
+        phi.add_incoming(value, latch)
+
+
+def _merge(builder: ir.IRBuilder, incoming: list[tuple[ir.Value, ir.Block]]) -> ir.Value:
+    phi = builder.phi(incoming[0][0].type)
+    for value, block in incoming:
+        phi.add_incoming(value, block)
+    return phi

@@ -1,0 +1,220 @@
+"""Lane vectors in and out of memory: contiguous, strided, masked, and booleans as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from llvmlite import ir
+
+from fuselane.codegen.indexing import I64
+from fuselane.codegen.types import memory_type
+from fuselane.hlo.shape import PrimitiveType
+
+I1 = ir.IntType(1)
+I32 = ir.IntType(32)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneBlock:
+    """The lanes that one LLVM vector holds at a place in the kernel.
+
+    width: lanes in a vector.
+    offset: `i64`, the first of them, counted over all lanes of the program.
+    mask: `<width x i1>`, which of them exist; None when all do.
+    is_first: `i1`, true in exactly one block of all: who stores what all lanes share.
+    """
+
+    width: int
+    offset: ir.Value
+    mask: ir.Value | None
+    is_first: ir.Value
+
+
+def vector(element: ir.Type, width: int) -> ir.Type:
+    """Returns the type of `width` elements: the element itself for width 1 (uniform values)."""
+    return ir.VectorType(element, width) if width > 1 else element
+
+
+def load(
+    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, width: int = 1
+) -> ir.LoadInstr:
+    """Loads `width` consecutive elements as one register value."""
+    raw = builder.load(pointer, typ=vector(memory_type(element), width), align=element.byte_size)
+    return from_memory(builder, raw, element)
+
+
+def store(
+    builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value, element: PrimitiveType
+) -> None:
+    """Stores a register value as consecutive elements."""
+    builder.store(to_memory(builder, value, element), pointer, align=element.byte_size)
+
+
+def from_memory(builder: ir.IRBuilder, raw: ir.Value, element: PrimitiveType) -> ir.Value:
+    """Returns what memory holds as a register value: bytes become booleans."""
+    if element is not PrimitiveType.PRED:
+        return raw
+    return builder.icmp_unsigned("!=", raw, ir.Constant(raw.type, None))
+
+
+def to_memory(builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType) -> ir.Value:
+    """Returns a register value as memory holds it: booleans become bytes."""
+    if element is not PrimitiveType.PRED:
+        return value
+    width = value.type.count if isinstance(value.type, ir.VectorType) else 1
+    return builder.zext(value, vector(ir.IntType(8), width))
+
+
+def element_pointer(
+    builder: ir.IRBuilder, base: ir.Value, offset: ir.Value, element: PrimitiveType
+) -> ir.Value:
+    """Returns the address of the element at `offset` (in elements) from a base pointer."""
+    return builder.gep(base, [offset], inbounds=True, source_etype=memory_type(element))
+
+
+def load_lanes(
+    builder: ir.IRBuilder,
+    pointer: ir.Value,
+    element: PrimitiveType,
+    stride: int,
+    block: LaneBlock,
+    *,
+    invariant: bool = False,
+) -> ir.Value:
+    """Loads one element of every lane of a block; lanes that don't exist get zero.
+
+    Args:
+        pointer: Address of the first lane's element.
+        stride: Elements from one lane to the next.
+        invariant: Whether nothing writes this memory while the kernel runs.
+    """
+    raw_type = vector(memory_type(element), block.width)
+    if stride == 1 and block.mask is None:
+        raw = builder.load(pointer, typ=raw_type, align=element.byte_size)
+    elif stride == 1:
+        raw = _masked_load(builder, pointer, raw_type, block)
+    else:
+        raw = _gather(builder, pointer, raw_type, element, stride, block)
+    if invariant:
+        raw.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return from_memory(builder, raw, element)
+
+
+def store_lanes(
+    builder: ir.IRBuilder,
+    value: ir.Value,
+    pointer: ir.Value,
+    element: PrimitiveType,
+    stride: int,
+    block: LaneBlock,
+) -> None:
+    """Stores one element of every lane of a block; lanes that don't exist store nothing."""
+    raw = to_memory(builder, value, element)
+    if stride == 1 and block.mask is None:
+        builder.store(raw, pointer, align=element.byte_size)
+    elif stride == 1:
+        _masked_store(builder, raw, pointer, block)
+    else:
+        _scatter(builder, raw, pointer, element, stride, block)
+
+
+def lane_numbers(width: int, bits: int = 64) -> ir.Constant:
+    """Returns the constant vector 0, 1, ..., width - 1."""
+    return ir.Constant(ir.VectorType(ir.IntType(bits), width), list(range(width)))
+
+
+def all_lanes(block: LaneBlock) -> ir.Value:
+    """Returns the block's mask, or one of all ones."""
+    if block.mask is not None:
+        return block.mask
+    return ir.Constant(ir.VectorType(I1, block.width), [1] * block.width)
+
+
+def _suffix(raw_type: ir.VectorType) -> str:
+    names = {"float": "f32", "double": "f64", "half": "f16"}
+    element = str(raw_type.element)
+    return f"v{raw_type.count}{names.get(element, element)}"
+
+
+def _masked_load(
+    builder: ir.IRBuilder, pointer: ir.Value, raw_type: ir.VectorType, block: LaneBlock
+) -> ir.Value:
+    signature = ir.FunctionType(
+        raw_type, [ir.PointerType(), I32, ir.VectorType(I1, block.width), raw_type]
+    )
+    function = declare(builder.module, f"llvm.masked.load.{_suffix(raw_type)}.p0", signature)
+    zero = ir.Constant(raw_type, None)
+    align = ir.Constant(I32, _byte_size(raw_type))
+    return builder.call(function, [pointer, align, all_lanes(block), zero])
+
+
+def _masked_store(
+    builder: ir.IRBuilder, raw: ir.Value, pointer: ir.Value, block: LaneBlock
+) -> None:
+    signature = ir.FunctionType(
+        ir.VoidType(), [raw.type, ir.PointerType(), I32, ir.VectorType(I1, block.width)]
+    )
+    function = declare(builder.module, f"llvm.masked.store.{_suffix(raw.type)}.p0", signature)
+    align = ir.Constant(I32, _byte_size(raw.type))
+    builder.call(function, [raw, pointer, align, all_lanes(block)])
+
+
+def _gather(
+    builder: ir.IRBuilder,
+    pointer: ir.Value,
+    raw_type: ir.VectorType,
+    element: PrimitiveType,
+    stride: int,
+    block: LaneBlock,
+) -> ir.Value:
+    pointers = _strided_pointers(builder, pointer, element, stride, block.width)
+    signature = ir.FunctionType(
+        raw_type, [pointers.type, I32, ir.VectorType(I1, block.width), raw_type]
+    )
+    name = f"llvm.masked.gather.{_suffix(raw_type)}.v{block.width}p0"
+    align = ir.Constant(I32, _byte_size(raw_type))
+    zero = ir.Constant(raw_type, None)
+    return builder.call(
+        declare(builder.module, name, signature), [pointers, align, all_lanes(block), zero]
+    )
+
+
+def _scatter(
+    builder: ir.IRBuilder,
+    raw: ir.Value,
+    pointer: ir.Value,
+    element: PrimitiveType,
+    stride: int,
+    block: LaneBlock,
+) -> None:
+    pointers = _strided_pointers(builder, pointer, element, stride, block.width)
+    signature = ir.FunctionType(
+        ir.VoidType(), [raw.type, pointers.type, I32, ir.VectorType(I1, block.width)]
+    )
+    name = f"llvm.masked.scatter.{_suffix(raw.type)}.v{block.width}p0"
+    align = ir.Constant(I32, _byte_size(raw.type))
+    builder.call(declare(builder.module, name, signature), [raw, pointers, align, all_lanes(block)])
+
+
+def _strided_pointers(
+    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, stride: int, width: int
+) -> ir.Value:
+    # llvmlite types a gep by its base alone, so the vector of pointers needs its type set by hand.
+    offsets = ir.Constant(ir.VectorType(I64, width), [lane * stride for lane in range(width)])
+    pointers = builder.gep(pointer, [offsets], source_etype=memory_type(element))
+    pointers.type = ir.VectorType(ir.PointerType(), width)
+    return pointers
+
+
+def _byte_size(raw_type: ir.VectorType) -> int:
+    return {"float": 4, "double": 8, "half": 2}.get(str(raw_type.element)) or int(
+        raw_type.element.width // 8
+    )
+
+
+def declare(module: ir.Module, name: str, signature: ir.FunctionType) -> ir.Function:
+    """Returns the function of this name, declared in the module if it isn't yet."""
+    existing = module.globals.get(name)
+    return existing if existing is not None else ir.Function(module, signature, name)

@@ -1,0 +1,194 @@
+"""How a kernel lays out its work: vector width, lanes per tile, unrolling, threads or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.analysis.cost import operation_cost
+
+from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.schedule import needs_lanes
+from fuselane.config import Options
+from fuselane.device import DeviceDescription
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import ElementKind, LaneProgram
+
+_MAX_UNROLLED: Final = 64
+_MAX_EMITTED: Final = 6_000
+_MAX_VECTORS_IN_FLIGHT: Final = 4
+_UNIFORM_SHARE: Final = 0.04
+_TILES_PER_THREAD: Final = 4
+_MIN_PARALLEL_OPS: Final = 60_000
+_ASSUMED_TRIPS: Final = 16
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The layout of a kernel's work.
+
+    width: Lanes in one LLVM vector; it may span several registers.
+    tile_vectors: Vectors in a tile; 1 keeps the state in registers through all steps.
+    num_tiles: Tiles that cover all lanes; the last may be partial.
+    max_unrolled: The most elements per lane kept in registers.
+    parallel: Whether the work is worth several threads.
+    lane_ops: Estimated operations of one step on one vector.
+    uniform_ops: Estimated scalar operations of one step that all lanes of a tile share.
+    """
+
+    width: int
+    tile_vectors: int
+    num_tiles: int
+    max_unrolled: int
+    parallel: bool
+    lane_ops: float
+    uniform_ops: float
+
+    @property
+    def tile_lanes(self) -> int:
+        """Lanes in a tile."""
+        return self.width * self.tile_vectors
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What one step of the loop costs, and the memory it runs on."""
+
+    lane_ops: float
+    uniform_ops: float
+    state_bytes: int
+    state_elements: int
+    has_streams: bool
+
+
+def make_plan(program: LaneProgram, options: Options, device: DeviceDescription) -> Plan:
+    """Chooses the layout for a CPU from estimates of work, registers and caches."""
+    work = _measure(program)
+    registers = max(device.vector_bits, options.vector_bits or 0)
+    lanes = (options.vector_bits or registers) // _element_bits(program)
+    threads = min(device.num_cores, options.threads or device.num_cores)
+    in_registers = _fits_registers(work, device)
+    unroll = options.unroll or (_vectors_in_flight(work, device) if in_registers else 1)
+    while unroll > 1 and lanes * unroll * threads > program.num_lanes:
+        unroll //= 2
+    width = max(2, lanes * unroll)
+    num_vectors = math.ceil(program.num_lanes / width)
+    if options.tile_lanes is not None:
+        tile_vectors = max(1, options.tile_lanes // width)
+    elif in_registers:
+        tile_vectors = 1
+    else:
+        tile_vectors = _tile_vectors(work, device, width, num_vectors, threads)
+    tile_vectors = min(tile_vectors, num_vectors)
+    num_tiles = math.ceil(num_vectors / tile_vectors)
+    trips = program.loop.trip_count
+    total = (trips if trips is not None else 1_000_000) * num_vectors * work.lane_ops
+    return Plan(
+        width=width,
+        tile_vectors=tile_vectors,
+        num_tiles=num_tiles,
+        max_unrolled=_max_unrolled(program),
+        parallel=num_tiles > 1 and threads > 1 and total >= _MIN_PARALLEL_OPS,
+        lane_ops=work.lane_ops,
+        uniform_ops=work.uniform_ops,
+    )
+
+
+def _fits_registers(work: _Work, device: DeviceDescription) -> bool:
+    """Streams want long rows and shared work wants many lanes: both want tiles instead."""
+    if work.has_streams or work.uniform_ops > 0.25 * work.lane_ops:
+        return False
+    return work.state_elements <= device.num_vector_registers // 2
+
+
+def _vectors_in_flight(work: _Work, device: DeviceDescription) -> int:
+    """Enough independent work to hide latencies, as far as the registers go."""
+    live = work.state_elements + 3
+    unroll = min(_MAX_VECTORS_IN_FLIGHT, device.num_vector_registers // live)
+    return 1 << max(unroll, 1).bit_length() - 1
+
+
+def _tile_vectors(
+    work: _Work, device: DeviceDescription, width: int, num_vectors: int, threads: int
+) -> int:
+    vector_bytes = max(work.state_bytes * width, 1)
+    cached = max(1, device.l1_bytes // 2 // vector_bytes)
+    shared = math.ceil(work.uniform_ops / max(_UNIFORM_SHARE * work.lane_ops, 1))
+    wanted = max(min(shared, max(1, device.l2_bytes // 4 // vector_bytes)), min(cached, 16))
+    per_thread = math.ceil(num_vectors / threads)
+    if wanted >= per_thread:
+        return per_thread
+    tiles = math.ceil(per_thread / wanted)
+    return math.ceil(num_vectors / (threads * min(tiles, max(_TILES_PER_THREAD, tiles))))
+
+
+def _element_bits(program: LaneProgram) -> int:
+    bits = {32: 0.0, 64: 0.0}
+    for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
+        if instruction.shape.is_array and needs_lanes(instruction, program):
+            wide = instruction.shape.element_type.bits > 32
+            bits[64 if wide else 32] += weight
+    return 64 if bits[64] > bits[32] else 32
+
+
+def _max_unrolled(program: LaneProgram) -> int:
+    sizes = [
+        _size(instruction, program)
+        for instruction, _ in _weighted(program, program.loop.instruction.body, 1.0)
+        if instruction.shape.is_array
+    ]
+    limit = _MAX_UNROLLED
+    while limit > 1 and sum(size for size in sizes if size <= limit) > _MAX_EMITTED:
+        limit //= 2
+    return limit
+
+
+def _measure(program: LaneProgram) -> _Work:
+    lane_ops = uniform_ops = 0.0
+    has_streams = False
+    for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
+        if not instruction.shape.is_array:
+            continue
+        if needs_lanes(instruction, program):
+            lane_ops += weight
+            has_streams |= instruction.opcode in ("dynamic-slice", "dynamic-update-slice")
+        else:
+            uniform_ops += weight
+    state = [
+        element
+        for element in program.loop.elements
+        if element.kind is ElementKind.STATE and element.lane_dimension is not None
+    ]
+    sizes = [residual_size(e.shape.dimensions, e.lane_dimension) for e in state]
+    widths = [element.shape.element_type.byte_size for element in state]
+    return _Work(
+        lane_ops=max(lane_ops, 1.0),
+        uniform_ops=uniform_ops,
+        state_bytes=sum(s * b for s, b in zip(sizes, widths, strict=True)),
+        state_elements=sum(sizes),
+        has_streams=has_streams,
+    )
+
+
+def _weighted(
+    program: LaneProgram, computation: HloComputation, times: float
+) -> Iterator[tuple[HloInstruction, float]]:
+    """Yields the instructions of a loop body, nested ones too, with their operations per step."""
+    for instruction in computation.instructions:
+        if instruction.opcode == "while":
+            trips = program.loops[instruction].trip_count
+            inner = times * (_ASSUMED_TRIPS if trips is None else trips)
+            yield from _weighted(program, instruction.body, inner)
+        elif instruction.shape.is_array:
+            size = _size(instruction, program)
+            yield instruction, times * size * operation_cost(instruction)
+
+
+def _size(instruction: HloInstruction, program: LaneProgram) -> int:
+    lane = program.lane_dimensions.get(instruction)
+    return residual_size(instruction.shape.dimensions, lane)

@@ -1,0 +1,157 @@
+"""The order in which a computation's instructions are emitted.
+
+Post order, with three additions: an array updated in place is read before it is written; the work
+of a guard stands together, right where its selects are; and instructions whose value all lanes
+share can be told apart from those that need a lane block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import ElementKind, Guard, LaneProgram
+
+Step = HloInstruction | Guard
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Steps of a computation in the order of emission; a guard is one step."""
+
+    steps: tuple[Step, ...]
+
+    def uniform(self, program: LaneProgram) -> Iterator[Step]:
+        """Yields the steps whose values all lanes share."""
+        return (step for step in self.steps if not needs_lanes(step, program))
+
+    def per_lane(self, program: LaneProgram) -> Iterator[Step]:
+        """Yields the steps that need a lane block."""
+        return (step for step in self.steps if needs_lanes(step, program))
+
+
+def needs_lanes(step: Step, program: LaneProgram) -> bool:
+    """Returns whether a step's values (of a tuple: any element) differ from lane to lane."""
+    if isinstance(step, Guard):
+        return True
+    if step.opcode == "while":
+        return any(element.lane_dimension is not None for element in program.loops[step].elements)
+    if step.opcode == "tuple":
+        return any(needs_lanes(operand, program) for operand in step.operands)
+    if step.opcode == "reduce":
+        return any(needs_lanes(operand, program) for operand in step.operands)
+    return program.lane_dimensions.get(step) is not None
+
+
+def make_schedule(computation: HloComputation, program: LaneProgram) -> Schedule:
+    """Returns the order of emission of a computation.
+
+    A guard that cannot stand in one place (its work and its selects need each other's
+    surroundings) is dropped: its instructions become steps of their own.
+    """
+    guards = [_without_uniform(guard, program) for guard in program.guards.get(computation, ())]
+    while True:
+        try:
+            return Schedule(steps=tuple(_order(computation, guards, program)))
+        except _CycleError as cycle:
+            guards = [guard for guard in guards if guard is not cycle.guard]
+
+
+class _CycleError(Exception):
+    """A guard that would have to stand in two places."""
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__("guard")
+        self.guard = guard
+
+
+def _without_uniform(guard: Guard, program: LaneProgram) -> Guard:
+    """What all lanes share is computed once per step: it must not sink into a block's branch."""
+    return Guard(
+        predicate=guard.predicate,
+        selects=guard.selects,
+        side=guard.side,
+        instructions=tuple(i for i in guard.instructions if needs_lanes(i, program)),
+        cost=guard.cost,
+    )
+
+
+def _order(
+    computation: HloComputation, guards: Sequence[Guard], program: LaneProgram
+) -> Iterator[Step]:
+    members: dict[HloInstruction, Guard] = {}
+    for guard in guards:
+        for instruction in (*guard.instructions, *guard.selects):
+            members.setdefault(instruction, guard)
+    readers = _readers_before_writer(computation, program)
+    done: set[int] = set()
+    active: dict[int, Step] = {}
+
+    def dependencies(step: Step) -> Iterator[Step]:
+        parts = (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
+        for part in parts:
+            for before in (*part.operands, *readers.get(part, ())):
+                owner = members.get(before, before)
+                if owner is not step:
+                    yield owner
+
+    def visit(start: Step) -> Iterator[Step]:
+        stack: list[tuple[Step, Iterator[Step]]] = [(start, dependencies(start))]
+        active[id(start)] = start
+        while stack:
+            step, remaining = stack[-1]
+            following = next(remaining, None)
+            if following is None:
+                stack.pop()
+                active.pop(id(step))
+                done.add(id(step))
+                yield step
+            elif id(following) in active:
+                raise _CycleError(_guard_on_cycle(stack, following))
+            elif id(following) not in done:
+                active[id(following)] = following
+                stack.append((following, dependencies(following)))
+
+    for instruction in computation.instructions:
+        step = members.get(instruction, instruction)
+        if id(step) not in done:
+            yield from visit(step)
+
+
+def _guard_on_cycle(stack: Sequence[tuple[Step, object]], start: Step) -> Guard:
+    steps = [step for step, _ in stack]
+    for step in steps[steps.index(start) :]:
+        if isinstance(step, Guard):
+            return step
+    raise AssertionError("an array is written before it is read: lanes.form must refuse this")
+
+
+def _readers_before_writer(
+    computation: HloComputation, program: LaneProgram
+) -> Mapping[HloInstruction, list[HloInstruction]]:
+    """Maps each in-place writer to the other users of the array it writes."""
+    order: dict[HloInstruction, list[HloInstruction]] = {}
+    for version in computation.instructions:
+        if version not in program.mutable:
+            continue
+        writers = [user for user in version.users if _writes(user, version, program)]
+        for writer in writers:
+            others = [user for user in version.users if user not in writers]
+            order.setdefault(writer, []).extend(o for o in others if o is not computation.root)
+    return order
+
+
+def _writes(user: HloInstruction, version: HloInstruction, program: LaneProgram) -> bool:
+    if user.opcode == "dynamic-update-slice":
+        return user.operands[0] is version
+    if user.opcode != "tuple":
+        return False
+    for loop in (loop for loop in user.users if loop.opcode == "while"):
+        for element in program.loops[loop].elements:
+            if element.kind is ElementKind.STREAM and user.operands[element.index] is version:
+                return True
+    return False

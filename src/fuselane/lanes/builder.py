@@ -1,0 +1,184 @@
+"""Building a region: instructions are emitted once, equal ones are shared, and trivial ones vanish.
+
+Example (operands first; `f` is any elementwise opcode):
+
+    a = reshape(x)        x: f32[8], a: f32[8]       ->  x
+    b = transpose(transpose(x, [1, 0]), [1, 0])      ->  x
+    c = broadcast(broadcast(s)), s: f32[]            ->  broadcast(s)
+    d = f(x, y); e = f(x, y)                         ->  d, d
+
+Numerics: bitwise-equal; nothing is computed here, only moved or merged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Final, final
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.proto import Message, PaddingConfig, SliceDimensions
+from fuselane.hlo.shape import PrimitiveType, Shape
+
+Attributes = tuple[tuple[str, Any], ...]
+"""Fields of an instruction's proto as hashable values, such as `(("dimensions", (0, 1)),)`."""
+
+
+@functools.lru_cache(maxsize=8192)
+def array_shape(element_type: PrimitiveType, dimensions: tuple[int, ...]) -> Shape:
+    """Returns the row-major shape; equal arguments give the same object."""
+    return Shape.array(element_type, dimensions)
+
+
+def _slice_dimensions(value: Iterable[tuple[int, int, int]]) -> list[Message]:
+    return [
+        SliceDimensions(start=start, limit=limit, stride=stride) for start, limit, stride in value
+    ]
+
+
+def _padding_config(value: Iterable[tuple[int, int, int]]) -> Message:
+    config = PaddingConfig()
+    for low, high, interior in value:
+        config.dimensions.add(
+            edge_padding_low=low, edge_padding_high=high, interior_padding=interior
+        )
+    return config
+
+
+_MESSAGE_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
+    "slice_dimensions": _slice_dimensions,
+    "padding_config": _padding_config,
+}
+
+
+@final
+class ComputationBuilder:
+    """Emits instructions into a new detached computation.
+
+    All shapes are row-major. An instruction equal to an earlier one (opcode, shape, operands, attributes, called
+    computations) is that earlier one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.computation = HloComputation.create(name)
+        self._known: dict[Hashable, HloInstruction] = {}
+
+    def emit(
+        self,
+        opcode: str,
+        shape: Shape,
+        operands: Sequence[HloInstruction] = (),
+        attributes: Attributes = (),
+        *,
+        origin: HloInstruction | None = None,
+        called: tuple[HloComputation, ...] = (),
+    ) -> HloInstruction:
+        """Returns an instruction with these properties, new or known.
+
+        Args:
+            opcode: XLA's name.
+            shape: Row-major result shape from `array_shape`, or a tuple shape.
+            operands: Instructions of this computation.
+            attributes: What else makes it differ from others.
+            origin: The user's instruction it stands for: gives the name and the metadata.
+            called: Called computations.
+        """
+        key = (opcode, id(shape), attributes, called, *map(id, operands))
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        fields = {name: _proto_field(name, value) for name, value in attributes}
+        if origin is not None and origin.proto.HasField("metadata"):
+            fields["metadata"] = origin.proto.metadata
+        instruction = HloInstruction.create(
+            opcode,
+            shape,
+            operands,
+            name=opcode if origin is None else origin.name,
+            called_computations=called,
+            **fields,
+        )
+        self.computation.add(instruction)
+        self._known[key] = instruction
+        return instruction
+
+    def parameter(self, number: int, shape: Shape, origin: HloInstruction | None) -> HloInstruction:
+        """Returns the parameter with this number; each number is asked for once."""
+        return self.emit("parameter", shape, (), (("parameter_number", number),), origin=origin)
+
+    def constant(self, shape: Shape, literal: Message, origin: HloInstruction) -> HloInstruction:
+        """Returns a constant; `literal` is a row-major LiteralProto."""
+        key = ("constant", id(shape), literal.SerializeToString(deterministic=True))
+        known = self._known.get(key)
+        if known is None:
+            known = HloInstruction.create("constant", shape, name=origin.name, literal=literal)
+            self._known[key] = self.computation.add(known)
+        return known
+
+    def element(self, operand: HloInstruction, index: int) -> HloInstruction:
+        """Returns element `index` of a tuple-shaped instruction."""
+        shape = operand.shape.tuple_shapes[index]
+        return self.emit(
+            "get-tuple-element", shape, (operand,), (("tuple_index", index),), origin=operand
+        )
+
+    def tuple(self, elements: Sequence[HloInstruction]) -> HloInstruction:
+        """Returns the tuple of these."""
+        return self.emit("tuple", Shape.tuple_of([e.shape for e in elements]), elements)
+
+    def broadcast(
+        self,
+        operand: HloInstruction,
+        sizes: tuple[int, ...],
+        dimensions: tuple[int, ...],
+        **origin: Any,
+    ) -> HloInstruction:
+        """Returns `operand` with its dimension `i` at `dimensions[i]` (increasing) of an array of `sizes`."""
+        if operand.shape.dimensions == sizes:
+            return operand
+        if operand.opcode == "broadcast":
+            dimensions = tuple(dimensions[d] for d in operand.dimensions)
+            operand = operand.operands[0]
+        shape = array_shape(operand.shape.element_type, sizes)
+        return self.emit("broadcast", shape, (operand,), (("dimensions", dimensions),), **origin)
+
+    def reshape(
+        self, operand: HloInstruction, sizes: tuple[int, ...], **origin: Any
+    ) -> HloInstruction:
+        """Returns `operand` read, in row-major order, as an array of `sizes`."""
+        if operand.opcode == "reshape":
+            operand = operand.operands[0]
+        if operand.shape.dimensions == sizes:
+            return operand
+        if operand.opcode == "broadcast" and operand.operands[0].shape.rank == 0:
+            return self.broadcast(operand.operands[0], sizes, (), **origin)
+        shape = array_shape(operand.shape.element_type, sizes)
+        return self.emit("reshape", shape, (operand,), **origin)
+
+    def transpose(
+        self, operand: HloInstruction, permutation: tuple[int, ...], **origin: Any
+    ) -> HloInstruction:
+        """Returns the array whose dimension `i` is dimension `permutation[i]` of `operand`."""
+        if operand.opcode == "transpose":
+            inner = operand.dimensions
+            permutation = tuple(inner[p] for p in permutation)
+            operand = operand.operands[0]
+        if permutation == tuple(range(len(permutation))):
+            return operand
+        sizes = tuple(operand.shape.dimensions[p] for p in permutation)
+        if operand.opcode == "broadcast" and operand.operands[0].shape.rank == 0:
+            return self.broadcast(operand.operands[0], sizes, (), **origin)
+        shape = array_shape(operand.shape.element_type, sizes)
+        return self.emit("transpose", shape, (operand,), (("dimensions", permutation),), **origin)
+
+    def finish(self, root: HloInstruction) -> HloComputation:
+        """Returns the computation with this root, dead instructions removed."""
+        self.computation.root = root
+        self.computation.remove_dead_instructions()
+        return self.computation
+
+
+def _proto_field(name: str, value: Any) -> Any:
+    convert = _MESSAGE_FIELDS.get(name)
+    return value if convert is None else convert(value)

@@ -1,0 +1,555 @@
+"""From a `while` as XLA leaves it to a region in normal form.
+
+Before                                                   After
+    %t = tuple(%zero, %copy.1, %n)                           p0: f32[8]  p1: s32[]       (parameters)
+    %w = while(%t), body=%b, condition=%c                    z = constant(0)
+    b: %p = parameter(0)                                     t = tuple(z, p0, p1)
+       %x = get-tuple-element(%p), index=1                   w = while(t), body=b, condition=c
+       %f = fusion(%copy(%x)), calls=%fused                  r = get-tuple-element(w), index=1
+       ROOT tuple(.., %f, ..)                                ROOT tuple(r)
+                                                         b: x = ..; f = the fused instructions, inlined; ROOT tuple(.., f, ..)
+
+Fusions and calls are inlined, whole loops inside calls too; copies, nested tuples and optimization barriers vanish; layouts
+become row-major (see `fuselane.lanes.layout`); equal instructions are shared. Loop elements that never change and are constants
+become constants of the body. The user's module is left as it is.
+
+Does not handle: loops whose initial tuple is not made by a `tuple` instruction. Numerics: bitwise-equal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.refusal import refuse
+from fuselane.decisions import Reason
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
+from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes import layout
+from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
+
+Value = HloInstruction | tuple["Value", ...] | None
+"""What an instruction of the user's module became; None for a loop element nobody reads."""
+
+_Lowering = Callable[[ComputationBuilder, HloInstruction, Sequence[HloInstruction]], HloInstruction]
+
+_LOWERINGS: Final[dict[str, _Lowering]] = {
+    "broadcast": layout.lower_broadcast,
+    "concatenate": layout.lower_concatenate,
+    "constant": layout.lower_constant,
+    "copy": layout.lower_copy,
+    "dynamic-slice": layout.lower_dynamic_slice,
+    "dynamic-update-slice": layout.lower_dynamic_update_slice,
+    "iota": layout.lower_iota,
+    "pad": layout.lower_pad,
+    "reshape": layout.lower_reshape,
+    "reverse": layout.lower_reverse,
+    "slice": layout.lower_slice,
+    "transpose": layout.lower_transpose,
+}
+
+_INLINED_OPCODES: Final = frozenset({"fusion", "call"})
+_CONDITION_REDUCTIONS: Final = frozenset({"reduce-window", "sort", "dot", "custom-call"})
+_LANE_TYPES: Final = frozenset(
+    {
+        PrimitiveType.PRED,
+        PrimitiveType.S8,
+        PrimitiveType.S16,
+        PrimitiveType.S32,
+        PrimitiveType.S64,
+        PrimitiveType.U8,
+        PrimitiveType.U16,
+        PrimitiveType.U32,
+        PrimitiveType.U64,
+        PrimitiveType.F16,
+        PrimitiveType.BF16,
+        PrimitiveType.F32,
+        PrimitiveType.F64,
+    }
+)
+_CHEAP_OPCODES: Final = frozenset(
+    {"constant", "iota", "broadcast", "copy", "bitcast", "reshape", "convert", "parameter"}
+)
+_MAX_CHEAP_INSTRUCTIONS: Final = 8
+_MAX_CONSTANT_ELEMENTS: Final = 64
+"""Larger constants in front of a loop are passed in rather than made part of the kernel."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NormalLoop:
+    """A loop in normal form and how it hangs together with the user's module.
+
+    Attributes:
+        region: The new computation; its root is the tuple of what is needed of the loop's result.
+        operands: For each of the region's parameters the instruction of the user's module that supplies it.
+        output_indices: For each element of the root the tuple index of the user's `while` it stands for.
+        invariants: Tuple indices whose value never changes -> the instruction of the user's module that has it.
+    """
+
+    region: HloComputation
+    operands: tuple[HloInstruction, ...]
+    output_indices: tuple[int, ...]
+    invariants: Mapping[int, HloInstruction]
+
+
+def normalise(loop: HloInstruction) -> NormalLoop:
+    """Returns the normal form of a `while`.
+
+    Args:
+        loop: A `while` of any computation of a module; nothing of the module is changed.
+
+    Raises:
+        UnsupportedError: if it holds an opcode, element type, layout or structure that lane programs lack.
+    """
+    return _Normaliser(loop).run()
+
+
+class _Normaliser:
+    """One run of `normalise`."""
+
+    def __init__(self, loop: HloInstruction) -> None:
+        self._loop = loop
+        self._region = ComputationBuilder(loop.name)
+        self._operands: list[HloInstruction] = []
+        self._applied: dict[int, HloComputation] = {}
+        self._in_condition = 0
+
+    def run(self) -> NormalLoop:
+        loop = self._loop
+        initial = loop.operands[0]
+        if initial.opcode != "tuple" or any(o.shape.is_tuple for o in initial.operands):
+            raise refuse(
+                Reason.UNSUPPORTED_STRUCTURE,
+                loop,
+                detail=f"its initial value is made by `{initial.opcode}`, not as a tuple of arrays",
+            )
+        carry = _Carry(loop)
+        initial_values: list[Value] = [
+            self._initial_value(operand) if index in carry.needed else None
+            for index, operand in enumerate(initial.operands)
+        ]
+        results = self._visit_while(loop, initial_values, self._region)
+        indices = _indices_used(loop)
+        changing = [i for i in indices if i not in carry.invariant]
+        root = self._region.tuple([_array(results[i]) for i in changing])
+        region = self._region.finish(root)
+        operands = self._drop_unused_parameters(region)
+        return NormalLoop(
+            region=region,
+            operands=operands,
+            output_indices=tuple(changing),
+            invariants={i: initial.operands[i] for i in sorted(carry.invariant)},
+        )
+
+    def _drop_unused_parameters(self, region: HloComputation) -> tuple[HloInstruction, ...]:
+        """Removes parameters nobody uses, renumbers the rest and returns what supplies them."""
+        used = [p for p in region.parameters if p.users]
+        if len(used) < len(region.parameters):
+            operands = [self._operands[p.parameter_number] for p in used]
+            for parameter in [p for p in region.parameters if not p.users]:
+                region.remove(parameter)
+            for number, parameter in enumerate(used):
+                parameter.proto.parameter_number = number
+            self._operands = operands
+        return tuple(self._operands)
+
+    # In front of the loop.
+
+    def _initial_value(self, operand: HloInstruction) -> HloInstruction:
+        """Returns the region's value for an initial value: made anew if that is cheap, else a parameter."""
+        if _is_cheap(operand):
+            return _array(self._recompute(operand))
+        shape = self._check_shape(operand, operand.shape)
+        self._operands.append(operand)
+        return self._region.parameter(len(self._operands) - 1, shape, operand)
+
+    def _recompute(self, instruction: HloInstruction) -> Value:
+        operands = [self._recompute(operand) for operand in instruction.operands]
+        return self._visit(instruction, operands, self._region)
+
+    # Instructions.
+
+    def _inline(
+        self, computation: HloComputation, arguments: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        """Emits all of a computation and returns the value of its root."""
+        values: dict[HloInstruction, Value] = {}
+        root = computation.root
+        for instruction in computation.instructions:
+            if instruction.opcode == "parameter":
+                values[instruction] = arguments[instruction.parameter_number]
+            elif instruction.users or instruction is root or instruction.has_side_effect:
+                operands = [values[operand] for operand in instruction.operands]
+                values[instruction] = self._visit(instruction, operands, builder)
+        return values[root]
+
+    def _visit(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        opcode = instruction.opcode
+        if opcode in ELEMENTWISE_OPCODES:
+            return self._visit_elementwise(instruction, operands, builder)
+        match opcode:
+            case "tuple":
+                return tuple(operands)
+            case "get-tuple-element":
+                return _elements(operands[0])[instruction.tuple_index]
+            case "fusion" | "call":
+                return self._inline(instruction.to_apply, operands, builder)
+            case "while":
+                return self._visit_while(instruction, _elements(operands[0]), builder)
+            case "optimization-barrier":
+                return operands[0]
+            case "bitcast":
+                return self._visit_bitcast(instruction, operands, builder)
+            case "reduce":
+                return self._visit_reduce(instruction, operands, builder)
+        lower = _LOWERINGS.get(opcode)
+        if lower is None:
+            raise self._unsupported(instruction)
+        if operands and operands[0] is None:
+            return None
+        if opcode != "copy":
+            self._check_shape(instruction, instruction.shape)
+        elif instruction.shape.is_tuple:
+            return operands[0]
+        return lower(builder, instruction, [_array(operand) for operand in operands])
+
+    def _visit_elementwise(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> HloInstruction:
+        shape = self._check_shape(instruction, instruction.shape)
+        arrays = [_array(operand) for operand in operands]
+        values = layout.lower_elementwise(builder, instruction, arrays)
+        opcode = instruction.opcode
+        if opcode == "select" and values[1] is values[2]:
+            return values[1]
+        if opcode == "convert" and values[0].shape.element_type is shape.element_type:
+            return values[0]
+        if opcode == "bitcast-convert" and _bits(values[0]) != shape.element_type.bits:
+            raise refuse(
+                Reason.UNSUPPORTED_OPCODE, instruction, detail=" between types of different width"
+            )
+        attributes = _elementwise_attributes(instruction)
+        return builder.emit(opcode, shape, values, attributes, origin=instruction)
+
+    def _visit_bitcast(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        if operands[0] is None:
+            return None
+        shape = self._check_shape(instruction, instruction.shape)
+        value = _array(operands[0])
+        if value.shape.element_type is not shape.element_type:
+            types = {value.shape.element_type, shape.element_type}
+            if _bits(value) != shape.element_type.bits or PrimitiveType.PRED in types:
+                raise refuse(
+                    Reason.UNSUPPORTED_OPCODE, instruction, detail=" between these element types"
+                )
+            converted = array_shape(shape.element_type, value.shape.dimensions)
+            value = builder.emit("bitcast-convert", converted, (value,), origin=instruction)
+        return layout.lower_bitcast(builder, instruction, [value])
+
+    def _visit_reduce(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        to_apply = self._applied.get(instruction.to_apply.id)
+        if to_apply is None:
+            to_apply = self._clone_applied(instruction)
+            self._applied[instruction.to_apply.id] = to_apply
+        arrays = [_array(operand) for operand in operands]
+        for shape in instruction.shape.tuple_shapes or (instruction.shape,):
+            self._check_shape(instruction, shape)
+        return layout.lower_reduce(builder, instruction, arrays, to_apply)
+
+    def _clone_applied(self, reduce: HloInstruction) -> HloComputation:
+        """Returns the reduce's computation in normal form: elementwise opcodes on scalars."""
+        original = reduce.to_apply
+        builder = ComputationBuilder(original.name)
+        parameters = [
+            builder.parameter(i, self._check_shape(p, p.shape), p)
+            for i, p in enumerate(original.parameters)
+        ]
+        value = self._inline(original, parameters, builder)
+        root = value if isinstance(value, HloInstruction) else builder.tuple(_leaves(value))
+        result = builder.finish(root)
+        for instruction in result.instructions:
+            if instruction.opcode not in ELEMENTWISE_OPCODES | {"parameter", "constant", "tuple"}:
+                raise refuse(
+                    Reason.UNSUPPORTED_OPCODE,
+                    reduce,
+                    detail=f" where its computation holds `{instruction.opcode}`",
+                )
+        return result
+
+    # Loops.
+
+    def _visit_while(
+        self, loop: HloInstruction, initial: Sequence[Value], builder: ComputationBuilder
+    ) -> tuple[Value, ...]:
+        """Emits a `while` and returns the values of its elements after it."""
+        carry = _Carry(loop)
+        constants = {
+            i: _array(initial[i])
+            for i in carry.invariant & carry.needed
+            if _is_constant(initial[i])
+        }
+        kept = [i for i in sorted(carry.needed) if i not in constants]
+        leaves = [leaf for i in kept for leaf in _leaves(initial[i])]
+        initial_tuple = builder.tuple(leaves)
+        called = []
+        for computation, inlined in ((loop.body, self._body), (loop.condition, self._condition)):
+            inner = ComputationBuilder(computation.name)
+            parameter = inner.parameter(0, initial_tuple.shape, computation.parameters[0])
+            arguments: list[Value] = [None] * len(initial)
+            position = 0
+            for i in kept:
+                arguments[i], position = _rebuild(initial[i], inner, parameter, position)
+            for i, constant in constants.items():
+                arguments[i] = _transplant(constant, inner)
+            called.append(inlined(computation, arguments, kept, inner))
+        instruction = builder.emit(
+            "while",
+            initial_tuple.shape,
+            (initial_tuple,),
+            _trip_count_attribute(loop),
+            origin=loop,
+            called=tuple(called),
+        )
+        results = list(initial)
+        position = 0
+        for i in kept:
+            value, position = _rebuild(initial[i], builder, instruction, position)
+            if i not in carry.invariant:
+                results[i] = value
+        return tuple(results)
+
+    def _body(
+        self,
+        computation: HloComputation,
+        arguments: list[Value],
+        kept: Sequence[int],
+        builder: ComputationBuilder,
+    ) -> HloComputation:
+        values = _elements(self._inline(computation, (tuple(arguments),), builder))
+        return builder.finish(builder.tuple([leaf for i in kept for leaf in _leaves(values[i])]))
+
+    def _condition(
+        self,
+        computation: HloComputation,
+        arguments: list[Value],
+        _kept: Sequence[int],
+        builder: ComputationBuilder,
+    ) -> HloComputation:
+        self._in_condition += 1
+        value = self._inline(computation, (tuple(arguments),), builder)
+        self._in_condition -= 1
+        return builder.finish(_array(value))
+
+    # Refusals.
+
+    def _check_shape(self, instruction: HloInstruction, shape: Shape) -> Shape:
+        """Returns the row-major form of an array shape that lane programs can hold."""
+        if shape.element_type not in _LANE_TYPES:
+            raise refuse(Reason.UNSUPPORTED_TYPE, instruction, type=shape.element_type.lower)
+        if not shape.is_plain:
+            raise refuse(
+                Reason.LAYOUT, instruction, detail=f"{shape} is tiled, packed or of dynamic size"
+            )
+        if 0 in shape.dimensions:
+            raise refuse(
+                Reason.UNSUPPORTED_STRUCTURE, instruction, detail=f"{shape} has no elements"
+            )
+        return layout.physical_shape(shape)
+
+    def _unsupported(self, instruction: HloInstruction) -> Exception:
+        opcode = instruction.opcode
+        if opcode in SIDE_EFFECT_OPCODES or instruction.has_side_effect:
+            return refuse(Reason.SIDE_EFFECT, instruction)
+        if self._in_condition and opcode in _CONDITION_REDUCTIONS:
+            return refuse(
+                Reason.DATA_DEPENDENT_TRIP_COUNT,
+                instruction,
+                detail=f"its condition combines many values by `{opcode}`",
+            )
+        target = instruction.custom_call_target
+        return refuse(
+            Reason.UNSUPPORTED_OPCODE, instruction, detail=f" (target {target})" if target else ""
+        )
+
+
+@final
+class _Carry:
+    """Which elements of a loop's tuple change and which are needed at all.
+
+    Attributes:
+        invariant: Elements that the body passes on unchanged.
+        needed: Elements that change, or that body or condition read.
+    """
+
+    def __init__(self, loop: HloInstruction) -> None:
+        count = len(loop.shape.tuple_shapes)
+        self.invariant = _passed_through(loop.body)
+        read = _elements_read(loop.body, self.invariant) | _elements_read(loop.condition, set())
+        self.needed = {i for i in range(count) if i not in self.invariant or i in read}
+
+
+def _passed_through(body: HloComputation) -> set[int]:
+    root = body.root
+    if root.opcode != "tuple":
+        return set()
+    parameter = body.parameters[0]
+    result = set()
+    for index, operand in enumerate(root.operands):
+        value = _behind_copies(operand)
+        if (
+            value.opcode == "get-tuple-element"
+            and value.operands[0] is parameter
+            and value.tuple_index == index
+        ):
+            result.add(index)
+    return result
+
+
+def _elements_read(computation: HloComputation, passed_through: set[int]) -> set[int]:
+    """Returns the tuple elements used for more than being passed on to the same place."""
+    parameter = computation.parameters[0]
+    result: set[int] = set()
+    for user in parameter.users:
+        if user.opcode != "get-tuple-element":
+            return set(range(len(parameter.shape.tuple_shapes)))
+        index = user.tuple_index
+        if index not in passed_through or not _only_passed_on(user, computation.root, index):
+            result.add(index)
+    return result
+
+
+def _only_passed_on(value: HloInstruction, root: HloInstruction, index: int) -> bool:
+    for user in value.users:
+        if user is root:
+            if any(o is value and i != index for i, o in enumerate(root.operands)):
+                return False
+        elif user.opcode != "copy" or not _only_passed_on(user, root, index):
+            return False
+    return value is not root
+
+
+def _indices_used(loop: HloInstruction) -> list[int]:
+    """Returns the elements of the loop's result that the user's module needs, in order."""
+    count = len(loop.shape.tuple_shapes)
+    if loop.is_root or any(user.opcode != "get-tuple-element" for user in loop.users):
+        return list(range(count))
+    return sorted({user.tuple_index for user in loop.users if user.users or user.is_root})
+
+
+def _behind_copies(instruction: HloInstruction) -> HloInstruction:
+    while instruction.opcode == "copy":
+        instruction = instruction.operands[0]
+    return instruction
+
+
+def _is_cheap(instruction: HloInstruction) -> bool:
+    """Whether a value is made from nothing by a few instructions: constants, broadcasts of them, iotas."""
+    return _count_cheap(instruction, False) <= _MAX_CHEAP_INSTRUCTIONS
+
+
+def _count_cheap(instruction: HloInstruction, in_fusion: bool) -> int:
+    """Returns how many instructions make the value, or a large number if they aren't all cheap."""
+    opcode = instruction.opcode
+    if opcode == "fusion":
+        inner = instruction.to_apply.instructions
+        count = sum(_count_cheap(i, True) for i in inner if not i.operands)
+        count += len(inner) if all(i.opcode in _CHEAP_OPCODES for i in inner) else 1_000
+    elif opcode not in _CHEAP_OPCODES or (opcode == "parameter" and not in_fusion):
+        return 1_000
+    elif opcode == "constant" and instruction.shape.num_elements > _MAX_CONSTANT_ELEMENTS:
+        return 1_000
+    else:
+        count = 1
+    return count + sum(_count_cheap(operand, in_fusion) for operand in instruction.operands)
+
+
+def _is_constant(value: Value) -> bool:
+    """Whether a value of a region is a small constant, or made of one, so that a loop's body can have its own."""
+    if not isinstance(value, HloInstruction):
+        return False
+    if value.opcode in ("broadcast", "reshape", "convert"):
+        return _is_constant(value.operands[0])
+    return value.opcode == "iota" or (
+        value.opcode == "constant" and value.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
+    )
+
+
+def _transplant(value: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
+    """Returns the same constant value in another computation."""
+    if value.opcode == "constant":
+        return builder.constant(value.shape, value.proto.literal, value)
+    operands = [_transplant(operand, builder) for operand in value.operands]
+    dimensions = (("dimensions", value.dimensions),) if value.dimensions else ()
+    return builder.emit(value.opcode, value.shape, operands, dimensions, origin=value)
+
+
+def _rebuild(
+    like: Value, builder: ComputationBuilder, source: HloInstruction, position: int
+) -> tuple[Value, int]:
+    """Returns a value of the structure of `like` whose arrays are elements of `source` from `position` on."""
+    if isinstance(like, HloInstruction):
+        return builder.element(source, position), position + 1
+    elements: list[Value] = []
+    for element in _elements(like):
+        value, position = _rebuild(element, builder, source, position)
+        elements.append(value)
+    return tuple(elements), position
+
+
+def _leaves(value: Value) -> list[HloInstruction]:
+    if isinstance(value, HloInstruction):
+        return [value]
+    return [leaf for element in _elements(value) for leaf in _leaves(element)]
+
+
+def _elements(value: Value) -> tuple[Value, ...]:
+    assert isinstance(value, tuple), "a tuple-shaped value is held as a Python tuple"
+    return value
+
+
+def _array(value: Value) -> HloInstruction:
+    assert isinstance(value, HloInstruction), "an array-shaped value is held as an instruction"
+    return value
+
+
+def _bits(value: HloInstruction) -> int:
+    return value.shape.element_type.bits
+
+
+def _elementwise_attributes(instruction: HloInstruction) -> Attributes:
+    match instruction.opcode:
+        case "compare":
+            proto = instruction.proto
+            return (
+                ("comparison_direction", proto.comparison_direction),
+                ("comparison_type", proto.comparison_type),
+            )
+        case "reduce-precision":
+            return (
+                ("exponent_bits", instruction.exponent_bits),
+                ("mantissa_bits", instruction.mantissa_bits),
+            )
+    return ()
+
+
+def _trip_count_attribute(loop: HloInstruction) -> Attributes:
+    """Returns the backend config that says how often the loop runs, if XLA's own says so."""
+    try:
+        known = json.loads(loop.backend_config or b"{}").get("known_trip_count")
+    except ValueError:
+        return ()
+    if not known:
+        return ()
+    text = json.dumps({"known_trip_count": {"n": str(known["n"])}})
+    return (("backend_config", text.encode()),)

@@ -1,0 +1,276 @@
+"""HLO computations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, final
+
+from fuselane.errors import VerificationError
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.ordering import post_order
+from fuselane.hlo.proto import HloComputationProto, Message, ProgramShapeProto
+from fuselane.hlo.shape import Shape
+
+if TYPE_CHECKING:
+    from fuselane.hlo.module import HloModule
+
+_detached_ids: Final = itertools.count(1)
+_Signature = tuple[tuple[Shape, ...], Shape]
+
+
+@final
+class HloComputation:
+    """A list of instructions with parameters and a root; equality is identity.
+
+    Attributes:
+        id: Unique in the module.
+        name: Unique in the module.
+        instructions: Operands before users; `sort` restores that where an edit broke it.
+        parameters: Its parameter instructions by number.
+        module: The module it is in, or None.
+        proto: The HloComputationProto without its instructions; the fields `name`, `id`, `root_id`
+            and `program_shape` are brought up to date when a module is written.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_root",
+        "_signature_in_proto",
+        "id",
+        "instructions",
+        "module",
+        "name",
+        "parameters",
+        "proto",
+    )
+
+    def __init__(self, proto: Message, id: int, name: str) -> None:
+        self.id = id
+        self.name = name
+        self.instructions: list[HloInstruction] = []
+        self.parameters: list[HloInstruction] = []
+        self.module: HloModule | None = None
+        self.proto: Message = proto
+        self._root: HloInstruction | None = None
+        self._signature_in_proto: _Signature | None = None
+
+    @classmethod
+    def create(cls, name: str) -> HloComputation:
+        """Returns an empty computation that is in no module."""
+        return cls(HloComputationProto(), next(_detached_ids), name)
+
+    @classmethod
+    def from_proto(cls, proto: Message) -> HloComputation:
+        """Returns the computation of a HloComputationProto, whose instructions it takes over.
+
+        Called computations are not connected yet; `connect_callees` does.
+
+        Raises:
+            VerificationError: if an operand, control predecessor or the root is not there or comes
+                too late.
+        """
+        self = cls(proto, proto.id, proto.name)
+        by_id: dict[int, HloInstruction] = {}
+        for message in proto.instructions:
+            instruction = _read_instruction(message, by_id)
+            instruction.computation = self
+            by_id[instruction.id] = instruction
+        self.instructions.extend(by_id.values())
+        parameters = [i for i in self.instructions if i.opcode == "parameter"]
+        self.parameters.extend(sorted(parameters, key=_parameter_number))
+        self._root = by_id.get(proto.root_id)
+        if self._root is None:
+            raise VerificationError(f"Computation {self.name} has no root.")
+        self._signature_in_proto = self._signature()
+        proto.ClearField("instructions")
+        return self
+
+    def connect_callees(self, computations: Mapping[int, HloComputation]) -> None:
+        """Finds, by id, the computations that the instructions of a freshly read one call."""
+        for instruction in self.instructions:
+            for callee_id in instruction.proto.called_computation_ids:
+                callee = computations.get(callee_id)
+                if callee is None:
+                    raise VerificationError(
+                        f"{instruction.name} calls a computation that is not there."
+                    )
+                instruction.called_computations.append(callee)
+
+    def write_to(self, message: Message) -> None:
+        """Writes the computation, instructions in post order, into an empty HloComputationProto."""
+        proto = self.proto
+        proto.name = self.name
+        proto.id = self.id
+        proto.root_id = self.root.id
+        signature = self._signature()
+        if signature != self._signature_in_proto:
+            proto.program_shape.CopyFrom(self.program_shape())
+            self._signature_in_proto = signature
+        message.MergeFrom(proto)
+        message.instructions.extend([i.update_proto() for i in self.post_order()])
+
+    def program_shape(self) -> Message:
+        """Returns a new ProgramShapeProto with the shapes of parameters and root."""
+        return ProgramShapeProto(
+            parameters=[parameter.shape.to_proto() for parameter in self.parameters],
+            result=self.root.shape.to_proto(),
+            parameter_names=[parameter.name for parameter in self.parameters],
+        )
+
+    def has_changed_signature(self) -> bool:
+        """Whether parameters' or root's shapes differ from those the computation was read with."""
+        return self._signature() != self._signature_in_proto
+
+    def _signature(self) -> _Signature:
+        return tuple(parameter.shape for parameter in self.parameters), self.root.shape
+
+    def __repr__(self) -> str:
+        return f"computation {self.name}"
+
+    @property
+    def is_fusion(self) -> bool:
+        """Whether it is the body of a fusion instruction."""
+        result: bool = self.proto.is_fusion_computation
+        return result
+
+    @property
+    def root(self) -> HloInstruction:
+        """The instruction whose value is the result. Raises VerificationError before it is set."""
+        if self._root is None:
+            raise VerificationError(f"Computation {self.name} has no root.")
+        return self._root
+
+    @root.setter
+    def root(self, instruction: HloInstruction) -> None:
+        self._root = instruction
+
+    def has_root(self, instruction: HloInstruction) -> bool:
+        """Whether `instruction` is the root; False before one is set."""
+        return self._root is instruction
+
+    def post_order(self) -> list[HloInstruction]:
+        """Returns the instructions, operands and control predecessors before their users.
+
+        The order of `instructions` is kept where it is such an order. Raises VerificationError for
+        a cycle.
+        """
+        return post_order(self.instructions, _dependencies)
+
+    def sort(self) -> None:
+        """Puts `instructions` into post order."""
+        self.instructions[:] = self.post_order()
+
+    def add(
+        self, instruction: HloInstruction, before: HloInstruction | None = None
+    ) -> HloInstruction:
+        """Adds a detached instruction at the end, or in front of another, and returns it.
+
+        In a module it gets an id and, where its name is taken, a name of its own.
+
+        Raises:
+            VerificationError: if it is in a computation already.
+        """
+        if instruction.computation is not None:
+            raise VerificationError(
+                f"{instruction.name} is already in {instruction.computation.name}."
+            )
+        instruction.computation = self
+        if before is None:
+            self.instructions.append(instruction)
+        else:
+            self.instructions.insert(self.instructions.index(before), instruction)
+        if instruction.opcode == "parameter":
+            self.parameters.append(instruction)
+            self.parameters.sort(key=_parameter_number)
+        if self.module is not None:
+            self.module.adopt(instruction, self)
+        return instruction
+
+    def remove(self, instruction: HloInstruction) -> None:
+        """Removes an instruction nobody needs.
+
+        Raises:
+            VerificationError: if it is not in here, is the root, has users or is a control
+                predecessor.
+        """
+        self._check_removable(instruction)
+        self.instructions.remove(instruction)
+        self._detach(instruction)
+
+    def remove_dead_instructions(self) -> int:
+        """Removes what neither root nor side effects need, parameters excepted; returns how many.
+
+        Takes time linear in the number of instructions.
+        """
+        live = self._live_instructions()
+        dead = [instruction for instruction in self.instructions if instruction not in live]
+        self.instructions[:] = [i for i in self.instructions if i in live]
+        for instruction in reversed(dead):
+            self._detach(instruction)
+        return len(dead)
+
+    def _live_instructions(self) -> set[HloInstruction]:
+        stack = [i for i in self.instructions if i.opcode == "parameter" or i.has_side_effect]
+        stack.append(self.root)
+        live: set[HloInstruction] = set()
+        while stack:
+            instruction = stack.pop()
+            if instruction not in live:
+                live.add(instruction)
+                stack.extend(_dependencies(instruction))
+        return live
+
+    def _check_removable(self, instruction: HloInstruction) -> None:
+        if instruction.computation is not self:
+            raise VerificationError(f"{instruction.name} is not in computation {self.name}.")
+        if instruction.is_root or instruction.users or instruction.control_successors:
+            raise VerificationError(f"{instruction.name} is still needed in {self.name}.")
+
+    def _detach(self, instruction: HloInstruction) -> None:
+        for operand in dict.fromkeys(instruction.operands):
+            operand.users.remove(instruction)
+        instruction.operands.clear()
+        instruction.drop_control_edges()
+        instruction.computation = None
+        if instruction.opcode == "parameter":
+            self.parameters.remove(instruction)
+
+
+def reachable_computations(roots: Iterable[HloComputation]) -> list[HloComputation]:
+    """Returns `roots` and all they call, directly or not, callees first."""
+    return post_order(roots, _callees)
+
+
+def _callees(computation: HloComputation) -> list[HloComputation]:
+    return [
+        callee
+        for instruction in computation.instructions
+        if instruction.called_computations
+        for callee in instruction.called_computations
+    ]
+
+
+def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
+    if instruction.control_predecessors:
+        return instruction.operands + instruction.control_predecessors
+    return instruction.operands
+
+
+def _parameter_number(parameter: HloInstruction) -> int:
+    return parameter.parameter_number
+
+
+def _read_instruction(message: Message, by_id: Mapping[int, HloInstruction]) -> HloInstruction:
+    shape = Shape.from_proto(message.shape)
+    instruction = HloInstruction(message, message.id, message.name, message.opcode, shape)
+    instruction._shape_in_proto = shape
+    try:
+        instruction._connect([by_id[operand_id] for operand_id in message.operand_ids])
+        for predecessor_id in message.control_predecessor_ids:
+            instruction.add_control_predecessor(by_id[predecessor_id])
+    except KeyError:
+        raise VerificationError(
+            f"{instruction.name} comes before an operand or control predecessor of its own."
+        ) from None
+    return instruction

@@ -1,0 +1,400 @@
+"""HLO instructions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from fuselane.errors import VerificationError
+from fuselane.hlo.literal import literal_to_numpy, numpy_to_literal
+from fuselane.hlo.proto import HloInstructionProto, Message
+from fuselane.hlo.shape import Shape
+
+if TYPE_CHECKING:
+    from fuselane.hlo.computation import HloComputation
+
+_detached_ids: Final = itertools.count(1)
+
+SIDE_EFFECT_OPCODES: Final = frozenset(
+    {
+        "all-gather",
+        "all-gather-start",
+        "all-gather-done",
+        "all-reduce",
+        "all-reduce-start",
+        "all-reduce-done",
+        "all-to-all",
+        "async-start",
+        "async-update",
+        "async-done",
+        "collective-broadcast",
+        "collective-permute",
+        "collective-permute-start",
+        "collective-permute-done",
+        "domain",
+        "infeed",
+        "outfeed",
+        "ragged-all-to-all",
+        "recv",
+        "recv-done",
+        "reduce-scatter",
+        "rng",
+        "rng-get-and-update-state",
+        "send",
+        "send-done",
+    }
+)
+"""Opcodes that do more than compute their result, so must not be dropped, merged or repeated."""
+
+
+@final
+class HloInstruction:
+    """One operation of a computation; equality is identity.
+
+    The attributes below are the truth; the message fields they come from (`name`, `opcode`,
+    `shape`, `id` and the ids of operands, control predecessors and called computations) are brought
+    up to date when a module is written. All other fields are read, changed and kept in `proto`.
+
+    Attributes:
+        id: Unique in the module; an instruction of no module has one that is unique among those.
+        name: Unique in the module.
+        opcode: XLA's name, such as "get-tuple-element".
+        shape: Shape of the result.
+        operands: In order; change through `replace_operand`.
+        users: Instructions that have this one as an operand, each once, oldest first.
+        control_predecessors: Instructions that must run before; change through
+            `add_control_predecessor`.
+        control_successors: The other direction.
+        called_computations: A while has its body first, then its condition.
+        computation: Where it is, or None.
+        proto: The HloInstructionProto.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_literal",
+        "_shape_in_proto",
+        "called_computations",
+        "computation",
+        "control_predecessors",
+        "control_successors",
+        "id",
+        "name",
+        "opcode",
+        "operands",
+        "proto",
+        "shape",
+        "users",
+    )
+
+    def __init__(self, proto: Message, id: int, name: str, opcode: str, shape: Shape) -> None:
+        self.id = id
+        self.name = name
+        self.opcode = opcode
+        self.shape = shape
+        self.operands: list[HloInstruction] = []
+        self.users: list[HloInstruction] = []
+        self.control_predecessors: list[HloInstruction] = []
+        self.control_successors: list[HloInstruction] = []
+        self.called_computations: list[HloComputation] = []
+        self.computation: HloComputation | None = None
+        self.proto: Message = proto
+        self._shape_in_proto: Shape | None = None
+        self._literal: np.ndarray[Any, Any] | None = None
+
+    @classmethod
+    def create(
+        cls,
+        opcode: str,
+        shape: Shape,
+        operands: Sequence[HloInstruction] = (),
+        *,
+        name: str = "",
+        called_computations: Sequence[HloComputation] = (),
+        literal: np.ndarray[Any, Any] | np.generic | Message | None = None,
+        **attributes: Any,
+    ) -> HloInstruction:
+        """Returns a new instruction that is in no computation yet.
+
+        Args:
+            name: Made unique when it is added to a module's computation; the opcode if empty.
+            literal: Value of a constant, as an array of the shape's sizes and type or as a
+                LiteralProto.
+            attributes: Further fields of HloInstructionProto, such as `dimensions=[1]` or
+                `tuple_index=2`.
+        Raises:
+            VerificationError: if `literal` does not fit `shape`.
+            ValueError, TypeError: for attributes that are no such fields.
+        """
+        proto = HloInstructionProto(**attributes)
+        instruction = cls(proto, next(_detached_ids), name or opcode, opcode, shape)
+        if literal is not None:
+            is_array = isinstance(literal, np.ndarray | np.generic)
+            proto.literal.CopyFrom(numpy_to_literal(literal, shape) if is_array else literal)
+        instruction._connect(operands)
+        instruction.called_computations.extend(called_computations)
+        return instruction
+
+    def clone(
+        self,
+        operands: Sequence[HloInstruction],
+        *,
+        shape: Shape | None = None,
+        called_computations: Sequence[HloComputation] | None = None,
+        name: str = "",
+    ) -> HloInstruction:
+        """Returns a copy in no computation, with other operands and without control edges.
+
+        Called computations are shared with the original unless others are given.
+        """
+        proto = HloInstructionProto()
+        proto.CopyFrom(self.proto)
+        copy = HloInstruction(
+            proto, next(_detached_ids), name or self.name, self.opcode, shape or self.shape
+        )
+        copy._shape_in_proto = self._shape_in_proto
+        copy._literal = self._literal
+        copy._connect(operands)
+        callees = self.called_computations if called_computations is None else called_computations
+        copy.called_computations.extend(callees)
+        return copy
+
+    def _connect(self, operands: Sequence[HloInstruction]) -> None:
+        """Gives an instruction that is newer than all of `operands`' users its operands."""
+        self.operands.extend(operands)
+        for operand in operands:
+            users = operand.users
+            if not users or users[-1] is not self:
+                users.append(self)
+
+    def __repr__(self) -> str:
+        operands = ", ".join(operand.name for operand in self.operands)
+        return f"{self.name} = {self.shape} {self.opcode}({operands})"
+
+    # Edges.
+
+    def replace_operand(self, index: int, new: HloInstruction) -> None:
+        """Makes `new` the operand at `index`; users of both are kept up to date."""
+        old = self.operands[index]
+        if old is new:
+            return
+        self.operands[index] = new
+        if old not in self.operands:
+            old.users.remove(self)
+        if self not in new.users:
+            new.users.append(self)
+
+    def replace_all_uses_with(self, new: HloInstruction) -> None:
+        """Makes every user use `new` instead, and `new` the root where this is the root.
+
+        `new` itself may use this instruction, and goes on doing so. Control edges stay.
+
+        Raises:
+            VerificationError: if the two have different shapes, layouts aside.
+        """
+        if self is new:
+            return
+        if self.shape is not new.shape and not self.shape.is_compatible(new.shape):
+            raise VerificationError(f"{new!r} cannot take the place of {self!r}.")
+        keep = [user for user in self.users if user is new]
+        existing = set(new.users)
+        for user in self.users:
+            if user is new:
+                continue
+            user.operands[:] = [new if operand is self else operand for operand in user.operands]
+            if user not in existing:
+                new.users.append(user)
+        self.users[:] = keep
+        if self.is_root and self.computation is not None:
+            self.computation.root = new
+
+    def add_control_predecessor(self, predecessor: HloInstruction) -> None:
+        """Requires `predecessor`, of the same computation, to run before this instruction."""
+        if predecessor not in self.control_predecessors:
+            self.control_predecessors.append(predecessor)
+            predecessor.control_successors.append(self)
+
+    def move_control_edges_to(self, new: HloInstruction) -> None:
+        """Takes all control edges off this instruction and puts them on `new`."""
+        for predecessor in self.control_predecessors:
+            new.add_control_predecessor(predecessor)
+        for successor in self.control_successors:
+            successor.add_control_predecessor(new)
+        self.drop_control_edges()
+
+    def drop_control_edges(self) -> None:
+        """Takes all control edges off this instruction."""
+        for predecessor in self.control_predecessors:
+            predecessor.control_successors.remove(self)
+        for successor in self.control_successors:
+            successor.control_predecessors.remove(self)
+        self.control_predecessors.clear()
+        self.control_successors.clear()
+
+    def update_proto(self) -> Message:
+        """Writes the attributes into `proto` and returns it."""
+        proto = self.proto
+        proto.id = self.id
+        proto.name = self.name
+        proto.opcode = self.opcode
+        if self.shape is not self._shape_in_proto:
+            proto.shape.CopyFrom(self.shape.to_proto())
+            self._shape_in_proto = self.shape
+        proto.operand_ids[:] = [operand.id for operand in self.operands]
+        if self.control_predecessors or proto.control_predecessor_ids:
+            proto.control_predecessor_ids[:] = [other.id for other in self.control_predecessors]
+        if self.called_computations or proto.called_computation_ids:
+            proto.called_computation_ids[:] = [callee.id for callee in self.called_computations]
+        return proto
+
+    # Attributes that only some opcodes have; from the others one reads 0, "" or ().
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is its computation's result."""
+        return self.computation is not None and self.computation.has_root(self)
+
+    @property
+    def parameter_number(self) -> int:
+        """Position of a parameter."""
+        result: int = self.proto.parameter_number
+        return result
+
+    @property
+    def tuple_index(self) -> int:
+        """Element that a get-tuple-element takes."""
+        result: int = self.proto.tuple_index
+        return result
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Dimension numbers of a broadcast, reduce, transpose, concatenate, reverse, iota or
+        sort."""
+        return tuple(self.proto.dimensions)
+
+    @property
+    def literal(self) -> np.ndarray[Any, Any]:
+        """Value of an array constant, read-only, in logical order. Raises VerificationError if
+        there is none."""
+        if self._literal is None:
+            if not self.proto.HasField("literal"):
+                raise VerificationError(f"{self.name} is a {self.opcode} without a literal.")
+            self._literal = literal_to_numpy(self.proto.literal)
+        return self._literal
+
+    @property
+    def comparison_direction(self) -> str:
+        """EQ, NE, GE, GT, LE or LT."""
+        result: str = self.proto.comparison_direction
+        return result
+
+    @property
+    def comparison_type(self) -> str:
+        """FLOAT, TOTALORDER, SIGNED, UNSIGNED; empty where the element type decides."""
+        result: str = self.proto.comparison_type
+        return result
+
+    @property
+    def slice_starts(self) -> tuple[int, ...]:
+        """First index a slice takes, per dimension."""
+        return tuple(dimension.start for dimension in self.proto.slice_dimensions)
+
+    @property
+    def slice_limits(self) -> tuple[int, ...]:
+        """Index behind the last a slice may take, per dimension."""
+        return tuple(dimension.limit for dimension in self.proto.slice_dimensions)
+
+    @property
+    def slice_strides(self) -> tuple[int, ...]:
+        """Step of a slice, per dimension."""
+        return tuple(dimension.stride for dimension in self.proto.slice_dimensions)
+
+    @property
+    def dynamic_slice_sizes(self) -> tuple[int, ...]:
+        """Sizes a dynamic-slice takes, per dimension."""
+        return tuple(self.proto.dynamic_slice_sizes)
+
+    @property
+    def padding(self) -> tuple[tuple[int, int, int], ...]:
+        """(low, high, interior) of a pad, per dimension; low and high may be negative."""
+        return tuple(
+            (dimension.edge_padding_low, dimension.edge_padding_high, dimension.interior_padding)
+            for dimension in self.proto.padding_config.dimensions
+        )
+
+    @property
+    def fusion_kind(self) -> str:
+        """kLoop, kInput, kOutput or kCustom."""
+        result: str = self.proto.fusion_kind
+        return result
+
+    @property
+    def custom_call_target(self) -> str:
+        """Name of the function a custom-call calls."""
+        result: str = self.proto.custom_call_target
+        return result
+
+    @property
+    def backend_config(self) -> bytes:
+        """JSON or any other text the backend attached."""
+        result: bytes = self.proto.backend_config
+        return result
+
+    @property
+    def metadata(self) -> Message:
+        """The OpMetadata."""
+        return self.proto.metadata
+
+    @property
+    def frontend_attributes(self) -> dict[str, str]:
+        """A copy of the attributes the front end attached."""
+        return {entry.key: entry.value for entry in self.proto.frontend_attributes.map}
+
+    @property
+    def exponent_bits(self) -> int:
+        """Exponent bits a reduce-precision keeps."""
+        result: int = self.proto.exponent_bits
+        return result
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Mantissa bits a reduce-precision keeps."""
+        result: int = self.proto.mantissa_bits
+        return result
+
+    @property
+    def has_side_effect(self) -> bool:
+        """Whether it, or anything it calls, does more than compute its result."""
+        if self.opcode in SIDE_EFFECT_OPCODES:
+            return True
+        if self.opcode == "custom-call" and self.proto.custom_call_has_side_effect:
+            return True
+        return any(
+            inner.has_side_effect
+            for callee in self.called_computations
+            for inner in callee.instructions
+        )
+
+    @property
+    def body(self) -> HloComputation:
+        """Body of a while."""
+        return self._callee(0)
+
+    @property
+    def condition(self) -> HloComputation:
+        """Condition of a while."""
+        return self._callee(1)
+
+    @property
+    def to_apply(self) -> HloComputation:
+        """What a call, map, reduce, reduce-window, scatter or sort applies; a fusion's fused
+        computation."""
+        return self._callee(0)
+
+    def _callee(self, index: int) -> HloComputation:
+        if index >= len(self.called_computations):
+            raise VerificationError(f"{self.name}, a {self.opcode}, lacks a called computation.")
+        return self.called_computations[index]

@@ -1,0 +1,46 @@
+"""Orders in which everything comes after what it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from fuselane.errors import VerificationError
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+def post_order(items: Iterable[_T], dependencies: Callable[[_T], Sequence[_T]]) -> list[_T]:
+    """Returns `items`, and all they depend on, each once and after its dependencies.
+
+    Stable: items that are in such an order already come back in that order.
+
+    Raises:
+        VerificationError: if an item depends on itself.
+    """
+    order: dict[_T, None] = {}
+    for item in items:
+        if item in order:
+            continue
+        if all(dependency in order for dependency in dependencies(item)):
+            order[item] = None
+        else:
+            _append_with_dependencies(item, dependencies, order)
+    return list(order)
+
+
+def _append_with_dependencies(
+    item: _T, dependencies: Callable[[_T], Sequence[_T]], order: dict[_T, None]
+) -> None:
+    stack = [item]
+    entered: set[_T] = set()
+    while stack:
+        top = stack[-1]
+        pending = [dependency for dependency in dependencies(top) if dependency not in order]
+        if top in order or not pending:
+            order[stack.pop()] = None
+            continue
+        if top in entered:
+            raise VerificationError(f"{top} depends on itself.")
+        entered.add(top)
+        stack.extend(reversed(pending))

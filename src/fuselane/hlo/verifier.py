@@ -1,0 +1,202 @@
+"""Checks of what every pass may rely on and must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fuselane.errors import VerificationError
+from fuselane.hlo.computation import HloComputation, reachable_computations
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.hlo.shape import Shape
+
+
+def verify(module: HloModule) -> None:
+    """Checks a module and all its computations.
+
+    Raises:
+        VerificationError: naming the first rule broken: the rules of `verify_computation`; ids
+            unique in the module; entry and called computations in the module; no recursion; a
+            schedule, if there is one, complete.
+    """
+    _check_unique((c.id for c in module.computations), f"computation ids of {module.name}")
+    _check_unique((c.name for c in module.computations), f"computation names of {module.name}")
+    members = set(module.computations)
+    _require(module.entry in members, f"The entry of {module.name} is not in the module.")
+    for computation in reachable_computations(module.computations):
+        _require(
+            computation in members and computation.module is module,
+            f"Computation {computation.name} is called but is not in module {module.name}.",
+        )
+    for computation in module.computations:
+        verify_computation(computation)
+    instructions = [i for computation in module.computations for i in computation.instructions]
+    _check_unique((i.id for i in instructions), f"instruction ids of {module.name}")
+    _check_unique((i.name for i in instructions), f"instruction names of {module.name}")
+    _check_schedule(module)
+
+
+def verify_computation(computation: HloComputation) -> None:
+    """Checks one computation; it need not be in a module.
+
+    Raises:
+        VerificationError: naming the first rule broken. Operands and control predecessors are in
+            the computation and come before the instruction; users and control successors mirror
+            them; ids are unique; the root is present; parameters are numbered 0, 1, ...; shapes of
+            parameters, tuples, get-tuple-elements, whiles, calls and fusions agree, layouts aside.
+    """
+    seen: set[HloInstruction] = set()
+    for instruction in computation.instructions:
+        _check_edges(computation, instruction, seen)
+        seen.add(instruction)
+    _require(computation.root in seen, f"The root of {computation.name} is not in it.")
+    _check_unique(
+        (i.id for i in computation.instructions), f"instruction ids of {computation.name}"
+    )
+    _check_parameters(computation)
+    for instruction in computation.instructions:
+        _check_mirrors(instruction, seen)
+        _check_shapes(instruction)
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise VerificationError(sentence)
+
+
+def _check_unique(keys: Iterable[int | str], what: str) -> None:
+    seen: set[int | str] = set()
+    for key in keys:
+        if key in seen:
+            raise VerificationError(f"The {what} are not unique: {key} occurs twice.")
+        seen.add(key)
+
+
+def _check_edges(
+    computation: HloComputation, instruction: HloInstruction, seen: set[HloInstruction]
+) -> None:
+    name = instruction.name
+    if instruction.computation is not computation:
+        raise VerificationError(f"{name} is listed in {computation.name} but belongs elsewhere.")
+    for operand in instruction.operands:
+        if operand not in seen:
+            raise VerificationError(
+                f"Operand {operand.name} of {name} is not in front of it in {computation.name}."
+            )
+        if instruction not in operand.users:
+            raise VerificationError(f"{name} is missing among the users of {operand.name}.")
+    for predecessor in instruction.control_predecessors:
+        if predecessor not in seen:
+            raise VerificationError(
+                f"Control predecessor {predecessor.name} of {name} is not in front of it."
+            )
+        if instruction not in predecessor.control_successors:
+            raise VerificationError(f"{name} is missing among {predecessor.name}'s successors.")
+
+
+def _check_mirrors(instruction: HloInstruction, members: set[HloInstruction]) -> None:
+    for user in instruction.users:
+        if user not in members or instruction not in user.operands:
+            raise VerificationError(f"{user.name} is listed as a user of {instruction.name}.")
+    for successor in instruction.control_successors:
+        if successor not in members or instruction not in successor.control_predecessors:
+            raise VerificationError(f"{successor.name} is listed as after {instruction.name}.")
+    if len(set(instruction.users)) != len(instruction.users):
+        raise VerificationError(f"{instruction.name} lists a user twice.")
+
+
+def _check_parameters(computation: HloComputation) -> None:
+    present = [i for i in computation.instructions if i.opcode == "parameter"]
+    _require(
+        set(present) == set(computation.parameters) and len(present) == len(computation.parameters),
+        f"The parameters listed for {computation.name} are not those in it.",
+    )
+    for number, parameter in enumerate(computation.parameters):
+        if parameter.parameter_number != number:
+            raise VerificationError(f"{computation.name} has no parameter number {number}.")
+
+
+def _check_shapes(instruction: HloInstruction) -> None:
+    match instruction.opcode:
+        case "tuple":
+            shape = Shape.tuple_of([operand.shape for operand in instruction.operands])
+            _require_shape(instruction, shape, "its operands")
+        case "get-tuple-element":
+            _check_get_tuple_element(instruction)
+        case "while":
+            _check_while(instruction)
+        case "call" | "fusion":
+            _check_signature(instruction, instruction.to_apply, instruction.shape)
+
+
+def _check_get_tuple_element(instruction: HloInstruction) -> None:
+    _require(len(instruction.operands) == 1, f"{instruction.name} must have one operand.")
+    elements = instruction.operands[0].shape.tuple_shapes
+    index = instruction.tuple_index
+    _require(index < len(elements), f"{instruction.name} takes element {index} of {len(elements)}.")
+    _require_shape(instruction, elements[index], "the tuple's element")
+
+
+def _check_while(instruction: HloInstruction) -> None:
+    _require(len(instruction.operands) == 1, f"{instruction.name} must have one operand.")
+    _require_shape(instruction, instruction.operands[0].shape, "its operand")
+    _check_signature(instruction, instruction.body, instruction.shape)
+    condition = instruction.condition
+    _check_signature(instruction, condition, None)
+    _require(
+        str(condition.root.shape) == "pred[]", f"Condition {condition.name} does not return pred[]."
+    )
+
+
+def _check_signature(
+    instruction: HloInstruction, callee: HloComputation, result: Shape | None
+) -> None:
+    """Checks that `callee` takes the operands of `instruction` and returns `result`."""
+    _check_same(
+        [operand.shape for operand in instruction.operands],
+        [parameter.shape for parameter in callee.parameters],
+        f"The parameters of {callee.name} do not fit the operands of {instruction.name}.",
+    )
+    if result is not None:
+        sentence = f"The root of {callee.name} does not fit the shape of {instruction.name}."
+        _check_same([result], [callee.root.shape], sentence)
+
+
+def _check_same(left: Sequence[Shape], right: Sequence[Shape], sentence: str) -> None:
+    same = len(left) == len(right) and all(
+        a is b or a.is_compatible(b) for a, b in zip(left, right, strict=True)
+    )
+    _require(same, sentence)
+
+
+def _require_shape(instruction: HloInstruction, shape: Shape, source: str) -> None:
+    if instruction.shape is not shape and not instruction.shape.is_compatible(shape):
+        raise VerificationError(
+            f"{instruction.name} has shape {instruction.shape}, but {source} say {shape}."
+        )
+
+
+def _check_schedule(module: HloModule) -> None:
+    """A schedule must order exactly the computations and instructions that it had when the module
+    was read.
+
+    `HloModule.to_bytes` completes sequences for instructions added or removed since; what it can't
+    repair is a sequence that contradicts operands.
+    """
+    computations = {computation.id: computation for computation in module.computations}
+    for entry in module.proto.schedule.sequences:
+        computation = computations.get(entry.key)
+        if computation is not None:
+            _check_sequence(computation, list(entry.value.instruction_ids))
+
+
+def _check_sequence(computation: HloComputation, ids: Sequence[int]) -> None:
+    position = {instruction_id: number for number, instruction_id in enumerate(ids)}
+    if set(position) != {i.id for i in computation.instructions}:
+        return
+    for instruction in computation.instructions:
+        for operand in instruction.operands:
+            if position[operand.id] > position[instruction.id]:
+                raise VerificationError(
+                    f"{instruction.name} is scheduled before its operand {operand.name}."
+                )

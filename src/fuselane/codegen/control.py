@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from fuselane.codegen.elemental import emit_elemental
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Registers, Scratch, View, new_scratch, widen
+from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
-from fuselane.codegen.memory import I1, declare
-from fuselane.codegen.schedule import Step, make_schedule
-from fuselane.codegen.types import is_vector
+from fuselane.codegen.schedule import Step
+from fuselane.codegen.types import any_lane
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
@@ -44,7 +43,7 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
 def emit_body(emitter: Emitter, body: HloComputation, arrays: Sequence[Array]) -> list[Array]:
     """Emits a loop body on the given loop-carried arrays and returns what it makes of them."""
     emitter.values[body.parameters[0]] = list(arrays)
-    steps = make_schedule(body, emitter.program).steps
+    steps = emitter.schedule(body).steps
     emit_steps(emitter, (step for step in steps if step is not body.root))
     return root_arrays(emitter, body)
 
@@ -184,7 +183,7 @@ def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
 def _emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> ir.Value:
     condition = loop.instruction.condition
     emitter.values[condition.parameters[0]] = list(arrays)
-    emit_steps(emitter, make_schedule(condition, emitter.program).steps)
+    emit_steps(emitter, emitter.schedule(condition).steps)
     return emitter.array(condition.root).get(emitter.place, ())
 
 
@@ -270,9 +269,4 @@ def _any_lane(emitter: Emitter, guard: Guard) -> ir.Value:
         value = widen(place, value)
         combined = value if combined is None else builder.or_(combined, value)
     assert combined is not None
-    if not is_vector(combined):
-        return combined
-    width = combined.type.count
-    signature = ir.FunctionType(I1, [combined.type])
-    name = f"llvm.vector.reduce.or.v{width}i1"
-    return builder.call(declare(builder.module, name, signature), [combined])
+    return any_lane(builder, combined)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from fuselane.codegen.elemental import emit_elemental
 from llvmlite import ir
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
@@ -29,9 +28,11 @@ from fuselane.codegen.arrays import (
     new_scratch,
     widen,
 )
+from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import LANE, Element, Index
 from fuselane.codegen.loops import emit_counted_loop, emit_for_each
 from fuselane.codegen.memory import LaneBlock, lane_numbers
+from fuselane.codegen.schedule import Schedule, make_schedule
 from fuselane.codegen.types import constant, is_vector, splat
 from fuselane.errors import CodegenError
 from fuselane.hlo.computation import HloComputation
@@ -57,12 +58,14 @@ class Emitter:
     place: Where: builder, lane block, own arrays.
     max_unrolled: The most elements per lane that are kept in registers.
     values: What each instruction emitted so far stands for; lists are tuples.
+    schedules: The orders of emission worked out so far.
     """
 
     program: LaneProgram
     place: Place
     max_unrolled: int
     values: dict[HloInstruction, Binding] = field(default_factory=dict)
+    schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
 
     @property
     def builder(self) -> ir.IRBuilder:
@@ -76,7 +79,15 @@ class Emitter:
             place=replace(self.place, block=block),
             max_unrolled=self.max_unrolled,
             values=dict(self.values),
+            schedules=self.schedules,
         )
+
+    def schedule(self, computation: HloComputation) -> Schedule:
+        """Returns the order in which to emit a computation."""
+        found = self.schedules.get(computation)
+        if found is None:
+            found = self.schedules[computation] = make_schedule(computation, self.program)
+        return found
 
     def lane(self, instruction: HloInstruction) -> int | None:
         """Returns the lane dimension of an instruction's value, None if all lanes share it."""
@@ -186,7 +197,7 @@ class Emitter:
         return element
 
     def apply(self, instruction: HloInstruction, values: Sequence[ir.Value]) -> ir.Value:
-        """Emits one element of an elementwise instruction; scalars that meet vectors are widened."""
+        """Emits one element of an elementwise instruction; scalars are widened to meet vectors."""
         folded = folding.fold(instruction, values)
         if folded is not None:
             return folded
@@ -280,7 +291,7 @@ class Emitter:
         )
 
     def call(self, computation: HloComputation, arguments: Sequence[ir.Value]) -> list[ir.Value]:
-        """Emits a computation of scalar elementwise instructions, such as a reduction's, in place."""
+        """Emits a computation of scalar elementwise instructions (a reduction's) in place."""
         values: dict[HloInstruction, ir.Value] = dict(
             zip(computation.parameters, arguments, strict=True)
         )
@@ -488,7 +499,7 @@ def _concatenate(emitter: Emitter, instruction: HloInstruction) -> Elemental:
         result: ir.Value | None = None
         start = 0
         for array, size in zip(arrays, sizes, strict=True):
-            offset = indexing.subtract(builder, index[axis], start)  # type: ignore[arg-type]
+            offset = indexing.subtract(builder, index[axis], start)
             start += size
             is_here = indexing.less(builder, offset, size)
             if is_here is False or size == 0:

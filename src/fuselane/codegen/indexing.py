@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from llvmlite import ir
 
 I64: Final = ir.IntType(64)
 LANE: Final = None
 
-Index = int | ir.Value
-Element = tuple[Index | None, ...]
+Index: TypeAlias = int | ir.Value
+Element: TypeAlias = tuple[Index | None, ...]
 
 
 def i64(value: Index) -> ir.Value:

@@ -233,7 +233,7 @@ class _TiledLoop:
     def _emit_entry(self) -> None:
         loop = self.loop.instruction
         program = self.program
-        schedule = make_schedule(program.region, program)
+        schedule = self.emitter.schedule(program.region)
         prologue = [s for s in schedule.steps if self.kernel.is_prologue(s)]
         skipped = (loop, loop.operands[0])
         uniform = set(map(id, schedule.uniform(program)))
@@ -251,7 +251,7 @@ class _TiledLoop:
 
     def _emit_step(self, arrays: list[Array]) -> list[Array]:
         body = self.loop.instruction.body
-        schedule = make_schedule(body, self.program)
+        schedule = self.emitter.schedule(body)
         self.emitter.values[body.parameters[0]] = arrays
         emit_steps(self.emitter, (s for s in schedule.uniform(self.program) if s is not body.root))
         per_lane = [s for s in schedule.per_lane(self.program) if s is not body.root]

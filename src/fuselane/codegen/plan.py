@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.analysis.cost import operation_cost
-
+from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.config import Options
@@ -23,7 +22,6 @@ _MAX_VECTORS_IN_FLIGHT: Final = 4
 _UNIFORM_SHARE: Final = 0.04
 _TILES_PER_THREAD: Final = 4
 _MIN_PARALLEL_OPS: Final = 60_000
-_ASSUMED_TRIPS: Final = 16
 
 
 @final
@@ -182,11 +180,11 @@ def _weighted(
     for instruction in computation.instructions:
         if instruction.opcode == "while":
             trips = program.loops[instruction].trip_count
-            inner = times * (_ASSUMED_TRIPS if trips is None else trips)
+            inner = times * (UNKNOWN_TRIP_COUNT if trips is None else trips)
             yield from _weighted(program, instruction.body, inner)
         elif instruction.shape.is_array:
-            size = _size(instruction, program)
-            yield instruction, times * size * operation_cost(instruction)
+            lane = program.lane_dimensions.get
+            yield instruction, times * instruction_cost(instruction, lane, lambda loop: None)
 
 
 def _size(instruction: HloInstruction, program: LaneProgram) -> int:

@@ -1,0 +1,177 @@
+"""Options, and everything Fuselane reads from the environment. No other file reads environment
+variables.
+
+- `FUSELANE`: `0` switches Fuselane off whatever the program says, `1` switches it on without a line
+  of code.
+- `FUSELANE_CACHE_DIR`: where kernels are kept; by default `fuselane` below `$XDG_CACHE_HOME` or
+  `~/.cache`.
+- `FUSELANE_<OPTION>`, such as `FUSELANE_VECTOR_BITS=256`: the default of an option; arguments of
+  `enable` beat it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from fuselane.errors import OptionError
+
+VERSION: Final = "0.1.0"
+
+_SWITCH: Final = "FUSELANE"
+_CACHE_DIR: Final = "FUSELANE_CACHE_DIR"
+_PREFIX: Final = "FUSELANE_"
+_OFF: Final = frozenset({"0", "false", "off", "no"})
+_ON: Final = frozenset({"1", "true", "on", "yes"})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may set; every field is part of each cache key.
+
+    Attributes:
+        vector_bits: Width of vector registers to use: 128, 256 or 512; None is what the CPU has.
+        unroll: Vectors of lanes a kernel works on at once; None lets the register model choose.
+        tile_lanes: Lanes of one unit of work handed to a thread; None lets the cost model choose.
+        threads: Most threads a kernel may use; None is all of XLA's.
+        min_gain: Estimated gain over XLA below which a loop is left to XLA, as a ratio of run
+            times.
+        max_residual: Most elements one lane may need at once; larger loops are left to XLA.
+        cache_mib: Size of the kernel cache on disk above which the kernels unused longest are
+            deleted, in MiB; 0 keeps
+            no kernels on disk.
+        verify: Check the HLO after every step, at some cost in compile time.
+    """
+
+    vector_bits: int | None = None
+    unroll: int | None = None
+    tile_lanes: int | None = None
+    threads: int | None = None
+    min_gain: float = 1.0
+    max_residual: int = 65_536
+    cache_mib: int = 256
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for a value of the wrong type or outside what the option allows."""
+        for field in dataclasses.fields(self):
+            _check_type(field.name, str(field.type), getattr(self, field.name))
+        _require(self.vector_bits in (None, 128, 256, 512), "vector_bits", "128, 256 or 512")
+        _require(self.unroll is None or 1 <= self.unroll <= 16, "unroll", "between 1 and 16")
+        _require(self.tile_lanes is None or self.tile_lanes >= 1, "tile_lanes", "a positive number")
+        _require(self.threads is None or self.threads >= 1, "threads", "a positive number")
+        _require(self.min_gain >= 0, "min_gain", "zero or more")
+        _require(self.max_residual >= 1, "max_residual", "a positive number")
+        _require(self.cache_mib >= 0, "cache_mib", "zero or more")
+
+    def fingerprint(self) -> str:
+        """Returns 16 hex digits that stand for these options and this build of Fuselane.
+
+        Two processes with equal fingerprints make equal kernels for equal programs on equal
+        machines.
+        """
+        values = repr(tuple((f.name, getattr(self, f.name)) for f in dataclasses.fields(self)))
+        return hashlib.sha256(f"{source_digest()} {values}".encode()).hexdigest()[:16]
+
+
+def options_from(settings: Mapping[str, Any]) -> Options:
+    """Returns the options given by name, with defaults from the environment.
+
+    Raises:
+        OptionError: for an unknown name or a value that is not allowed; the sentence names both.
+    """
+    known = {field.name for field in dataclasses.fields(Options)}
+    for name in settings:
+        if name not in known:
+            raise OptionError(
+                f"There is no option {name!r}; options are {', '.join(sorted(known))}."
+            )
+    return dataclasses.replace(from_environment(), **settings)
+
+
+def from_environment() -> Options:
+    """Returns the options set by `FUSELANE_<OPTION>` variables, defaults for the others.
+
+    Raises:
+        OptionError: if a variable does not hold a value its option allows.
+    """
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(Options):
+        text = os.environ.get(_PREFIX + field.name.upper(), "").strip()
+        if text:
+            settings[field.name] = _parse(field.name, str(field.type), text)
+    return Options(**settings)
+
+
+def switch() -> bool | None:
+    """Returns what the variable `FUSELANE` says: True for on, False for off, None if it is not set.
+
+    Raises:
+        OptionError: if it holds anything but a word for on or off.
+    """
+    text = os.environ.get(_SWITCH, "").strip().lower()
+    if not text:
+        return None
+    if text not in _ON | _OFF:
+        raise OptionError(f"The variable {_SWITCH} has to be 0 or 1, not {text!r}.")
+    return text in _ON
+
+
+def cache_dir() -> Path:
+    """Returns the directory for kernels, which need not exist yet."""
+    chosen = os.environ.get(_CACHE_DIR, "").strip()
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    # A relative $XDG_CACHE_HOME is invalid by the XDG base directory specification and has to be
+    # ignored.
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "fuselane"
+
+
+@functools.lru_cache(maxsize=1)
+def source_digest() -> str:
+    """Returns the version and a hash of Fuselane's own source, so that an edited checkout never
+    uses what another one made."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return f"{VERSION}-{digest.hexdigest()[:12]}"
+
+
+def _require(is_allowed: bool, name: str, allowed: str) -> None:
+    if not is_allowed:
+        raise OptionError(f"The option {name} has to be {allowed}.")
+
+
+def _check_type(name: str, annotation: str, value: object) -> None:
+    """Raises OptionError unless a value is of the type its field is annotated with."""
+    kind = annotation.removesuffix(" | None")
+    if value is None and kind != annotation:
+        return
+    if kind == "bool":
+        _require(isinstance(value, bool), name, "True or False")
+    elif kind == "int":
+        _require(isinstance(value, int) and not isinstance(value, bool), name, "a whole number")
+    else:
+        _require(isinstance(value, int | float), name, "a number")
+
+
+def _parse(name: str, annotation: str, text: str) -> Any:
+    """Returns the value a variable's text stands for."""
+    kind = annotation.removesuffix(" | None")
+    if kind == "bool":
+        _require(text.lower() in _ON | _OFF, name, "0 or 1")
+        return text.lower() in _ON
+    try:
+        return int(text) if kind == "int" else float(text)
+    except ValueError:
+        raise OptionError(f"The option {name} has to be a number, not {text!r}.") from None

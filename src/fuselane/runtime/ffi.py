@@ -1,0 +1,259 @@
+"""Kernels as XLA custom calls: registering the native handler, finding the kernel of a call site.
+
+All call sites share the target `fuselane_kernel`. Each carries two attributes: the kernel's key,
+and the kernel itself as text, so that an executable from JAX's persistent compilation cache or from
+`jax.experimental.serialize_executable` runs even where the kernel cache is empty.
+
+When XLA makes an executable (after compiling or on reading it back), the handler's INSTANTIATE
+stage calls `_resolve` below once per call site. It looks for the kernel among the loaded ones, in
+the cache, and in the attribute, in that order. Running a kernel needs neither Python nor a look-up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Final, final
+
+import jax
+
+from fuselane import config
+from fuselane.codegen.ffi_handler import (
+    EXECUTE_SYMBOL,
+    INSTANTIATE_SYMBOL,
+    RESOLVER_SYMBOL,
+    build_handler_ir,
+)
+from fuselane.codegen.llvm import HostTarget, LoadedObject, compile_object, load_object
+from fuselane.errors import CacheError, RuntimeFailure
+from fuselane.runtime.cache import open_cache
+from fuselane.runtime.kernel import Kernel, compute_key, missing_features
+
+TARGET: Final = "fuselane_kernel"
+"""Custom call target of every kernel."""
+
+MAX_IDLE_KERNELS: Final = 256
+"""Kernels whose executables are gone that stay loaded; beyond it all of them are unloaded."""
+
+_STRING_ATTRIBUTE: Final = 4
+
+
+@final
+class _Span(ctypes.Structure):
+    """XLA_FFI_ByteSpan."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+    def read(self) -> bytes:
+        return ctypes.string_at(self.address, self.size) if self.size else b""
+
+
+@final
+class _Attributes(ctypes.Structure):
+    """XLA_FFI_Attrs."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extensions", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("types", ctypes.POINTER(ctypes.c_int)),
+        ("names", ctypes.POINTER(ctypes.POINTER(_Span))),
+        ("values", ctypes.POINTER(ctypes.c_void_p)),
+    )
+
+    def read_strings(self) -> dict[str, bytes]:
+        """Returns the string attributes by name."""
+        return {
+            self.names[i].contents.read().decode(): _Span.from_address(self.values[i]).read()
+            for i in range(self.size)
+            if self.types[i] == _STRING_ATTRIBUTE
+        }
+
+
+@final
+class _Record(ctypes.Structure):
+    """What the handler needs to run a kernel; `%Kernel` in `codegen.ffi_handler`."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("num_tiles", ctypes.c_int64),
+        ("max_threads", ctypes.c_int64),
+        ("released", ctypes.c_int64),
+    )
+
+
+@final
+@dataclasses.dataclass(slots=True)
+class _Loaded:
+    """A kernel in executable memory, in use by all who acquired and have not released it."""
+
+    library: LoadedObject
+    record: _Record
+    num_acquired: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return bool(self.num_acquired == self.record.released)
+
+
+@final
+class KernelTable:
+    """The kernels loaded into this process, by key."""
+
+    def __init__(self, max_idle: int = MAX_IDLE_KERNELS) -> None:
+        """Makes a table that keeps up to `max_idle` kernels nobody uses any more."""
+        self._loaded: dict[str, _Loaded] = {}
+        self._lock = threading.Lock()
+        self._max_idle = max_idle
+
+    def acquire(self, key: str, find: Callable[[], Kernel]) -> int:
+        """Returns the address of a kernel's record, loading what `find` returns if need be.
+
+        The kernel stays loaded until the handler has counted the record as released.
+        """
+        with self._lock:
+            loaded = self._loaded.get(key)
+            if loaded is None:
+                self._unload_idle()
+                loaded = self._loaded[key] = _load(find())
+            loaded.num_acquired += 1
+            return ctypes.addressof(loaded.record)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._loaded
+
+    def _unload_idle(self) -> None:
+        idle = [key for key, loaded in self._loaded.items() if loaded.is_idle]
+        if len(idle) > self._max_idle:
+            for key in idle:
+                self._loaded.pop(key).library.close()
+
+
+def _load(kernel: Kernel) -> _Loaded:
+    """Loads a kernel.
+
+    Raises:
+        RuntimeFailure: if this machine lacks instructions that it uses.
+    """
+    missing = missing_features(kernel, HostTarget.host())
+    if missing:
+        raise RuntimeFailure(
+            f"A Fuselane kernel was compiled for a machine with {', '.join(missing)}, which this"
+            " one lacks; compile the program anew on this machine."
+        )
+    library = load_object(kernel.object_code)
+    record = _Record(
+        function=library.address(kernel.symbol),
+        num_tiles=kernel.num_tiles,
+        max_threads=kernel.max_threads,
+    )
+    return _Loaded(library, record)
+
+
+table: Final = KernelTable()
+
+
+def custom_call_attributes(kernel: Kernel) -> bytes:
+    """Returns the text for a custom call's `backend_config`: a dictionary in MLIR's syntax."""
+    return f'{{image = "{kernel.to_text()}", key = "{kernel.key}"}}'.encode()
+
+
+def find_kernel(attributes: dict[str, bytes]) -> Kernel:
+    """Returns the kernel that a call site names, from the cache or else from its own attribute.
+
+    Raises:
+        RuntimeFailure: if it is in neither.
+    """
+    key = attributes.get("key", b"").decode()
+    kernel = open_cache(config.cache_dir()).get(key)
+    if kernel is not None:
+        return kernel
+    try:
+        kernel = Kernel.from_text(attributes.get("image", b""))
+    except CacheError as error:
+        raise RuntimeFailure(
+            f"Fuselane's kernel {key[:12]} is neither cached nor in the executable."
+        ) from error
+    if kernel.key != key:
+        raise RuntimeFailure(f"The executable holds another kernel than {key[:12]}.")
+    return kernel
+
+
+def _resolve(pointer: Any, message: int, capacity: int) -> int | None:
+    """Answers the handler: the address of a kernel's record, or None and why not."""
+    try:
+        attributes = pointer.contents.read_strings()
+        key = attributes.get("key", b"").decode()
+        return table.acquire(key, lambda: find_kernel(attributes))
+    except BaseException as error:
+        text = str(error) if isinstance(error, RuntimeFailure) else f"Fuselane failed: {error!r}"
+        encoded = text.encode()[: capacity - 1] + b"\0"
+        ctypes.memmove(message, encoded, len(encoded))
+        return None
+
+
+_RESOLVER: Final = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.POINTER(_Attributes), ctypes.c_void_p, ctypes.c_int64
+)
+_resolver: Final = _RESOLVER(_resolve)
+
+
+def register() -> None:
+    """Registers the handler with XLA's CPU backend; the first call does it, the others nothing.
+
+    Raises:
+        RuntimeFailure: if LLVM or XLA refuses it.
+    """
+    with _register_lock:
+        _register()
+
+
+_register_lock = threading.Lock()
+
+
+@functools.cache
+def _register() -> None:
+    handler = load_object(_handler_kernel().object_code)
+    # XLA keeps these addresses, and calls them even while Python is shutting down.
+    for immortal in (handler, _resolver, table):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(immortal))
+    resolver = ctypes.c_void_p.from_address(handler.address(RESOLVER_SYMBOL))
+    resolver.value = ctypes.cast(_resolver, ctypes.c_void_p).value
+    stages = {
+        "instantiate": _capsule(handler.address(INSTANTIATE_SYMBOL)),
+        "execute": _capsule(handler.address(EXECUTE_SYMBOL)),
+    }
+    try:
+        jax.ffi.register_ffi_target(TARGET, stages, platform="cpu")
+    except Exception as error:
+        raise RuntimeFailure(f"XLA refused Fuselane's handler: {error}") from error
+
+
+def _capsule(address: int) -> Any:
+    wrap: Callable[[Any], Any] = jax.ffi.pycapsule
+    return wrap(ctypes.c_void_p(address))
+
+
+def _handler_kernel() -> Kernel:
+    """Returns the handler's object code, kept like a kernel that has no tiles."""
+    text = build_handler_ir()
+    target = HostTarget.host()
+    key = compute_key("handler", text, repr(target))
+
+    def build() -> Kernel:
+        return Kernel(
+            key=key,
+            symbol=EXECUTE_SYMBOL,
+            object_code=compile_object(text, target),
+            num_tiles=0,
+            max_threads=0,
+            target=target,
+        )
+
+    return open_cache(config.cache_dir()).get_or_build(key, build)

@@ -1,0 +1,77 @@
+"""The place where XLA hands us its modules.
+
+XLA calls a registered transformation once or more per compilation, on a thread of its own that
+Python has not seen before, after its own fusion passes and before scheduling. The transformation
+registered here never raises and, when it fails, leaves the module as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import jaxlib
+from jax.extend import xla
+
+from fuselane.runtime.warning import warn_once
+
+NAME: Final = "fuselane"
+
+Transformation = Callable[[bytes], bytes | None]
+
+_lock = threading.Lock()
+_current: list[Transformation] = []
+_registered: list[str] = []
+
+
+def install(transformation: Transformation) -> None:
+    """Makes XLA's CPU compiler call a function with every module; replaces the one before.
+
+    The function gets a serialized HloModuleProto and returns a changed one, or None to leave it.
+    It stays registered for the life of the process: taking it out while another thread compiles
+    could deadlock on a lock inside XLA, so switching off is up to the function.
+    """
+    with _lock:
+        _current[:] = [transformation]
+        if not _registered:
+            _register()
+            _registered.append(NAME)
+
+
+def is_installed() -> bool:
+    """Whether XLA has been given the hook."""
+    return bool(_registered)
+
+
+def _register() -> None:
+    register = getattr(getattr(jaxlib, "_xla", None), "register_xla_transform", None)
+    if register is not None:
+        # What the public function comes down to for the CPU. Since JAX 0.11 that one also starts
+        # all backends, too early for settings still to come, and endless inside a JAX plug-in.
+        register(NAME, xla.PipelineStage.PRE_SCHEDULER.value, _call)
+    else:
+        xla.register_hlo_module_transformation(
+            _call, name=NAME, stage=xla.PipelineStage.PRE_SCHEDULER, platforms="cpu"
+        )
+
+
+def _call(module: bytes) -> bytes | None:
+    """Runs the current transformation and keeps its failures from XLA."""
+    try:
+        return _current[0](module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        warn_once(f"Fuselane failed and left a program to XLA: {describe(error)}")
+        return None
+
+
+def describe(error: BaseException) -> str:
+    """Returns one line that names an exception, what it says and where it came from."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" ({trace.tb_frame.f_code.co_name}:{trace.tb_lineno})"
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"

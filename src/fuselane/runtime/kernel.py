@@ -1,0 +1,113 @@
+"""A compiled kernel, and its form in files and in HLO attributes."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from fuselane.codegen.llvm import HostTarget
+from fuselane.errors import CacheError
+
+_MAGIC: Final = b"fuselane kernel 1\n"
+_DIGEST_BYTES: Final = 32
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Machine code of one lane program and how to run it.
+
+    The function has the C signature
+    `void (void** inputs, void** outputs, int64_t first_tile, int64_t last_tile)`.
+
+    Attributes:
+        key: Hash of everything the machine code follows from, as hex digits.
+        symbol: Name of the function in the object.
+        object_code: An object file for `target`.
+        num_tiles: Independent pieces of work, numbered from 0.
+        max_threads: Most threads that may run tiles at once; 0 is no limit.
+        target: The machine it was compiled for.
+    """
+
+    key: str
+    symbol: str
+    object_code: bytes
+    num_tiles: int
+    max_threads: int
+    target: HostTarget
+
+    @property
+    def num_bytes(self) -> int:
+        """Returns about how much memory or disk the kernel takes."""
+        return len(self.object_code) + 512
+
+    def to_bytes(self) -> bytes:
+        """Returns the kernel as bytes that `from_bytes` checks and reads back."""
+        fields = {name: getattr(self, name) for name in _HEADER_FIELDS}
+        header = json.dumps(fields | dataclasses.asdict(self.target)).encode()
+        body = struct.pack("<I", len(header)) + header + self.object_code
+        return _MAGIC + hashlib.sha256(body).digest() + body
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Kernel:
+        """Returns the kernel that `to_bytes` wrote.
+
+        Raises:
+            CacheError: if the bytes are not whole and unchanged.
+        """
+        start = len(_MAGIC) + _DIGEST_BYTES
+        body = data[start:]
+        if (
+            data[: len(_MAGIC)] != _MAGIC
+            or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]
+        ):
+            raise CacheError("The bytes are not a kernel, or not a whole one.")
+        size = int(struct.unpack_from("<I", body)[0]) + 4
+        fields: dict[str, Any] = json.loads(body[4:size])
+        target = HostTarget(**{name: fields.pop(name) for name in _TARGET_FIELDS})
+        return Kernel(**fields, target=target, object_code=body[size:])
+
+    def to_text(self) -> str:
+        """Returns `to_bytes`, compressed, in ASCII letters, digits, `+`, `/` and `=`."""
+        return base64.b64encode(zlib.compress(self.to_bytes(), 6)).decode()
+
+    @staticmethod
+    def from_text(text: bytes) -> Kernel:
+        """Returns the kernel that `to_text` wrote.
+
+        Raises:
+            CacheError: if the text is not whole and unchanged.
+        """
+        try:
+            data = zlib.decompress(base64.b64decode(text, validate=True))
+        except (ValueError, zlib.error) as error:
+            raise CacheError(f"The text is not a kernel: {error}.") from error
+        return Kernel.from_bytes(data)
+
+
+_HEADER_FIELDS: Final = ("key", "symbol", "num_tiles", "max_threads")
+_TARGET_FIELDS: Final = tuple(field.name for field in dataclasses.fields(HostTarget))
+
+
+def compute_key(*parts: str) -> str:
+    """Returns the hash, as 64 hex digits, of the texts a kernel follows from."""
+    digest = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode()
+        digest.update(struct.pack("<Q", len(encoded)) + encoded)
+    return digest.hexdigest()
+
+
+def missing_features(kernel: Kernel, host: HostTarget) -> tuple[str, ...]:
+    """Returns what a kernel needs and a machine lacks: its architecture, or instruction sets."""
+    architecture = kernel.target.triple.partition("-")[0]
+    if architecture != host.triple.partition("-")[0]:
+        return (architecture,)
+    needed = {word for word in kernel.target.features.split(",") if word.startswith("+")}
+    return tuple(sorted(word[1:] for word in needed - set(host.features.split(","))))

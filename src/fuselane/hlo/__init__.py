@@ -6,8 +6,9 @@ from __future__ import annotations
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import literal_to_numpy, numpy_to_literal
-from fuselane.hlo.module import HloModule, SourceLine
+from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.source_lines import SourceLine
 from fuselane.hlo.verifier import verify, verify_computation
 
 __all__ = [

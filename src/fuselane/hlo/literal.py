@@ -29,7 +29,7 @@ def literal_to_numpy(literal: Message) -> np.ndarray[Any, Any]:
     """Returns a LiteralProto's elements as a read-only array in the literal's logical shape.
 
     PRED gives bool; BF16, the 8-bit floats and the 4- and 2-bit integers give ml_dtypes' types.
-    Exact: bit patterns of NaNs survive.
+    Exact: bit patterns of NaNs survive. Types below 8 bits take a byte per element.
 
     Raises:
         VerificationError: if the literal is a tuple, has dynamic sizes or does not hold as many
@@ -37,7 +37,7 @@ def literal_to_numpy(literal: Message) -> np.ndarray[Any, Any]:
     """
     shape = Shape.from_proto(literal.shape)
     dtype = shape.element_type.dtype
-    flat = _read_elements(literal, shape.element_type, shape.num_elements, dtype)
+    flat = _read_elements(literal, shape.element_type, dtype)
     if flat.size != shape.num_elements:
         raise VerificationError(f"A literal of shape {shape} holds {flat.size} elements.")
     array = _from_physical_order(flat, shape)
@@ -75,7 +75,7 @@ def _to_physical_order(array: np.ndarray[Any, Any], shape: Shape) -> np.ndarray[
 
 
 def _read_elements(
-    literal: Message, element_type: PrimitiveType, count: int, dtype: np.dtype[Any]
+    literal: Message, element_type: PrimitiveType, dtype: np.dtype[Any]
 ) -> np.ndarray[Any, Any]:
     if element_type in _VARINT_FIELDS:
         return np.array(list(getattr(literal, _VARINT_FIELDS[element_type])), dtype)
@@ -83,8 +83,6 @@ def _read_elements(
         packed = PackedLiteralProto.FromString(literal.SerializeToString())
         return np.frombuffer(getattr(packed, _FIXED_WIDTH_FIELDS[element_type]), dtype)
     data = getattr(literal, f"{element_type.lower}s")
-    if element_type.bits in (2, 4):
-        return _unpack(data, element_type.bits, count).view(dtype)
     return np.frombuffer(data, dtype)
 
 
@@ -97,26 +95,8 @@ def _write_elements(
         packed = PackedLiteralProto()
         setattr(packed, _FIXED_WIDTH_FIELDS[element_type], flat.tobytes())
         literal.MergeFromString(packed.SerializeToString())
-    elif element_type.bits in (2, 4):
-        packed_bytes = _pack(flat.view(np.uint8), element_type.bits)
-        setattr(literal, f"{element_type.lower}s", packed_bytes)
+    elif element_type.bits < 8:
+        mask = np.uint8((1 << element_type.bits) - 1)
+        setattr(literal, f"{element_type.lower}s", (flat.view(np.uint8) & mask).tobytes())
     else:
         setattr(literal, f"{element_type.lower}s", flat.tobytes())
-
-
-def _unpack(data: bytes, bits: int, count: int) -> np.ndarray[Any, Any]:
-    """Returns one byte per element; XLA packs the first element into the lowest bits of the first
-    byte."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    mask = np.uint8((1 << bits) - 1)
-    elements = (np.frombuffer(data, np.uint8)[:, None] >> shifts) & mask
-    return elements.reshape(-1)[:count]
-
-
-def _pack(elements: np.ndarray[Any, Any], bits: int) -> bytes:
-    per_byte = 8 // bits
-    padded = np.zeros((-(-elements.size // per_byte), per_byte), np.uint8)
-    padded.reshape(-1)[: elements.size] = elements & np.uint8((1 << bits) - 1)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    packed = np.bitwise_or.reduce(padded << shifts, axis=1).astype(np.uint8)
-    return bytes(packed)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Final, final
 
@@ -13,34 +12,10 @@ from fuselane.errors import VerificationError
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.proto import HloModuleProto, Message
+from fuselane.hlo.schedule import update_schedule
+from fuselane.hlo.source_lines import SourceLine, SourceLines
 
 _COMPUTATION_SHIFT: Final = 32
-_JAX_DIRECTORIES: Final = (
-    "/site-packages/jax/",
-    "/site-packages/jaxlib/",
-    "/dist-packages/jax/",
-    "/dist-packages/jaxlib/",
-    "/jax/_src/",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceLine:
-    """A line of the user's program.
-
-    Attributes:
-        file: Path as Python knew it.
-        line: Counted from 1.
-        function: Qualified name, or empty if unknown.
-    """
-
-    file: str
-    line: int
-    function: str = ""
-
-    def __str__(self) -> str:
-        name = self.file.rpartition("/")[2]
-        return f"{name}:{self.line}" + (f" ({self.function})" if self.function else "")
 
 
 @final
@@ -114,25 +89,9 @@ class HloModule:
         if has_new_signature:
             message.host_program_shape.CopyFrom(self.entry.program_shape())
         if message.schedule.sequences:
-            self._update_schedule(message.schedule)
+            update_schedule(message.schedule, self.computations)
         data: bytes = message.SerializeToString()
         return data
-
-    def _update_schedule(self, schedule: Message) -> None:
-        """Makes the sequences those of today's computations; a sequence still complete stays."""
-        by_id = {computation.id: computation for computation in self.computations}
-        kept = [entry for entry in schedule.sequences if entry.key in by_id]
-        for entry in kept:
-            computation = by_id[entry.key]
-            if set(entry.value.instruction_ids) != {i.id for i in computation.instructions}:
-                entry.value.instruction_ids[:] = [i.id for i in computation.post_order()]
-        present = {entry.key for entry in kept}
-        del schedule.sequences[:]
-        schedule.sequences.extend(kept)
-        for computation in self.computations:
-            if computation.id not in present and not computation.is_fusion:
-                entry = schedule.sequences.add(key=computation.id)
-                entry.value.instruction_ids.extend(i.id for i in computation.post_order())
 
     def __repr__(self) -> str:
         return f"module {self.name}"
@@ -186,34 +145,11 @@ class HloModule:
 
         Frames inside JAX itself are passed over where there are others.
         """
-        metadata = instruction.proto.metadata
-        frames = self._stack(metadata.stack_frame_id)
-        if frames:
-            return next((frame for frame in frames if not _is_jax(frame.file)), frames[0])
-        if metadata.source_file:
-            return SourceLine(metadata.source_file, metadata.source_line)
-        return None
-
-    def _stack(self, frame_id: int) -> list[SourceLine]:
-        """Returns a frame and its callers, innermost first."""
-        frames = self._frames
-        stack: list[SourceLine] = []
-        while 1 <= frame_id <= len(frames) and len(stack) <= len(frames):
-            line, frame_id = frames[frame_id - 1]
-            stack.append(line)
-        return stack
+        return self._source_lines.find(instruction.proto.metadata)
 
     @cached_property
-    def _frames(self) -> list[tuple[SourceLine, int]]:
-        """Each stack frame's line and its caller's frame id; ids count from 1, 0 is none."""
-        index = self.proto.stack_frame_index
-        files = ["", *index.file_names]
-        functions = ["", *index.function_names]
-        locations = [SourceLine("", 0)]
-        for location in index.file_locations:
-            file, function = files[location.file_name_id], functions[location.function_name_id]
-            locations.append(SourceLine(file, location.line, function))
-        return [(locations[f.file_location_id], f.parent_frame_id) for f in index.stack_frames]
+    def _source_lines(self) -> SourceLines:
+        return SourceLines(self.proto.stack_frame_index)
 
 
 class _Ids:
@@ -223,9 +159,11 @@ class _Ids:
     in it (low); before, ids counted through the module. New ids follow what the module does.
     """
 
-    def __init__(self, computations: Iterable[HloComputation]) -> None:
-        self._last = {c.id: max((i.id for i in c.instructions), default=0) for c in computations}
-        self._last_computation = max(self._last, default=0)
+    def __init__(self, computations: Sequence[HloComputation]) -> None:
+        self._last = {
+            c.id: max(i.id for i in c.instructions) for c in computations if c.instructions
+        }
+        self._last_computation = max((c.id for c in computations), default=0)
         self._last_in_module = max(self._last.values(), default=0)
         self._is_composite = not self._last or self._last_in_module >> _COMPUTATION_SHIFT > 0
 
@@ -253,7 +191,3 @@ def _unique(name: str, taken: set[str]) -> str:
         number += 1
     taken.add(candidate)
     return candidate
-
-
-def _is_jax(file: str) -> bool:
-    return any(directory in file for directory in _JAX_DIRECTORIES)

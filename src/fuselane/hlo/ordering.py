@@ -20,12 +20,12 @@ def post_order(items: Iterable[_T], dependencies: Callable[[_T], Sequence[_T]]) 
     """
     order: dict[_T, None] = {}
     for item in items:
-        if item in order:
-            continue
-        if all(dependency in order for dependency in dependencies(item)):
-            order[item] = None
+        for dependency in dependencies(item):
+            if dependency not in order:
+                _append_with_dependencies(item, dependencies, order)
+                break
         else:
-            _append_with_dependencies(item, dependencies, order)
+            order[item] = None
     return list(order)
 
 

@@ -16,8 +16,8 @@ def verify(module: HloModule) -> None:
 
     Raises:
         VerificationError: naming the first rule broken: the rules of `verify_computation`; ids
-            unique in the module; entry and called computations in the module; no recursion; a
-            schedule, if there is one, complete.
+            and names unique in the module; entry and called computations in the module; no
+            recursion. A schedule is not looked at: writing the module brings it up to date.
     """
     _check_unique((c.id for c in module.computations), f"computation ids of {module.name}")
     _check_unique((c.name for c in module.computations), f"computation names of {module.name}")
@@ -33,7 +33,6 @@ def verify(module: HloModule) -> None:
     instructions = [i for computation in module.computations for i in computation.instructions]
     _check_unique((i.id for i in instructions), f"instruction ids of {module.name}")
     _check_unique((i.name for i in instructions), f"instruction names of {module.name}")
-    _check_schedule(module)
 
 
 def verify_computation(computation: HloComputation) -> None:
@@ -174,29 +173,3 @@ def _require_shape(instruction: HloInstruction, shape: Shape, source: str) -> No
         raise VerificationError(
             f"{instruction.name} has shape {instruction.shape}, but {source} say {shape}."
         )
-
-
-def _check_schedule(module: HloModule) -> None:
-    """A schedule must order exactly the computations and instructions that it had when the module
-    was read.
-
-    `HloModule.to_bytes` completes sequences for instructions added or removed since; what it can't
-    repair is a sequence that contradicts operands.
-    """
-    computations = {computation.id: computation for computation in module.computations}
-    for entry in module.proto.schedule.sequences:
-        computation = computations.get(entry.key)
-        if computation is not None:
-            _check_sequence(computation, list(entry.value.instruction_ids))
-
-
-def _check_sequence(computation: HloComputation, ids: Sequence[int]) -> None:
-    position = {instruction_id: number for number, instruction_id in enumerate(ids)}
-    if set(position) != {i.id for i in computation.instructions}:
-        return
-    for instruction in computation.instructions:
-        for operand in instruction.operands:
-            if position[operand.id] > position[instruction.id]:
-                raise VerificationError(
-                    f"{instruction.name} is scheduled before its operand {operand.name}."
-                )

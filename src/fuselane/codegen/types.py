@@ -251,3 +251,10 @@ def _intrinsic_suffix(type_: ir.Type) -> str:
     scalar = str(scalar_type(type_))
     width = width_of(type_)
     return (f"v{width}" if width else "") + _INTRINSIC_SUFFIXES.get(scalar, scalar)
+
+
+def any_lane(builder: ir.IRBuilder, predicate: ir.Value) -> ir.Value:
+    """Returns an `i1`: whether a predicate holds in some lane; a scalar one as it is."""
+    if not is_vector(predicate):
+        return predicate
+    return call_intrinsic(builder, "llvm.vector.reduce.or", [predicate], ir.IntType(1))

@@ -1,0 +1,169 @@
+"""Division and remainder: integers with XLA's edge cases, floats exactly, lanes together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from llvmlite import ir
+
+from fuselane.codegen.loops import emit_choice, emit_while_loop
+from fuselane.codegen.types import (
+    any_lane,
+    call_intrinsic,
+    constant_value,
+    float_constant,
+    integer_constant,
+    is_vector,
+    like,
+    scalar_type,
+)
+
+
+def emit_divide(
+    builder: ir.IRBuilder, is_signed: bool, dividend: ir.Value, divisor: ir.Value
+) -> ir.Value:
+    """Divides integers, rounding towards zero; see `emit_integer` for the edge cases."""
+    if _is_harmless(divisor, is_signed):
+        return (builder.sdiv if is_signed else builder.udiv)(dividend, divisor)
+    safe, is_zero = _safe_divisor(builder, dividend, divisor, is_signed)
+    quotient = _quotient(builder, dividend, safe, is_signed)
+    return builder.select(is_zero, integer_constant(dividend.type, -1), quotient)
+
+
+def emit_remainder(
+    builder: ir.IRBuilder, is_signed: bool, dividend: ir.Value, divisor: ir.Value
+) -> ir.Value:
+    """Returns the remainder of `emit_divide`, with the dividend's sign."""
+    if _is_harmless(divisor, is_signed):
+        return (builder.srem if is_signed else builder.urem)(dividend, divisor)
+    safe, is_zero = _safe_divisor(builder, dividend, divisor, is_signed)
+    quotient = _quotient(builder, dividend, safe, is_signed)
+    remainder = builder.sub(dividend, builder.mul(quotient, safe))
+    return builder.select(is_zero, dividend, remainder)
+
+
+def _is_harmless(divisor: ir.Value, is_signed: bool) -> bool:
+    """Says whether a divisor is a constant with which nothing can go wrong."""
+    known = constant_value(divisor)
+    minus_one = (1 << scalar_type(divisor).width) - 1
+    return known is not None and known != 0 and not (is_signed and known == minus_one)
+
+
+def _safe_divisor(
+    builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value, is_signed: bool
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the divisor with 1 in place of what would trap, and whether it was zero."""
+    type_ = divisor.type
+    is_zero = builder.icmp_unsigned("==", divisor, integer_constant(type_, 0))
+    traps = is_zero
+    if is_signed:
+        least = integer_constant(type_, 1 << (scalar_type(type_).width - 1))
+        overflows = builder.and_(
+            builder.icmp_unsigned("==", dividend, least),
+            builder.icmp_unsigned("==", divisor, integer_constant(type_, -1)),
+        )
+        traps = builder.or_(is_zero, overflows)
+    return builder.select(traps, integer_constant(type_, 1), divisor), is_zero
+
+
+def _quotient(
+    builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value, is_signed: bool
+) -> ir.Value:
+    """Divides by a divisor that cannot trap.
+
+    Vectors of up to 32 bits go through floats, since CPUs divide no integer vectors. That is exact:
+    a quotient that is no integer is at least 1 / dividend (relative) away from the next one, which
+    is more than the float's rounding error.
+    """
+    bits = scalar_type(dividend).width
+    if not is_vector(dividend) or bits > 32:
+        return (builder.sdiv if is_signed else builder.udiv)(dividend, divisor)
+    floating = like(dividend, ir.FloatType() if bits <= 16 else ir.DoubleType())
+    to_float = builder.sitofp if is_signed else builder.uitofp
+    quotient = builder.fdiv(to_float(dividend, floating), to_float(divisor, floating))
+    return (builder.fptosi if is_signed else builder.fptoui)(quotient, dividend.type)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _FloatFormat:
+    mantissa_bits: int
+    max_finite: float
+    integer: ir.Type
+
+
+_FORMATS: Final = {
+    "float": _FloatFormat(23, 3.4028234663852886e38, ir.IntType(32)),
+    "double": _FloatFormat(52, 1.7976931348623157e308, ir.IntType(64)),
+}
+
+
+def emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
+    """Returns the C library's fmod of two F32 or F64 values, exactly, without a call.
+
+    Where the quotient fits the mantissa, x - trunc(x / y) * y is exact with one FMA: the quotient
+    may come out one too large, never too small, and the result is a multiple of y's last bit. A
+    vector with a larger quotient in some lane branches to a loop that divides by y scaled up by
+    powers of two. Denormal operands count as zero and results are flushed, as in XLA:CPU.
+    """
+    x = call_intrinsic(builder, "llvm.fabs", [dividend])
+    y = call_intrinsic(builder, "llvm.fabs", [divisor])
+    limit = float_constant(x.type, 2.0 ** _FORMATS[str(scalar_type(x))].mantissa_bits)
+    quotient = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(x, y)])
+    direct = _subtract_multiple(builder, x, y, quotient)
+    is_large = any_lane(builder, builder.fcmp_ordered(">=", quotient, limit))
+    (result,) = emit_choice(
+        builder, is_large, lambda: [_reduce_stepwise(builder, x, y, direct)], [direct]
+    )
+    return call_intrinsic(builder, "llvm.copysign", [result, dividend])
+
+
+def _subtract_multiple(
+    builder: ir.IRBuilder, x: ir.Value, y: ir.Value, quotient: ir.Value
+) -> ir.Value:
+    """Returns x - quotient * y for a quotient that is right or one too large; x for infinite y."""
+    largest = float_constant(x.type, _FORMATS[str(scalar_type(x))].max_finite)
+    finite = builder.select(builder.fcmp_ordered(">", y, largest), largest, y)
+    rest = call_intrinsic(builder, "llvm.fma", [builder.fneg(quotient), finite, x])
+    is_negative = builder.fcmp_ordered("<", rest, float_constant(x.type, 0.0))
+    return builder.select(is_negative, builder.fadd(rest, finite), rest)
+
+
+def _reduce_stepwise(
+    builder: ir.IRBuilder, x: ir.Value, y: ir.Value, otherwise: ir.Value
+) -> ir.Value:
+    """Returns fmod(x, y), neither negative; `otherwise` where y is 0 or x not finite."""
+    infinity = float_constant(x.type, float("inf"))
+    zero = float_constant(x.type, 0.0)
+    is_regular = builder.and_(
+        builder.fcmp_ordered("<", x, infinity), builder.fcmp_ordered(">", y, zero)
+    )
+    start = builder.select(is_regular, x, zero)
+
+    def is_running(values: list[ir.Value]) -> ir.Value:
+        return any_lane(builder, builder.fcmp_ordered(">=", values[0], y))
+
+    def step(values: list[ir.Value]) -> list[ir.Value]:
+        rest = values[0]
+        scaled = _scale_towards(builder, y, rest)
+        quotient = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(rest, scaled)])
+        following = _subtract_multiple(builder, rest, scaled, quotient)
+        return [builder.select(builder.fcmp_ordered(">=", rest, y), following, rest)]
+
+    (rest,) = emit_while_loop(builder, [start], is_running, step, name="remainder")
+    return builder.select(is_regular, rest, otherwise)
+
+
+def _scale_towards(builder: ir.IRBuilder, y: ir.Value, rest: ir.Value) -> ir.Value:
+    """Returns y times the least power of two with which rest / y fits the mantissa; y > 0."""
+    floats = _FORMATS[str(scalar_type(y))]
+    integer = like(y, floats.integer)
+    shift = integer_constant(integer, floats.mantissa_bits)
+    bits = builder.bitcast(y, integer)
+    distance = builder.sub(
+        builder.lshr(builder.bitcast(rest, integer), shift), builder.lshr(bits, shift)
+    )
+    excess = builder.sub(distance, integer_constant(integer, floats.mantissa_bits - 1))
+    steps = call_intrinsic(builder, "llvm.smax", [excess, integer_constant(integer, 0)])
+    return builder.bitcast(builder.add(bits, builder.shl(steps, shift)), y.type)

@@ -1,0 +1,192 @@
+"""Elementwise instructions on integers and booleans, bitwise as XLA:CPU computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from llvmlite import ir
+
+from fuselane.codegen.elemental.division import emit_divide, emit_remainder
+from fuselane.codegen.loops import emit_while_loop
+from fuselane.codegen.types import (
+    any_lane,
+    call_intrinsic,
+    constant_value,
+    integer_constant,
+    scalar_type,
+)
+from fuselane.hlo.shape import PrimitiveType
+
+
+def emit_integer(
+    builder: ir.IRBuilder,
+    opcode: str,
+    operands: Sequence[ir.Value],
+    element_type: PrimitiveType,
+) -> ir.Value:
+    """Emits one of INTEGER_OPCODES; arithmetic wraps, operands and result have one type.
+
+    Divide by zero gives all bits set, the remainder is then the dividend; the least number divided
+    by -1 is itself, remainder 0. Shift amounts count as unsigned; at or past the width all bits are
+    shifted out. Of PRED values, minimum and multiply are `and`, maximum and add `or`.
+    """
+    if element_type is PrimitiveType.PRED and opcode in _BOOLEAN_INSTRUCTIONS:
+        return getattr(builder, _BOOLEAN_INSTRUCTIONS[opcode])(*operands)
+    if opcode in _INSTRUCTIONS:
+        return getattr(builder, _INSTRUCTIONS[opcode])(*operands)
+    if opcode in _SHIFTS:
+        return _SHIFTS[opcode](builder, *operands)
+    return _SIGNED_OR_UNSIGNED[opcode](builder, element_type.is_signed, *operands)
+
+
+def _emit_extremum(
+    builder: ir.IRBuilder, kind: str, is_signed: bool, lhs: ir.Value, rhs: ir.Value
+) -> ir.Value:
+    return call_intrinsic(builder, f"llvm.{'s' if is_signed else 'u'}{kind}", [lhs, rhs])
+
+
+def _emit_maximum(builder: ir.IRBuilder, is_signed: bool, lhs: ir.Value, rhs: ir.Value) -> ir.Value:
+    return _emit_extremum(builder, "max", is_signed, lhs, rhs)
+
+
+def _emit_minimum(builder: ir.IRBuilder, is_signed: bool, lhs: ir.Value, rhs: ir.Value) -> ir.Value:
+    return _emit_extremum(builder, "min", is_signed, lhs, rhs)
+
+
+def _emit_clamp(
+    builder: ir.IRBuilder, is_signed: bool, low: ir.Value, value: ir.Value, high: ir.Value
+) -> ir.Value:
+    raised = _emit_maximum(builder, is_signed, low, value)
+    return _emit_minimum(builder, is_signed, raised, high)
+
+
+def _emit_abs(builder: ir.IRBuilder, is_signed: bool, value: ir.Value) -> ir.Value:
+    return _call_total(builder, "llvm.abs", value) if is_signed else value
+
+
+def _emit_sign(builder: ir.IRBuilder, is_signed: bool, value: ir.Value) -> ir.Value:
+    one = integer_constant(value.type, 1)
+    at_most_one = _emit_minimum(builder, is_signed, value, one)
+    if not is_signed:
+        return at_most_one
+    return _emit_maximum(builder, True, at_most_one, integer_constant(value.type, -1))
+
+
+def _emit_negate(builder: ir.IRBuilder, _: bool, value: ir.Value) -> ir.Value:
+    return builder.sub(integer_constant(value.type, 0), value)
+
+
+def _emit_not(builder: ir.IRBuilder, _: bool, value: ir.Value) -> ir.Value:
+    return builder.xor(value, integer_constant(value.type, -1))
+
+
+def _emit_popcnt(builder: ir.IRBuilder, _: bool, value: ir.Value) -> ir.Value:
+    return call_intrinsic(builder, "llvm.ctpop", [value])
+
+
+def _emit_leading_zeros(builder: ir.IRBuilder, _: bool, value: ir.Value) -> ir.Value:
+    return _call_total(builder, "llvm.ctlz", value)
+
+
+def _call_total(builder: ir.IRBuilder, name: str, value: ir.Value) -> ir.Value:
+    """Calls an intrinsic whose second operand, here false, would make an edge case undefined."""
+    return call_intrinsic(builder, name, [value, ir.Constant(ir.IntType(1), 0)])
+
+
+def _emit_logical_shift(
+    builder: ir.IRBuilder, instruction: str, value: ir.Value, amount: ir.Value
+) -> ir.Value:
+    shifted = getattr(builder, instruction)(value, amount)
+    if _is_shift_in_range(amount):
+        return shifted
+    bits = integer_constant(amount.type, scalar_type(amount).width)
+    in_range = builder.icmp_unsigned("<", amount, bits)
+    return builder.select(in_range, shifted, integer_constant(value.type, 0))
+
+
+def _emit_shift_left(builder: ir.IRBuilder, value: ir.Value, amount: ir.Value) -> ir.Value:
+    return _emit_logical_shift(builder, "shl", value, amount)
+
+
+def _emit_shift_right_logical(builder: ir.IRBuilder, value: ir.Value, amount: ir.Value) -> ir.Value:
+    return _emit_logical_shift(builder, "lshr", value, amount)
+
+
+def _emit_shift_right_arithmetic(
+    builder: ir.IRBuilder, value: ir.Value, amount: ir.Value
+) -> ir.Value:
+    if not _is_shift_in_range(amount):
+        most = integer_constant(amount.type, scalar_type(amount).width - 1)
+        amount = _emit_minimum(builder, False, amount, most)
+    return builder.ashr(value, amount)
+
+
+def _is_shift_in_range(amount: ir.Value) -> bool:
+    known = constant_value(amount)
+    return known is not None and known < scalar_type(amount).width
+
+
+def _emit_power(
+    builder: ir.IRBuilder, is_signed: bool, base: ir.Value, exponent: ir.Value
+) -> ir.Value:
+    """Squares and multiplies, modulo the width; 0 for a negative exponent unless base is a unit."""
+    one, zero = integer_constant(base.type, 1), integer_constant(base.type, 0)
+
+    def is_running(values: list[ir.Value]) -> ir.Value:
+        return any_lane(builder, builder.icmp_unsigned("!=", values[2], zero))
+
+    def step(values: list[ir.Value]) -> list[ir.Value]:
+        result, square, rest = values
+        odd = builder.trunc(rest, builder.icmp_unsigned("!=", rest, zero).type)
+        return [
+            builder.select(odd, builder.mul(result, square), result),
+            builder.mul(square, square),
+            builder.lshr(rest, one),
+        ]
+
+    positive = emit_while_loop(builder, [one, base, exponent], is_running, step, name="power")[0]
+    if not is_signed:
+        return positive
+    is_unit = builder.icmp_unsigned("<=", builder.add(base, one), integer_constant(base.type, 2))
+    return builder.select(
+        builder.or_(builder.icmp_signed(">=", exponent, zero), is_unit), positive, zero
+    )
+
+
+_INSTRUCTIONS: Final = {
+    "add": "add",
+    "and": "and_",
+    "multiply": "mul",
+    "or": "or_",
+    "subtract": "sub",
+    "xor": "xor",
+}
+_BOOLEAN_INSTRUCTIONS: Final = {
+    "add": "or_",
+    "maximum": "or_",
+    "minimum": "and_",
+    "multiply": "and_",
+}
+_SHIFTS: Final[dict[str, Callable[..., ir.Value]]] = {
+    "shift-left": _emit_shift_left,
+    "shift-right-arithmetic": _emit_shift_right_arithmetic,
+    "shift-right-logical": _emit_shift_right_logical,
+}
+_SIGNED_OR_UNSIGNED: Final[dict[str, Callable[..., ir.Value]]] = {
+    "abs": _emit_abs,
+    "clamp": _emit_clamp,
+    "count-leading-zeros": _emit_leading_zeros,
+    "divide": emit_divide,
+    "maximum": _emit_maximum,
+    "minimum": _emit_minimum,
+    "negate": _emit_negate,
+    "not": _emit_not,
+    "popcnt": _emit_popcnt,
+    "power": _emit_power,
+    "remainder": emit_remainder,
+    "sign": _emit_sign,
+}
+
+INTEGER_OPCODES = frozenset(_INSTRUCTIONS) | frozenset(_SHIFTS) | frozenset(_SIGNED_OR_UNSIGNED)
+"""Opcodes `emit_integer` knows."""

@@ -87,12 +87,14 @@ class NormalLoop:
     Attributes:
         region: The new computation; its root is the tuple of what is needed of the loop's result.
         operands: For each of the region's parameters the instruction of the user's module that supplies it.
-        output_indices: For each element of the root the tuple index of the user's `while` it stands for.
-        invariants: Tuple indices whose value never changes -> the instruction of the user's module that has it.
+        element_indices: For each element of the region's loop the tuple index of the user's `while`.
+        output_indices: For each element of the root the tuple index of the user's `while`.
+        invariants: Tuple indices whose value never changes -> the instruction that supplies it.
     """
 
     region: HloComputation
     operands: tuple[HloInstruction, ...]
+    element_indices: tuple[int, ...]
     output_indices: tuple[int, ...]
     invariants: Mapping[int, HloInstruction]
 
@@ -118,6 +120,7 @@ class _Normaliser:
         self._operands: list[HloInstruction] = []
         self._applied: dict[int, HloComputation] = {}
         self._in_condition = 0
+        self._kept_elements: Sequence[int] = ()
 
     def run(self) -> NormalLoop:
         loop = self._loop
@@ -142,6 +145,7 @@ class _Normaliser:
         return NormalLoop(
             region=region,
             operands=operands,
+            element_indices=tuple(self._kept_elements),
             output_indices=tuple(changing),
             invariants={i: initial.operands[i] for i in sorted(carry.invariant)},
         )
@@ -300,6 +304,8 @@ class _Normaliser:
             if _is_constant(initial[i])
         }
         kept = [i for i in sorted(carry.needed) if i not in constants]
+        if loop is self._loop:
+            self._kept_elements = kept
         leaves = [leaf for i in kept for leaf in _leaves(initial[i])]
         initial_tuple = builder.tuple(leaves)
         called = []

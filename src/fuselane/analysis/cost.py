@@ -1,0 +1,142 @@
+"""What instructions cost, in vector operations of one block of lanes.
+
+The unit is one cheap vector instruction on one register of lanes. Transcendentals are weighed by the length of their polynomial,
+64-bit integer multiplications and divisions by how vector units do them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from fuselane.hlo.instruction import HloInstruction
+
+OPCODE_COST: Final[dict[str, float]] = {
+    # Elementwise, one instruction or two.
+    "abs": 1,
+    "add": 1,
+    "and": 1,
+    "bitcast-convert": 0,
+    "ceil": 1,
+    "clamp": 2,
+    "compare": 1,
+    "convert": 1,
+    "floor": 1,
+    "is-finite": 2,
+    "maximum": 2,
+    "minimum": 2,
+    "multiply": 1,
+    "negate": 1,
+    "not": 1,
+    "or": 1,
+    "round-nearest-afz": 4,
+    "round-nearest-even": 1,
+    "select": 1,
+    "shift-left": 1,
+    "shift-right-arithmetic": 1,
+    "shift-right-logical": 1,
+    "sign": 3,
+    "subtract": 1,
+    "xor": 1,
+    # Elementwise, a sequence of instructions.
+    "atan2": 30,
+    "cbrt": 20,
+    "cosine": 15,
+    "count-leading-zeros": 4,
+    "divide": 6,
+    "erf": 20,
+    "exponential": 12,
+    "exponential-minus-one": 15,
+    "log": 15,
+    "log-plus-one": 18,
+    "logistic": 18,
+    "popcnt": 4,
+    "power": 40,
+    "reduce-precision": 6,
+    "remainder": 12,
+    "rsqrt": 6,
+    "sine": 15,
+    "sqrt": 6,
+    "tan": 25,
+    "tanh": 15,
+    # Data movement: in registers it is free, from memory it is a load or store.
+    "broadcast": 0,
+    "concatenate": 0,
+    "constant": 0,
+    "dynamic-slice": 1,
+    "dynamic-update-slice": 1,
+    "get-tuple-element": 0,
+    "iota": 0,
+    "pad": 0,
+    "parameter": 0,
+    "reduce": 1,
+    "reshape": 0,
+    "reverse": 0,
+    "slice": 0,
+    "transpose": 0,
+    "tuple": 0,
+    # A loop costs what its body costs, each time.
+    "while": 0,
+}
+"""Vector operations per element of the result."""
+
+UNKNOWN_TRIP_COUNT: Final = 16
+"""Assumed for an inner loop whose trip count is not known."""
+
+TripCount = Callable[[HloInstruction], int | None]
+"""Trip count of a `while`, or None if unknown."""
+
+
+def residual_elements(instruction: HloInstruction, lane_dimension: int | None) -> int:
+    """Returns how many values an array-shaped instruction holds per lane."""
+    count = instruction.shape.num_elements
+    if lane_dimension is not None:
+        count //= max(1, instruction.shape.dimensions[lane_dimension])
+    return count
+
+
+def instruction_cost(
+    instruction: HloInstruction,
+    lane_dimension: Callable[[HloInstruction], int | None],
+    trip_count: TripCount,
+) -> float:
+    """Returns the vector operations one block of lanes spends on one run of an instruction.
+
+    Args:
+        instruction: An instruction of a lane program; a `while` counts all its iterations.
+        lane_dimension: Lane dimension of an array-shaped instruction, None where it is uniform.
+        trip_count: Trip counts of loops.
+    Raises:
+        KeyError: for an opcode that lane programs don't have.
+    """
+    opcode = instruction.opcode
+    if opcode == "while":
+        count = trip_count(instruction)
+        body = total_cost(instruction.body.instructions, lane_dimension, trip_count)
+        return body * (UNKNOWN_TRIP_COUNT if count is None else count)
+    weight = OPCODE_COST[opcode]
+    if weight == 0 or instruction.shape.is_tuple:
+        return 0 if opcode != "reduce" else _operand_elements(instruction, lane_dimension)
+    if opcode == "reduce":
+        return _operand_elements(instruction, lane_dimension)
+    if opcode == "dynamic-update-slice":
+        update = instruction.operands[1]
+        return weight * residual_elements(update, lane_dimension(update))
+    return weight * residual_elements(instruction, lane_dimension(instruction))
+
+
+def total_cost(
+    instructions: Iterable[HloInstruction],
+    lane_dimension: Callable[[HloInstruction], int | None],
+    trip_count: TripCount,
+) -> float:
+    """Returns the sum of `instruction_cost` over instructions."""
+    return sum(instruction_cost(i, lane_dimension, trip_count) for i in instructions)
+
+
+def _operand_elements(
+    reduce: HloInstruction, lane_dimension: Callable[[HloInstruction], int | None]
+) -> float:
+    operand = reduce.operands[0]
+    ops = sum(OPCODE_COST[i.opcode] for i in reduce.to_apply.instructions)
+    return ops * residual_elements(operand, lane_dimension(operand))

@@ -1,0 +1,260 @@
+"""How often a `while` runs and which of its tuple elements count its iterations.
+
+All loops here are in normal form (`fuselane.lanes.normalise`): operand, body parameter and root are tuples
+of arrays, and nothing hides behind fusions or copies.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from fuselane.errors import VerificationError
+from fuselane.hlo.instruction import HloInstruction
+
+_MIRRORED: Final = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
+_MIN_INDEX_BITS: Final = 32
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """An integer that is `offset + slope * iteration`, iterations counted from 0."""
+
+    slope: int
+    offset: int
+
+    def at(self, iteration: int) -> int:
+        """Returns the value in one iteration."""
+        return self.offset + self.slope * iteration
+
+
+def compute_trip_count(loop: HloInstruction) -> int | None:
+    """Returns the exact trip count of a while instruction, or None if not statically known.
+
+    Takes what XLA attached as `known_trip_count`; else matches `i = K; while i < N: i += C` with constant K, N
+    and C, the comparison being any but equality. Does not handle: counters that wrap around, two exits.
+
+    Args:
+        loop: A `while` in normal form.
+    Returns:
+        Iterations, not an upper bound; 0 when the condition is false on entry.
+    Raises:
+        VerificationError: if `loop` is not a while instruction.
+    """
+    if loop.opcode != "while":
+        raise VerificationError(f"{loop.name} is a {loop.opcode}, not a while.")
+    known = json.loads(loop.backend_config or b"{}").get("known_trip_count")
+    if known is not None:
+        return int(known["n"])
+    return _match_trip_count(loop)
+
+
+def get_induction_index(loop: HloInstruction) -> int | None:
+    """Returns the tuple index of the counter that the loop's condition compares, or None.
+
+    The counter changes by a constant each time; its limit may be anything that does not change.
+    """
+    compared = _compared_element(loop)
+    if compared is None or _match_step(loop, compared[0]) is None:
+        return None
+    return compared[0]
+
+
+def match_counter(loop: HloInstruction, index: int) -> Affine | None:
+    """Returns the value of a tuple element at the start of an iteration if it is affine in it, else None.
+
+    Matches a constant initial value and a body that adds a constant or leaves the element as it is.
+    """
+    initial = _constant(loop.operands[0].operands[index])
+    step = _match_step(loop, index)
+    if initial is None or step is None:
+        return None
+    return Affine(step, initial)
+
+
+def match_affine(value: HloInstruction, loop: HloInstruction, trip_count: int) -> Affine | None:
+    """Returns a scalar of the loop's body as an affine function of the iteration, or None.
+
+    Sees through integer arithmetic with constants, widening conversions, reshapes, and selects whose
+    comparison has the same outcome in all iterations, such as those that wrap negative indices.
+
+    Args:
+        value: An integer scalar in `loop.body`, or an array of one element.
+        loop: A `while` in normal form.
+        trip_count: Its trip count.
+    """
+    if not value.shape.element_type.is_integral or value.shape.num_elements != 1:
+        return None
+    match value.opcode:
+        case "constant":
+            return Affine(0, int(value.literal.reshape(())))
+        case "get-tuple-element" if value.operands[0] is loop.body.parameters[0]:
+            return match_counter(loop, value.tuple_index)
+        case "reshape" | "convert":
+            if value.shape.element_type.bits < _MIN_INDEX_BITS:
+                return None
+            return match_affine(value.operands[0], loop, trip_count)
+        case "add" | "subtract" | "multiply":
+            return _match_arithmetic(value, loop, trip_count)
+        case "select":
+            outcome = _constant_outcome(value.operands[0], loop, trip_count)
+            if outcome is None:
+                return None
+            return match_affine(value.operands[1 if outcome else 2], loop, trip_count)
+    return None
+
+
+def _match_arithmetic(
+    value: HloInstruction, loop: HloInstruction, trip_count: int
+) -> Affine | None:
+    left = match_affine(value.operands[0], loop, trip_count)
+    right = match_affine(value.operands[1], loop, trip_count)
+    if left is None or right is None:
+        return None
+    match value.opcode:
+        case "add":
+            result = Affine(left.slope + right.slope, left.offset + right.offset)
+        case "subtract":
+            result = Affine(left.slope - right.slope, left.offset - right.offset)
+        case _ if left.slope and right.slope:
+            return None
+        case _:
+            slope = left.slope * right.offset + right.slope * left.offset
+            result = Affine(slope, left.offset * right.offset)
+    return result if _fits(value, result, trip_count) else None
+
+
+def _fits(value: HloInstruction, affine: Affine, trip_count: int) -> bool:
+    """Whether the value never wraps around in any iteration."""
+    limits = np.iinfo(value.shape.element_type.dtype)
+    ends = (affine.at(0), affine.at(max(0, trip_count - 1)))
+    return bool(limits.min <= min(ends) and max(ends) <= limits.max)
+
+
+def _constant_outcome(
+    predicate: HloInstruction, loop: HloInstruction, trip_count: int
+) -> bool | None:
+    """Returns what a comparison gives if it gives the same in all iterations, else None."""
+    if predicate.opcode != "compare":
+        return None
+    left = match_affine(predicate.operands[0], loop, trip_count)
+    right = match_affine(predicate.operands[1], loop, trip_count)
+    if left is None or right is None:
+        return None
+    difference = Affine(left.slope - right.slope, left.offset - right.offset)
+    ends = (difference.at(0), difference.at(max(0, trip_count - 1)))
+    low, high = min(ends), max(ends)
+    for direction, always, never in (
+        ("LT", high < 0, low >= 0),
+        ("LE", high <= 0, low > 0),
+        ("GT", low > 0, high <= 0),
+        ("GE", low >= 0, high < 0),
+        ("NE", low > 0 or high < 0, low == high == 0),
+        ("EQ", low == high == 0, low > 0 or high < 0),
+    ):
+        if direction == predicate.comparison_direction:
+            return True if always else False if never else None
+    return None
+
+
+def _match_trip_count(loop: HloInstruction) -> int | None:
+    compared = _compared_element(loop)
+    if compared is None:
+        return None
+    index, direction, limit_instruction = compared
+    counter = match_counter(loop, index)
+    limit = _constant(limit_instruction)
+    if counter is None or limit is None:
+        return None
+    count = _count_iterations(counter, direction, limit)
+    if count is None or not _fits(loop.body.root.operands[index], counter, count + 1):
+        return None
+    return count
+
+
+def _count_iterations(counter: Affine, direction: str, limit: int) -> int | None:
+    """Returns the number of the first iteration in which `counter <direction> limit` fails, or None."""
+    distance, step = limit - counter.offset, counter.slope
+    if direction in ("GT", "GE"):
+        distance, step = -distance, -step
+    if direction == "NE":
+        if distance == 0:
+            return 0
+        return distance // step if step and distance % step == 0 and distance // step > 0 else None
+    if direction == "EQ":
+        return 0 if distance else None
+    if direction in ("LE", "GE"):
+        distance += 1
+    if distance <= 0:
+        return 0
+    return None if step <= 0 else -(-distance // step)
+
+
+def _compared_element(loop: HloInstruction) -> tuple[int, str, HloInstruction] | None:
+    """Matches a condition `element <direction> limit`; returns index, direction and limit."""
+    root = loop.condition.root
+    parameter = loop.condition.parameters[0]
+    if root.opcode != "compare" or not root.operands[0].shape.element_type.is_integral:
+        return None
+    left, right = root.operands
+    for value, limit, direction in (
+        (left, right, root.comparison_direction),
+        (right, left, _MIRRORED[root.comparison_direction]),
+    ):
+        if (
+            value.opcode == "get-tuple-element"
+            and value.operands[0] is parameter
+            and _is_unchanging(limit, loop)
+            and not _is_unchanging(value, loop)
+        ):
+            return value.tuple_index, direction, limit
+    return None
+
+
+def _is_unchanging(value: HloInstruction, loop: HloInstruction) -> bool:
+    """Whether a value of the condition is the same in all iterations."""
+    if value.opcode == "constant":
+        return True
+    if value.opcode != "get-tuple-element" or value.operands[0].opcode != "parameter":
+        return False
+    return is_invariant(loop, value.tuple_index)
+
+
+def is_invariant(loop: HloInstruction, index: int) -> bool:
+    """Whether the body passes a tuple element on unchanged."""
+    value = loop.body.root.operands[index]
+    return (
+        value.opcode == "get-tuple-element"
+        and value.operands[0] is loop.body.parameters[0]
+        and value.tuple_index == index
+    )
+
+
+def _match_step(loop: HloInstruction, index: int) -> int | None:
+    """Returns by how much the body changes an integer scalar element, or None if not by a constant."""
+    value = loop.body.root.operands[index]
+    if value.shape.dimensions or not value.shape.element_type.is_integral:
+        return None
+    if is_invariant(loop, index):
+        return 0
+    if value.opcode not in ("add", "subtract"):
+        return None
+    left, right = value.operands
+    if value.opcode == "add" and left.opcode == "constant":
+        left, right = right, left
+    step = _constant(right)
+    if step is None or left.opcode != "get-tuple-element" or left.tuple_index != index:
+        return None
+    if left.operands[0] is not loop.body.parameters[0]:
+        return None
+    return step if value.opcode == "add" else -step
+
+
+def _constant(value: HloInstruction) -> int | None:
+    if value.opcode != "constant" or value.shape.dimensions:
+        return None
+    return int(value.literal) if value.shape.element_type.is_integral else None

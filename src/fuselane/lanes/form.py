@@ -1,0 +1,314 @@
+"""From a `while` of the user's module to a lane program, or to a reason why there is none.
+
+normalise   the loop as a region of row-major arrays          fuselane.lanes.normalise
+find lanes  the dimension along which nothing is mixed        fuselane.analysis.lanes
+streams     what is updated in place, what is state           fuselane.analysis.streams
+size, gain  does one lane fit, is it worth while              below
+guards      what a block of lanes may leave out               fuselane.lanes.guards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from fuselane.analysis.cost import residual_elements, total_cost
+from fuselane.analysis.lanes import LaneAnalysis, LeafSplit, find_lanes, is_leaf
+from fuselane.analysis.refusal import refuse, source_line
+from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
+from fuselane.analysis.while_loops import compute_trip_count, get_induction_index, is_invariant
+from fuselane.decisions import Decision, Reason
+from fuselane.errors import UnsupportedError
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.hlo.shape import Shape
+from fuselane.lanes.guards import find_guards
+from fuselane.lanes.normalise import NormalLoop, normalise
+from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement
+
+MAX_LANE_ELEMENTS: Final = 65_536
+"""Values one lane may need at once: its state and the largest value in between."""
+
+MIN_XLA_TIME_US: Final = 5.0
+"""Loops that XLA finishes sooner are left to it."""
+
+_XLA_STEP_US: Final = 0.2
+_XLA_US_PER_OPERATION: Final = 3e-5
+"""XLA's time per iteration, and per operation of one lane, as measured on small fused loops."""
+
+LaneDimensions = dict[HloInstruction, int | None]
+
+
+def form(module: HloModule, loop: HloInstruction) -> LaneProgram:
+    """Returns the lane program of a `while`.
+
+    Args:
+        module: The module the loop is in; it is not changed.
+        loop: A `while` of any of its computations.
+    Raises:
+        UnsupportedError: if there is none; its decision names the reason, the instruction and the user's
+            source line.
+    """
+    try:
+        return _form(loop)
+    except UnsupportedError as error:
+        raise UnsupportedError(_with_source(error.decision, module, loop)) from None
+
+
+def describe(program: LaneProgram, source: str = "") -> Decision:
+    """Returns the decision to fuse, with the numbers it rests on.
+
+    Args:
+        program: What was formed.
+        source: The user's source line of the loop.
+    """
+    loop = program.loop
+    numbers = {
+        "lanes": float(program.num_lanes),
+        "cost_per_step": program.cost,
+        "guards": float(sum(map(len, program.guards.values()))),
+        "streams": float(sum(e.kind is ElementKind.STREAM for e in loop.elements)),
+    }
+    if loop.trip_count is not None:
+        numbers["trip_count"] = float(loop.trip_count)
+        numbers["xla_us"] = _estimate_xla_us(program.num_lanes, loop.trip_count, program.cost)
+    return Reason.FUSED.decide(
+        instruction=program.name,
+        opcode="while",
+        source=source,
+        numbers=numbers,
+        lanes=program.num_lanes,
+    )
+
+
+def _form(user_loop: HloInstruction) -> LaneProgram:
+    normal = normalise(user_loop)
+    region = normal.region
+    loop = next(i for i in region.instructions if i.opcode == "while")
+    analysis = find_lanes(region)
+    lane_dimensions = _split_leaves(analysis)
+    streams = find_streams(loop, lane_dimensions)
+    normal = _return_streams(normal, loop, streams, lane_dimensions)
+    bodies = list(_bodies(loop))
+    loops = {loop: _describe_loop(loop, streams, lane_dimensions) for loop, _ in bodies}
+    mutable = _stream_instructions(streams)
+    _check_size(region, loops, mutable, lane_dimensions)
+    trip_counts = {instruction: lane_loop.trip_count for instruction, lane_loop in loops.items()}
+    cost = total_cost(loop.body.instructions, lane_dimensions.get, trip_counts.__getitem__)
+    _check_gain(loop, analysis.num_lanes, trip_counts[loop], cost)
+    return LaneProgram(
+        name=user_loop.name,
+        num_lanes=analysis.num_lanes,
+        region=region,
+        lane_dimensions=lane_dimensions,
+        loops=loops,
+        guards=_find_all_guards(bodies, loops, mutable, lane_dimensions),
+        mutable=mutable,
+        operands=normal.operands,
+        output_indices=normal.output_indices,
+        invariants=normal.invariants,
+        cost=cost,
+    )
+
+
+def _bodies(loop: HloInstruction) -> Iterator[tuple[HloInstruction, HloComputation]]:
+    """Yields a loop and all loops nested in it, with their bodies, outermost first."""
+    yield loop, loop.body
+    for instruction in loop.body.instructions:
+        if instruction.opcode == "while":
+            yield from _bodies(instruction)
+
+
+# Leaves and outputs.
+
+
+def _split_leaves(analysis: LaneAnalysis) -> LaneDimensions:
+    """Gives leaves whose uses disagree about lanes a copy for each group; returns all lane dimensions."""
+    for split in analysis.splits:
+        analysis.lane_dimensions[_copy_leaf(split)] = split.lane_dimension
+    return analysis.lane_dimensions
+
+
+def _copy_leaf(split: LeafSplit) -> HloInstruction:
+    leaf = split.leaf
+    assert leaf.computation is not None, "instructions of a region are in a computation"
+    copy = leaf.computation.add(leaf.clone(leaf.operands), before=leaf)
+    for user, index in split.uses:
+        user.replace_operand(index, copy)
+    return copy
+
+
+def _return_streams(
+    normal: NormalLoop,
+    loop: HloInstruction,
+    streams: Sequence[Stream],
+    lane_dimensions: LaneDimensions,
+) -> NormalLoop:
+    """Makes streams that the loop reads results of the region: they need memory, even if nobody looks."""
+    region = normal.region
+    returned = {output.tuple_index for output in region.root.operands}
+    missing = [s.elements[0][1] for s in streams if s.readers and s.elements[0][1] not in returned]
+    if not missing:
+        return normal
+    outputs = list(region.root.operands)
+    for index in missing:
+        element = HloInstruction.create(
+            "get-tuple-element", loop.shape.tuple_shapes[index], (loop,), tuple_index=index
+        )
+        outputs.append(region.add(element))
+        lane_dimensions[element] = lane_dimensions[loop.body.root.operands[index]]
+    old = region.root
+    shape = Shape.tuple_of([output.shape for output in outputs])
+    region.root = region.add(HloInstruction.create("tuple", shape, outputs))
+    region.remove(old)
+    added = tuple(normal.element_indices[index] for index in missing)
+    return replace(normal, output_indices=normal.output_indices + added)
+
+
+# Loops and their elements.
+
+
+def _describe_loop(
+    loop: HloInstruction,
+    streams: Sequence[Stream],
+    lane_dimensions: Mapping[HloInstruction, int | None],
+) -> LaneLoop:
+    carried_by = {
+        index: stream for stream in streams for owner, index in stream.elements if owner is loop
+    }
+    elements = []
+    for index, shape in enumerate(loop.shape.tuple_shapes):
+        stream = carried_by.get(index)
+        kind = ElementKind.STATE
+        if stream is not None:
+            kind = ElementKind.STREAM
+        elif is_invariant(loop, index):
+            kind = ElementKind.INVARIANT
+        elements.append(
+            LoopElement(
+                index=index,
+                kind=kind,
+                shape=shape,
+                lane_dimension=_element_lane(loop, index, lane_dimensions),
+                is_fully_overwritten=stream is not None and is_fully_overwritten(loop, stream),
+            )
+        )
+    return LaneLoop(
+        instruction=loop,
+        trip_count=compute_trip_count(loop),
+        induction_index=get_induction_index(loop),
+        elements=tuple(elements),
+    )
+
+
+def _element_lane(
+    loop: HloInstruction, index: int, lane_dimensions: Mapping[HloInstruction, int | None]
+) -> int | None:
+    """Returns the lane dimension of a loop element; an initial value made of a leaf has the same."""
+    return lane_dimensions[loop.operands[0].operands[index]]
+
+
+def _stream_instructions(streams: Sequence[Stream]) -> frozenset[HloInstruction]:
+    """Returns what stands for a stream: its versions, and its elements of conditions and results."""
+    result: set[HloInstruction] = set()
+    for stream in streams:
+        result.update(stream.versions)
+        for loop, index in stream.elements:
+            for holder in (loop, loop.condition.parameters[0]):
+                result.update(
+                    user
+                    for user in holder.users
+                    if user.opcode == "get-tuple-element" and user.tuple_index == index
+                )
+    return frozenset(result)
+
+
+def _find_all_guards(
+    bodies: Sequence[tuple[HloInstruction, HloComputation]],
+    loops: Mapping[HloInstruction, LaneLoop],
+    mutable: Collection[HloInstruction],
+    lane_dimensions: Mapping[HloInstruction, int | None],
+) -> dict[HloComputation, tuple[Guard, ...]]:
+    def is_movable(instruction: HloInstruction) -> bool:
+        if instruction.opcode == "parameter" or instruction in mutable:
+            return False
+        if instruction.opcode == "while":
+            elements = loops[instruction].elements
+            return not any(element.kind is ElementKind.STREAM for element in elements) and not any(
+                operand in mutable for operand in instruction.operands[0].operands
+            )
+        return not any(operand in mutable for operand in instruction.operands)
+
+    guards = {}
+    for _, body in bodies:
+        found = find_guards(body, lane_dimensions, lambda loop: loops[loop].trip_count, is_movable)
+        if found:
+            guards[body] = found
+    return guards
+
+
+# Size and gain.
+
+
+def _check_size(
+    region: HloComputation,
+    loops: Mapping[HloInstruction, LaneLoop],
+    mutable: Collection[HloInstruction],
+    lane_dimensions: Mapping[HloInstruction, int | None],
+) -> None:
+    """Refuses what needs too many values per lane: all state together, and the largest other value."""
+    state = 0
+    largest, culprit = 0, region.root
+    for loop in loops.values():
+        state += sum(
+            _element_size(element) for element in loop.elements if element.kind is ElementKind.STATE
+        )
+        for instruction in loop.instruction.body.instructions:
+            if not instruction.shape.is_array or instruction in mutable or is_leaf(instruction):
+                continue
+            if instruction.opcode == "get-tuple-element":
+                continue
+            size = residual_elements(instruction, lane_dimensions[instruction])
+            if size > largest:
+                largest, culprit = size, instruction
+    if state + largest > MAX_LANE_ELEMENTS:
+        if state > largest:
+            culprit = next(iter(loops))
+        raise refuse(Reason.TOO_LARGE, culprit, elements=state + largest, limit=MAX_LANE_ELEMENTS)
+
+
+def _element_size(element: LoopElement) -> int:
+    size = element.shape.num_elements
+    if element.lane_dimension is not None:
+        size //= element.shape.dimensions[element.lane_dimension]
+    return size
+
+
+def _estimate_xla_us(num_lanes: int, trip_count: int, cost: float) -> float:
+    return trip_count * (_XLA_STEP_US + num_lanes * cost * _XLA_US_PER_OPERATION)
+
+
+def _check_gain(loop: HloInstruction, num_lanes: int, trip_count: int | None, cost: float) -> None:
+    if trip_count is None:
+        return
+    estimate = _estimate_xla_us(num_lanes, trip_count, cost)
+    if estimate < MIN_XLA_TIME_US:
+        detail = f"all its {trip_count} iterations take about {estimate:.1f} microseconds"
+        raise refuse(Reason.NOT_PROFITABLE, loop, detail=detail)
+
+
+def _with_source(decision: Decision, module: HloModule, loop: HloInstruction) -> Decision:
+    """Returns a refusal with the user's source line of its instruction, or else of the loop."""
+    if decision.source:
+        return decision
+    named = (
+        instruction
+        for computation in module.computations
+        for instruction in computation.instructions
+        if instruction.name == decision.instruction
+    )
+    culprit = next(named, loop)
+    source = source_line(culprit, module) or source_line(loop, module)
+    return replace(decision, source=source)

@@ -1,0 +1,168 @@
+"""Finding work that is needed only in lanes where a predicate has one value.
+
+    %r = f32[4,8] (random numbers: hundreds of operations)
+    %d = pred[8] (which environments are done)
+    %s = f32[4,8] select(broadcast(%d), %r, %x)
+
+Nothing but `%s` needs `%r`, and only in lanes where `%d` is true. All that leads to `%r` alone is a *guard* of
+`%d`: a block of lanes in which no lane is done may leave it out, since `select` then takes `%x` in every lane.
+
+Numerics: bitwise-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from fuselane.analysis.cost import TripCount, instruction_cost
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import Guard
+
+MIN_GUARDED_COST: Final = 100.0
+"""Vector operations a guard must save at least; a test and a branch cost about five."""
+
+
+def find_guards(
+    computation: HloComputation,
+    lane_dimensions: Mapping[HloInstruction, int | None],
+    trip_count: TripCount,
+    is_movable: Callable[[HloInstruction], bool],
+) -> tuple[Guard, ...]:
+    """Returns the guards of a computation, costliest first; they don't overlap.
+
+    A guard's instructions and selects may be put next to each other: nothing outside that they need depends
+    on one of its selects.
+
+    Args:
+        computation: The body of a loop in normal form.
+        lane_dimensions: Lane dimension of every value.
+        trip_count: Trip counts of nested loops.
+        is_movable: Whether an instruction may be skipped and moved; false for what touches streams.
+    """
+    candidates: list[Guard] = []
+    for predicate, selects in _group_selects(computation, lane_dimensions).items():
+        for side in (1, 2):
+            needed = _needed_only_by(selects, side, is_movable)
+            if _cost(needed, lane_dimensions, trip_count) < MIN_GUARDED_COST:
+                continue
+            for group in _independent_groups(selects, needed):
+                inside = _needed_only_by(group, side, is_movable)
+                cost = _cost(inside, lane_dimensions, trip_count)
+                if cost >= MIN_GUARDED_COST:
+                    candidates.append(
+                        Guard(
+                            predicate=predicate,
+                            selects=tuple(s for s in group if s.operands[side] in inside),
+                            side=side,
+                            instructions=tuple(i for i in computation.instructions if i in inside),
+                            cost=cost,
+                        )
+                    )
+    return _without_overlap(sorted(candidates, key=lambda guard: -guard.cost))
+
+
+def get_predicate(select: HloInstruction) -> HloInstruction:
+    """Returns what a select decides by, seen through broadcasts and reshapes."""
+    predicate = select.operands[0]
+    while predicate.opcode in ("broadcast", "reshape"):
+        predicate = predicate.operands[0]
+    return predicate
+
+
+def _group_selects(
+    computation: HloComputation, lane_dimensions: Mapping[HloInstruction, int | None]
+) -> dict[HloInstruction, list[HloInstruction]]:
+    """Returns the selects that depend on each predicate with lanes."""
+    groups: dict[HloInstruction, list[HloInstruction]] = {}
+    for instruction in computation.instructions:
+        if instruction.opcode == "select":
+            predicate = get_predicate(instruction)
+            if lane_dimensions[predicate] is not None:
+                groups.setdefault(predicate, []).append(instruction)
+    return groups
+
+
+def _needed_only_by(
+    selects: Iterable[HloInstruction], side: int, is_movable: Callable[[HloInstruction], bool]
+) -> set[HloInstruction]:
+    """Returns the instructions whose every use leads to the guarded operands of these selects."""
+    missing_uses: dict[HloInstruction, int] = {}
+    needed: set[HloInstruction] = set()
+    stack: list[HloInstruction] = []
+
+    def count_use(operand: HloInstruction) -> None:
+        left = missing_uses.get(operand, len(operand.users)) - 1
+        missing_uses[operand] = left
+        if left == 0 and not operand.is_root and is_movable(operand):
+            needed.add(operand)
+            stack.append(operand)
+
+    for select in selects:
+        operand = select.operands[side]
+        if select.operands.count(operand) == 1:
+            count_use(operand)
+    while stack:
+        for operand in dict.fromkeys(stack.pop().operands):
+            count_use(operand)
+    return needed
+
+
+def _cost(
+    instructions: Iterable[HloInstruction],
+    lane_dimensions: Mapping[HloInstruction, int | None],
+    trip_count: TripCount,
+) -> float:
+    """Returns the vector operations of instructions; what all lanes share does not count."""
+    return sum(
+        instruction_cost(i, lane_dimensions.get, trip_count)
+        for i in instructions
+        if _has_lanes(i, lane_dimensions)
+    )
+
+
+def _has_lanes(
+    instruction: HloInstruction, lane_dimensions: Mapping[HloInstruction, int | None]
+) -> bool:
+    if instruction.shape.is_tuple:
+        return any(lane_dimensions.get(user) is not None for user in instruction.users)
+    return lane_dimensions.get(instruction) is not None
+
+
+def _independent_groups(
+    selects: list[HloInstruction], guarded: Collection[HloInstruction]
+) -> Iterator[list[HloInstruction]]:
+    """Yields the selects in groups in which none needs another's result."""
+    remaining = [s for s in selects if any(operand in guarded for operand in s.operands)]
+    while remaining:
+        group: list[HloInstruction] = []
+        later: list[HloInstruction] = []
+        for select in remaining:
+            (later if _depends_on_any(select, group) else group).append(select)
+        yield group
+        remaining = later
+
+
+def _depends_on_any(instruction: HloInstruction, producers: Collection[HloInstruction]) -> bool:
+    stack = list(instruction.operands) if producers else []
+    seen: set[HloInstruction] = set()
+    while stack:
+        top = stack.pop()
+        if top in producers:
+            return True
+        if top not in seen:
+            seen.add(top)
+            stack.extend(top.operands)
+    return False
+
+
+def _without_overlap(guards: list[Guard]) -> tuple[Guard, ...]:
+    taken: set[HloInstruction] = set()
+    result: list[Guard] = []
+    for guard in guards:
+        members = (*guard.instructions, *guard.selects)
+        if taken.isdisjoint(members):
+            taken.update(members)
+            result.append(guard)
+    return tuple(result)

@@ -41,12 +41,8 @@ class Options:
         unroll: Vectors of lanes a kernel works on at once; None lets the register model choose.
         tile_lanes: Lanes of one unit of work handed to a thread; None lets the cost model choose.
         threads: Most threads a kernel may use; None is all of XLA's.
-        min_gain: Estimated gain over XLA below which a loop is left to XLA, as a ratio of run
-            times.
-        max_residual: Most elements one lane may need at once; larger loops are left to XLA.
         cache_mib: Size of the kernel cache on disk above which the kernels unused longest are
-            deleted, in MiB; 0 keeps
-            no kernels on disk.
+            deleted, in MiB; 0 keeps no kernels on disk.
         verify: Check the HLO after every step, at some cost in compile time.
     """
 
@@ -54,8 +50,6 @@ class Options:
     unroll: int | None = None
     tile_lanes: int | None = None
     threads: int | None = None
-    min_gain: float = 1.0
-    max_residual: int = 65_536
     cache_mib: int = 256
     verify: bool = False
 
@@ -67,8 +61,6 @@ class Options:
         _require(self.unroll is None or 1 <= self.unroll <= 16, "unroll", "between 1 and 16")
         _require(self.tile_lanes is None or self.tile_lanes >= 1, "tile_lanes", "a positive number")
         _require(self.threads is None or self.threads >= 1, "threads", "a positive number")
-        _require(self.min_gain >= 0, "min_gain", "zero or more")
-        _require(self.max_residual >= 1, "max_residual", "a positive number")
         _require(self.cache_mib >= 0, "cache_mib", "zero or more")
 
     def fingerprint(self) -> str:
@@ -159,10 +151,8 @@ def _check_type(name: str, annotation: str, value: object) -> None:
         return
     if kind == "bool":
         _require(isinstance(value, bool), name, "True or False")
-    elif kind == "int":
-        _require(isinstance(value, int) and not isinstance(value, bool), name, "a whole number")
     else:
-        _require(isinstance(value, int | float), name, "a number")
+        _require(isinstance(value, int) and not isinstance(value, bool), name, "a whole number")
 
 
 def _parse(name: str, annotation: str, text: str) -> Any:
@@ -172,6 +162,6 @@ def _parse(name: str, annotation: str, text: str) -> Any:
         _require(text.lower() in _ON | _OFF, name, "0 or 1")
         return text.lower() in _ON
     try:
-        return int(text) if kind == "int" else float(text)
+        return int(text)
     except ValueError:
-        raise OptionError(f"The option {name} has to be a number, not {text!r}.") from None
+        raise OptionError(f"The option {name} has to be a whole number, not {text!r}.") from None

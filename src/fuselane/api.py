@@ -1,0 +1,242 @@
+"""Switching Fuselane on and off, and asking what it does.
+
+XLA compiles on threads of its own, and the hook there cannot see which thread of Python asked. So
+what is compiled how is one setting for the process: that of the innermost `enabled()` block entered
+last, on any thread, or else that of `enable()`. JAX, however, looks up what it has compiled by
+thread: a function compiled while Fuselane was off for a thread is compiled again by its next call
+on a thread for which it is on, and the other way round; both versions stay cached.
+
+All this concerns compilation only. What has been compiled runs, however Fuselane is switched since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import jax
+from jax._src import cache_key
+from jax._src import config as jax_config
+
+from fuselane import config, pipeline
+from fuselane.config import Options
+from fuselane.decisions import DecisionLog
+from fuselane.explain.report import Report
+from fuselane.runtime import ffi, hook
+
+_OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Setting:
+    """How modules are compiled while this setting is in force."""
+
+    options: Options
+    key: str
+    log: DecisionLog
+
+
+@final
+class _Switchboard:
+    """The settings in force in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._base: _Setting | None = None
+        self._scopes: list[_Setting] = []
+        self.was_set = False
+
+    @property
+    def active(self) -> _Setting | None:
+        """The setting that the next compilation goes by, or None if Fuselane is off."""
+        scopes = self._scopes
+        return scopes[-1] if scopes else self._base
+
+    def set_base(self, setting: _Setting | None) -> None:
+        with self._lock:
+            self.was_set = True
+            self._base = setting
+            _context.set_global(None if setting is None else setting.key)
+
+    @contextlib.contextmanager
+    def scope(self, setting: _Setting) -> Iterator[None]:
+        """Puts a setting in force for the process, and its key on this thread."""
+        with self._lock:
+            self._scopes = [*self._scopes, setting]
+        try:
+            with _context(setting.key):
+                yield
+        finally:
+            with self._lock:
+                self._scopes = [other for other in self._scopes if other is not setting]
+
+
+# Part of the key under which `jax.jit` looks up what it has traced and compiled.
+_context: Final[Any] = jax.make_user_context(None)  # type: ignore[no-untyped-call]
+_switchboard: Final = _Switchboard()
+_log: Final = DecisionLog()
+_explain_numbers: Final = itertools.count()
+
+
+def enable(**options: Any) -> None:
+    """Switches Fuselane on: from here on, loops of programs that JAX compiles become kernels.
+
+    Does nothing where the environment says `FUSELANE=0`. Calling it again changes the options.
+
+    Args:
+        options: Fields of `fuselane.Options`, such as `threads=1`.
+    Raises:
+        OptionError: for an unknown option or a value that is not allowed.
+    """
+    chosen = config.options_from(options)
+    if config.switch() is not False:
+        _install()
+        _switchboard.set_base(_make_setting(chosen))
+
+
+def disable() -> None:
+    """Switches Fuselane off again, but for blocks of `enabled()` that are running."""
+    _switchboard.set_base(None)
+
+
+def enable_from_environment() -> None:
+    """Switches Fuselane on if the environment says `FUSELANE=1` and the program nothing yet."""
+    if config.switch() and not _switchboard.was_set:
+        enable()
+
+
+@contextlib.contextmanager
+def enabled(**options: Any) -> Iterator[None]:
+    """Switches Fuselane on inside a `with` block, with options as for `enable`.
+
+    What another thread compiles meanwhile goes by this setting too; see the module's head.
+
+    Raises:
+        OptionError: for an unknown option or a value that is not allowed.
+    """
+    chosen = config.options_from(options)
+    if config.switch() is False:
+        yield
+        return
+    _install()
+    with _switchboard.scope(_make_setting(chosen)):
+        yield
+
+
+def is_enabled() -> bool:
+    """Whether what is compiled next goes through Fuselane."""
+    return _switchboard.active is not None
+
+
+def decisions() -> Report:
+    """Returns what became of all loops compiled in this process so far (`explain` apart)."""
+    return Report.of(_log)
+
+
+def jit(function: Callable[..., Any] | None = None, /, **jit_arguments: Any) -> Any:
+    """Returns `jax.jit(function, **jit_arguments)` that is compiled with Fuselane on.
+
+    Also a decorator, with or without arguments. Options are those of `enable`, if it was called, or
+    else the defaults. Where the function is traced into a program around it, that program's
+    compilation decides: call `enable` for those.
+    """
+    if function is None:
+        return functools.partial(jit, **jit_arguments)
+    return functools.update_wrapper(_Scoped(jax.jit(function, **jit_arguments)), function)
+
+
+def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Report:
+    """Compiles a function afresh and returns what became of its loops. Does not run it.
+
+    Args:
+        function: A function that `jax.jit` takes, or what `jax.jit` returned.
+        arguments: What it would be called with; `jax.ShapeDtypeStruct`s do.
+        keywords: The same by name.
+    """
+    if config.switch() is False:
+        return Report(loops=(), note=_OFF_NOTE)
+    _install()
+    current = _switchboard.active
+    options = config.options_from({}) if current is None else current.options
+    # A key never used before: neither JAX nor its persistent cache can have the result.
+    key = f"explain {next(_explain_numbers)}"
+    setting = _Setting(options=options, key=key, log=DecisionLog())
+    inner = function.inner if isinstance(function, _Scoped) else function
+    jitted: Any = inner if hasattr(inner, "lower") else jax.jit(inner)
+    with _switchboard.scope(setting), _not_persistent():
+        lowered = jitted.lower(*arguments, **keywords)
+        lowered.compile()
+    # Another thread may have compiled something else meanwhile.
+    name = lowered.compiler_ir().operation.attributes["sym_name"].value
+    return Report.of(decision for decision in setting.log if decision.module == name)
+
+
+@final
+class _Scoped:
+    """Something of JAX's whose calls and stages of compilation run with Fuselane on."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        with _enabled_anyway():
+            return self.inner(*arguments, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        return _scoped_method(value) if name in _STAGES else value
+
+
+_STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})
+
+
+def _scoped_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        with _enabled_anyway():
+            result = method(*arguments, **keywords)
+        is_stage = any(hasattr(result, name) for name in ("lower", "compile"))
+        return _Scoped(result) if is_stage else result
+
+    return call
+
+
+def _enabled_anyway() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if is_enabled() else enabled()
+
+
+def _make_setting(options: Options) -> _Setting:
+    return _Setting(options=options, key=f"fuselane {options.fingerprint()}", log=_log)
+
+
+@contextlib.contextmanager
+def _not_persistent() -> Iterator[None]:
+    """Keeps what this thread compiles out of JAX's persistent cache."""
+    with jax_config.persistent_cache_min_compile_time_secs(float("inf")):
+        yield
+
+
+@functools.cache
+def _install() -> None:
+    """Connects Fuselane to XLA and JAX, once per process."""
+    ffi.register()
+    hook.install(_transform)
+    before: Callable[[], str] = cache_key.custom_hook
+    cache_key.custom_hook = functools.partial(_persistent_key, before)
+
+
+def _transform(data: bytes) -> bytes | None:
+    setting = _switchboard.active
+    return None if setting is None else pipeline.transform(data, setting.options, setting.log)
+
+
+def _persistent_key(before: Callable[[], str]) -> str:
+    """Returns what tells our executables from others in JAX's persistent cache."""
+    setting = _switchboard.active
+    return before() if setting is None else f"{before()} {setting.key}"

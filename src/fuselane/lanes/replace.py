@@ -1,0 +1,261 @@
+"""Puts a custom call in the place of a `while`.
+
+Before                                          After
+    %t = tuple(%i, %copy, %zeros, %weights)         %k = (f32[8], f32[9,8]) custom-call(%i, %copy,
+    %w = while(%t), ...                                 %weights), output_to_operand_aliasing={
+    %x = get-tuple-element(%w), index=1                 {0}: (1, {})}
+    %y = get-tuple-element(%w), index=2             %x = get-tuple-element(%k), index=0
+                                                    %y = get-tuple-element(%k), index=1
+
+XLA has already placed the copies that a `while`, which updates its operands in place, needs, and
+places none after us. So the call must use memory as the loop did: each result shares the buffer of
+the loop's initial value, by `output_to_operand_aliasing`, and the call stands in the same order to
+everything else. That also costs no copy. The exceptions:
+
+- a stream that is overwritten as a whole gets a new buffer; what filled the old one is removed;
+- a uniform state gets a new buffer, as several threads read the initial value while one writes the
+  result;
+- constants that the loop passes on unchanged are used where they are.
+
+A kernel must therefore have read a tile's initial state before it writes the tile's final state.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from fuselane.errors import VerificationError
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.proto import OutputOperandAliasing
+from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
+
+_TYPED_FFI: Final = 4
+"""API_VERSION_TYPED_FFI of xla/service/hlo.proto's CustomCallApiVersion."""
+
+# Their value may lie in a buffer that something else, such as a donated parameter, shares.
+_SHARED_BUFFER_OPCODES: Final = frozenset(
+    {
+        "bitcast",
+        "call",
+        "conditional",
+        "custom-call",
+        "get-tuple-element",
+        "optimization-barrier",
+        "parameter",
+        "while",
+    }
+)
+_ORDERLESS_OPCODES: Final = frozenset({"constant", "iota", "parameter"})
+
+
+def replace_loop(
+    loop: HloInstruction, program: LaneProgram, target: str, attributes: bytes
+) -> HloInstruction:
+    """Replaces a `while` by a call of its kernel and removes what nobody needs any more.
+
+    Args:
+        loop: The `while` in the user's module that `program` was formed from.
+        target: Custom call target.
+        attributes: The call's attributes, as a dictionary in MLIR's syntax.
+    Returns:
+        The custom call. Its operands begin with the region's inputs, its results with the region's
+        outputs; further ones only carry buffers through.
+    Raises:
+        VerificationError: if `program` does not belong to `loop`.
+    """
+    return _Replacement(loop, program).run(target, attributes)
+
+
+@final
+class _Replacement:
+    """One run of `replace_loop`."""
+
+    def __init__(self, loop: HloInstruction, program: LaneProgram) -> None:
+        if loop.computation is None or loop.operands[0].opcode != "tuple":
+            raise VerificationError(f"{loop.name} cannot be replaced by a kernel.")
+        self.loop = loop
+        self.program = program
+        self.computation: HloComputation = loop.computation
+        self.initial = loop.operands[0].operands
+        self.operands = list(program.operands)
+        self.results: list[Shape] = []
+        self.result_of: dict[int, int] = {}
+        self.aliases: list[tuple[int, int]] = []
+
+    def run(self, target: str, attributes: bytes) -> HloInstruction:
+        """Does the replacement."""
+        positions = self._operand_positions()
+        for output, index in zip(self.program.outputs, self.program.output_indices, strict=True):
+            element = self.program.loop.elements[output.tuple_index]
+            self._add_output(index, element, positions.get(output.tuple_index))
+        self._add_forwarded()
+        call = self._create_call(target, attributes)
+        self._rewire(call)
+        self._keep_order(call)
+        self._remove_loop()
+        return call
+
+    def _operand_positions(self) -> dict[int, int]:
+        """Returns for each element of the region's loop the operand with its initial value."""
+        values = self.program.loop.instruction.operands[0].operands
+        return {
+            index: value.parameter_number
+            for index, value in enumerate(values)
+            if value.opcode == "parameter"
+        }
+
+    def _add_output(self, index: int, element: LoopElement, position: int | None) -> None:
+        """Decides which memory the result at a tuple index of the loop gets."""
+        value = self.initial[index]
+        if position is not None and self.operands[position] is not value:
+            raise VerificationError(f"{self.loop.name} and its lane program do not fit together.")
+        is_stream = element.kind is ElementKind.STREAM
+        if is_stream and element.is_fully_overwritten:
+            self._add_result(index)
+            if position is not None:
+                self.operands[position] = self._placeholder()
+        elif is_stream or element.lane_dimension is not None:
+            self._share(index, position)
+        else:
+            self._add_result(index)
+            if position is not None:
+                self.operands[position] = self._in_own_buffer(value)
+
+    def _add_result(self, index: int) -> None:
+        self.result_of[index] = len(self.results)
+        self.results.append(self.loop.shape.tuple_shapes[index])
+
+    def _share(self, index: int, position: int | None) -> None:
+        """Adds a result that lies in the buffer of the loop's initial value."""
+        value = self.initial[index]
+        if any(self.operands[other] is value for _, other in self.aliases):
+            raise VerificationError(f"{self.loop.name} updates {value.name} twice in place.")
+        if position is None:
+            position = len(self.operands)
+            self.operands.append(value)
+        self.aliases.append((len(self.results), position))
+        self._add_result(index)
+
+    def _add_forwarded(self) -> None:
+        """Adds results for the elements that the loop passes on unchanged and somebody uses."""
+        users = self.loop.users
+        used = {user.tuple_index for user in users if user.opcode == "get-tuple-element"}
+        is_whole = self.loop.is_root or any(user.opcode != "get-tuple-element" for user in users)
+        result_of: dict[HloInstruction, int] = {}
+        for index in self.program.invariants:
+            value = self.initial[index]
+            if value.opcode == "constant" or not (is_whole or index in used):
+                continue
+            if value not in result_of:
+                is_input = value in self.operands
+                self._share(index, self.operands.index(value) if is_input else None)
+                result_of[value] = self.result_of[index]
+            self.result_of[index] = result_of[value]
+
+    def _placeholder(self) -> HloInstruction:
+        """Returns an operand for an input the kernel does not read."""
+        shape = Shape.array(PrimitiveType.PRED, ())
+        constant = HloInstruction.create(
+            "constant", shape, literal=shape.element_type.dtype.type(0)
+        )
+        return self.computation.add(constant, before=self.loop)
+
+    def _in_own_buffer(self, value: HloInstruction) -> HloInstruction:
+        """Returns a value that certainly shares no buffer with a result."""
+        if value.opcode not in _SHARED_BUFFER_OPCODES:
+            return value
+        copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
+        return self.computation.add(copy, before=self.loop)
+
+    def _create_call(self, target: str, attributes: bytes) -> HloInstruction:
+        aliasing = [
+            OutputOperandAliasing(output_shape_index=[result], operand_index=operand)
+            for result, operand in self.aliases
+        ]
+        call = HloInstruction.create(
+            "custom-call",
+            Shape.tuple_of(self.results),
+            self.operands,
+            name=f"fuselane.{self.loop.name}",
+            custom_call_target=target,
+            custom_call_api_version=_TYPED_FFI,
+            backend_config=attributes,
+            output_operand_aliasing=aliasing,
+            metadata=self.loop.metadata,
+        )
+        return self.computation.add(call, before=self.loop)
+
+    def _rewire(self, call: HloInstruction) -> None:
+        """Makes all users of the loop use the call's results instead."""
+        elements: dict[int, HloInstruction] = {}
+        for user in list(self.loop.users):
+            if user.opcode == "get-tuple-element":
+                if user.users or user.is_root:
+                    user.replace_all_uses_with(self._element(user.tuple_index, call, elements))
+                for successor in user.control_successors:
+                    successor.add_control_predecessor(call)
+                user.drop_control_edges()
+                self.computation.remove(user)
+        if self.loop.users or self.loop.is_root:
+            values = [self._element(i, call, elements) for i in range(len(self.initial))]
+            whole = HloInstruction.create("tuple", self.loop.shape, values)
+            self.loop.replace_all_uses_with(self.computation.add(whole, before=self.loop))
+
+    def _element(
+        self, index: int, call: HloInstruction, elements: dict[int, HloInstruction]
+    ) -> HloInstruction:
+        result = self.result_of.get(index)
+        if result is None:
+            return self.initial[index]
+        element = elements.get(index)
+        if element is None:
+            element = HloInstruction.create(
+                "get-tuple-element", self.results[result], [call], tuple_index=result
+            )
+            elements[index] = self.computation.add(element, before=self.loop)
+        return elements[index]
+
+    def _keep_order(self, call: HloInstruction) -> None:
+        """Makes what had to run before the loop, and stays, precede the call."""
+        self.loop.move_control_edges_to(call)
+        dead = {self.loop, self.loop.operands[0]}
+        earlier: dict[HloInstruction, None] = {}
+        stack = list(self.initial)
+        while stack:
+            value = stack.pop()
+            if value.opcode in _ORDERLESS_OPCODES or value in call.operands or value in dead:
+                continue
+            if all(user in dead for user in value.users) and _is_removable(value):
+                dead.add(value)
+                earlier.pop(value, None)
+                earlier.update(dict.fromkeys(value.control_predecessors))
+                stack.extend(value.operands)
+            else:
+                earlier[value] = None
+        for value in earlier:
+            if value not in dead:
+                call.add_control_predecessor(value)
+
+    def _remove_loop(self) -> None:
+        """Removes the loop and what only it needed."""
+        stack = [self.loop]
+        while stack:
+            instruction = stack.pop()
+            if instruction.computation is None or instruction.users:
+                continue
+            if _is_removable(instruction):
+                operands = list(instruction.operands)
+                self.computation.remove(instruction)
+                stack.extend(operands)
+
+
+def _is_removable(instruction: HloInstruction) -> bool:
+    """Whether an instruction may go when its value is not used any more."""
+    return not (
+        instruction.is_root
+        or instruction.control_successors
+        or instruction.opcode == "parameter"
+        or instruction.has_side_effect
+    )

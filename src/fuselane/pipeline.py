@@ -1,0 +1,175 @@
+"""The whole compiler on one page: a serialized HLO module in, a changed one out.
+
+    quick look    is there a `while` at all? most modules end here, after a search in their bytes
+    parse         bytes to HLO objects
+    for each `while`, outermost first; the loops inside one that stays get their chance after it:
+      form        normal form, lanes, streams, guards: a lane program, or a reason why not
+      emit        lane program to LLVM IR, tiled and unrolled for this machine
+      compile     LLVM IR to machine code, unless the kernel cache has it
+      replace     the `while` becomes a custom call of the kernel
+    clean up      computations nobody calls any more go
+    write         HLO objects to bytes
+
+What happened to each loop goes into the decision log. A loop on which `form`, `emit` or `compile`
+fails stays with XLA, with one warning per kind of failure; so does the whole module if anything
+else fails (see `runtime.hook`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane import config
+from fuselane.analysis.while_loops import compute_trip_count
+from fuselane.codegen.kernel import KernelCode, build
+from fuselane.codegen.llvm import HostTarget, compile_object
+from fuselane.config import Options
+from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
+from fuselane.device import host_device
+from fuselane.errors import UnsupportedError
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.hlo.verifier import verify
+from fuselane.lanes.form import describe, form
+from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.replace import replace_loop
+from fuselane.runtime.cache import open_cache
+from fuselane.runtime.ffi import TARGET, custom_call_attributes
+from fuselane.runtime.kernel import Kernel, compute_key
+from fuselane.runtime.warning import warn_once
+
+_WHILE_FIELD: Final = b"\x12\x05while"
+"""How the opcode of a `while` looks in a serialized HloInstructionProto: field 2, 5 bytes long."""
+
+
+def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
+    """Replaces the loops of a module that can run as kernels.
+
+    Args:
+        data: A serialized HloModuleProto, as XLA:CPU has it between fusion and scheduling.
+        options: What the user set.
+        log: Gets one decision per loop.
+    Returns:
+        The new module, or None if nothing was replaced.
+    Raises:
+        VerificationError: if the bytes are no HLO module, or, with `options.verify`, if what was
+            read or made breaks a rule of HLO.
+    """
+    if _WHILE_FIELD not in data:
+        return None
+    module = HloModule.from_bytes(data)
+    check(module, options)
+    fusion = _Fusion(module, options, log)
+    num_replaced = sum(fusion.run(loop) for loop in fusion.loops())
+    if not num_replaced:
+        return None
+    module.remove_unused_computations()
+    check(module, options)
+    return module.to_bytes()
+
+
+def check(module: HloModule, options: Options) -> None:
+    """Verifies a module if the user asked for it."""
+    if options.verify:
+        verify(module)
+
+
+@final
+@dataclass(slots=True)
+class _Fusion:
+    """The loops of one module on their way to kernels."""
+
+    module: HloModule
+    options: Options
+    log: DecisionLog
+
+    def loops(self) -> Iterator[HloInstruction]:
+        """Yields the loops, outermost first; those inside one that was replaced not at all."""
+        stack = [self.module.entry]
+        seen: set[HloComputation] = set()
+        while stack:
+            computation = stack.pop()
+            if computation in seen:
+                continue
+            seen.add(computation)
+            for instruction in list(computation.instructions):
+                if instruction.opcode == "while":
+                    yield instruction
+                if instruction.opcode in _SEQUENTIAL_OPCODES and instruction.computation:
+                    stack.extend(instruction.called_computations)
+
+    def run(self, loop: HloInstruction) -> bool:
+        """Replaces a loop if it can run as a kernel; returns whether it was."""
+        program: LaneProgram | None = None
+        try:
+            program = form(self.module, loop)
+            code = build(program, self.options, host_device())
+            kernel = compile_kernel(code, self.options)
+        except UnsupportedError as error:
+            self._record(loop, program, error.decision)
+            return False
+        except Exception as error:
+            self._record(loop, program, _failure(error))
+            return False
+        # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
+        self._record(loop, program, describe(program, self._source(loop)), kernel.key)
+        replace_loop(loop, program, TARGET, custom_call_attributes(kernel))
+        return True
+
+    def _record(
+        self,
+        loop: HloInstruction,
+        program: LaneProgram | None,
+        decision: Decision,
+        kernel: str = "",
+    ) -> None:
+        trip_count = program.loop.trip_count if program else compute_trip_count(loop)
+        entry = LoopDecision(
+            module=self.module.name,
+            loop=loop.name,
+            source=self._source(loop),
+            trip_count=trip_count,
+            lanes=program.num_lanes if program else None,
+            decision=decision,
+            kernel=kernel,
+        )
+        self.log.append(entry)
+
+    def _source(self, loop: HloInstruction) -> str:
+        line = self.module.source(loop)
+        return "" if line is None else str(line)
+
+
+_SEQUENTIAL_OPCODES: Final = frozenset({"while", "call", "conditional"})
+"""Opcodes whose computations run as programs of their own, not element by element."""
+
+
+def compile_kernel(code: KernelCode, options: Options) -> Kernel:
+    """Returns the machine code of a kernel, from the cache or fresh from LLVM."""
+    target = HostTarget.host()
+    max_threads = (options.threads or 0) if code.parallel else 1
+    layout = f"{code.symbol} {code.num_tiles} {max_threads}"
+    key = compute_key(code.ir, layout, repr(target), options.fingerprint())
+    cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
+
+    def compile_now() -> Kernel:
+        return Kernel(
+            key=key,
+            symbol=code.symbol,
+            object_code=compile_object(code.ir, target),
+            num_tiles=code.num_tiles,
+            max_threads=max_threads,
+            target=target,
+        )
+
+    return cache.get_or_build(key, compile_now)
+
+
+def _failure(error: Exception) -> Decision:
+    """Warns about a failure of ours and returns it as a decision."""
+    detail = f"{type(error).__name__}: {error}".rstrip(": ")
+    warn_once(f"Fuselane failed on a loop and left it to XLA: {detail}")
+    return Reason.INTERNAL_ERROR.decide(detail=detail)

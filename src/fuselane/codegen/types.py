@@ -226,14 +226,15 @@ def call_intrinsic(
 
     Args:
         builder: Positioned in a function of a module; the declaration is added to that module once.
-        name: Without type suffix.
+        name: Without the suffix for that type; one overloaded on its result type too has to bring
+            `overload_suffix` of that.
         operands: At least one value.
         result_type: Defaults to the type of the first operand.
         flags: Fast-math flags for the call.
     """
     type_ = operands[0].type
     result = type_ if result_type is None else result_type
-    full_name = f"{name}.{_intrinsic_suffix(type_)}"
+    full_name = f"{name}.{overload_suffix(type_)}"
     return builder.call(_declared(builder, full_name, result, operands), operands, fastmath=flags)
 
 
@@ -247,7 +248,8 @@ def _declared(
     return declared
 
 
-def _intrinsic_suffix(type_: ir.Type) -> str:
+def overload_suffix(type_: ir.Type) -> str:
+    """Returns how LLVM names a type in the name of an overloaded intrinsic ("v16f32")."""
     scalar = str(scalar_type(type_))
     width = width_of(type_)
     return (f"v{width}" if width else "") + _INTRINSIC_SUFFIXES.get(scalar, scalar)

@@ -14,7 +14,7 @@ from llvmlite import ir
 from fuselane.codegen.elemental.compare import emit_compare
 from fuselane.codegen.elemental.convert import emit_bitcast_convert, emit_convert
 from fuselane.codegen.elemental.floating import FLOATING_OPCODES, emit_floating, emit_is_finite
-from fuselane.codegen.elemental.integer import INTEGER_OPCODES, emit_integer
+from fuselane.codegen.elemental.integer import BOOLEAN_OPCODES, INTEGER_OPCODES, emit_integer
 from fuselane.codegen.elemental.precision import emit_reduce_precision
 from fuselane.errors import CodegenError
 from fuselane.hlo.shape import PrimitiveType
@@ -78,7 +78,7 @@ def emit_elemental(  # noqa: PLR0913  (one keyword per attribute an instruction 
             )
     if element_type.is_floating and opcode in FLOATING_OPCODES:
         return emit_floating(builder, opcode, operands, element_type)
-    is_integer = element_type.is_integral or element_type is PrimitiveType.PRED
-    if is_integer and opcode in INTEGER_OPCODES:
+    known = BOOLEAN_OPCODES if element_type is PrimitiveType.PRED else INTEGER_OPCODES
+    if not element_type.is_floating and opcode in known:
         return emit_integer(builder, opcode, operands, element_type)
     raise CodegenError(f"No kernel code is known for {opcode} of {element_type.lower} values.")

@@ -12,6 +12,7 @@ from fuselane.codegen.types import (
     is_vector,
     like,
     llvm_type,
+    overload_suffix,
     width_of,
 )
 from fuselane.errors import CodegenError
@@ -131,7 +132,7 @@ def _convert_float_to_integer(
     wide = widen_small_float(builder, value, source)
     type_ = like(value, llvm_type(target))
     name = "llvm.fptosi.sat" if target.is_signed else "llvm.fptoui.sat"
-    return call_intrinsic(builder, name, [wide], type_)
+    return call_intrinsic(builder, f"{name}.{overload_suffix(type_)}", [wide], type_)
 
 
 def _convert_integer_to_float(

@@ -8,15 +8,15 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.codegen.elemental.division import emit_divide, emit_remainder
-from fuselane.codegen.loops import emit_while_loop
 from fuselane.codegen.types import (
-    any_lane,
     call_intrinsic,
     constant_value,
     integer_constant,
     scalar_type,
 )
 from fuselane.hlo.shape import PrimitiveType
+
+_NUM_EXPONENT_BITS: Final = 6
 
 
 def emit_integer(
@@ -25,11 +25,12 @@ def emit_integer(
     operands: Sequence[ir.Value],
     element_type: PrimitiveType,
 ) -> ir.Value:
-    """Emits one of INTEGER_OPCODES; arithmetic wraps, operands and result have one type.
+    """Emits one of INTEGER_OPCODES, of PRED one of BOOLEAN_OPCODES; all values have one type.
 
-    Divide by zero gives all bits set, the remainder is then the dividend; the least number divided
-    by -1 is itself, remainder 0. Shift amounts count as unsigned; at or past the width all bits are
-    shifted out. Of PRED values, minimum and multiply are `and`, maximum and add `or`.
+    Arithmetic wraps. Divide by zero gives all bits set, the remainder is then the dividend; the
+    least number divided by -1 is itself, remainder 0. Shift amounts count as unsigned; at or past
+    the width all bits are shifted out. Of PRED values, minimum and multiply are `and`, maximum and
+    add `or`.
     """
     if element_type is PrimitiveType.PRED and opcode in _BOOLEAN_INSTRUCTIONS:
         return getattr(builder, _BOOLEAN_INSTRUCTIONS[opcode])(*operands)
@@ -127,31 +128,25 @@ def _is_shift_in_range(amount: ir.Value) -> bool:
     return known is not None and known < scalar_type(amount).width
 
 
-def _emit_power(
-    builder: ir.IRBuilder, is_signed: bool, base: ir.Value, exponent: ir.Value
-) -> ir.Value:
-    """Squares and multiplies, modulo the width; 0 for a negative exponent unless base is a unit."""
+def _emit_power(builder: ir.IRBuilder, _: bool, base: ir.Value, exponent: ir.Value) -> ir.Value:
+    """Squares and multiplies, modulo the width.
+
+    As XLA:CPU does it, only the six low bits of the exponent count, and an exponent whose top bit
+    is set, be it signed or not, gives 0 unless all powers of the base are 1 or -1.
+    """
     one, zero = integer_constant(base.type, 1), integer_constant(base.type, 0)
-
-    def is_running(values: list[ir.Value]) -> ir.Value:
-        return any_lane(builder, builder.icmp_unsigned("!=", values[2], zero))
-
-    def step(values: list[ir.Value]) -> list[ir.Value]:
-        result, square, rest = values
-        odd = builder.trunc(rest, builder.icmp_unsigned("!=", rest, zero).type)
-        return [
-            builder.select(odd, builder.mul(result, square), result),
-            builder.mul(square, square),
-            builder.lshr(rest, one),
-        ]
-
-    positive = emit_while_loop(builder, [one, base, exponent], is_running, step, name="power")[0]
-    if not is_signed:
-        return positive
-    is_unit = builder.icmp_unsigned("<=", builder.add(base, one), integer_constant(base.type, 2))
-    return builder.select(
-        builder.or_(builder.icmp_signed(">=", exponent, zero), is_unit), positive, zero
+    result, square = one, base
+    for bit in range(_NUM_EXPONENT_BITS):
+        is_set = builder.and_(exponent, integer_constant(base.type, 1 << bit))
+        factor = builder.select(builder.icmp_unsigned("!=", is_set, zero), square, one)
+        result = builder.mul(result, factor)
+        square = builder.mul(square, square)
+    minus_one = integer_constant(base.type, -1)
+    is_unit = builder.or_(
+        builder.icmp_unsigned("==", base, one), builder.icmp_unsigned("==", base, minus_one)
     )
+    is_defined = builder.or_(builder.icmp_signed(">=", exponent, zero), is_unit)
+    return builder.select(is_defined, result, zero)
 
 
 _INSTRUCTIONS: Final = {
@@ -189,4 +184,7 @@ _SIGNED_OR_UNSIGNED: Final[dict[str, Callable[..., ir.Value]]] = {
 }
 
 INTEGER_OPCODES = frozenset(_INSTRUCTIONS) | frozenset(_SHIFTS) | frozenset(_SIGNED_OR_UNSIGNED)
-"""Opcodes `emit_integer` knows."""
+"""Opcodes `emit_integer` knows for integers."""
+
+BOOLEAN_OPCODES = frozenset(_BOOLEAN_INSTRUCTIONS) | {"and", "clamp", "not", "or", "xor"}
+"""Opcodes `emit_integer` knows for PRED."""

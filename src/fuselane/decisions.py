@@ -1,6 +1,7 @@
 """Why something was or was not done: reasons, decisions about loops, and the log they go into.
 
-Every gate of the compiler answers with a `Decision`, for yes as well as for no. The log is the only source of the report.
+Every gate of the compiler answers with a `Decision`, for yes as well as for no. The log is the only
+source of the report.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ MAX_LOGGED_DECISIONS: Final = 10_000
 class Reason(enum.Enum):
     """What a decision rests on: a stable kebab-case code and the sentence that explains it.
 
-    The braces of a template are filled in by `Reason.decide`; a detail that is not given reads as `?`.
+    The braces of a template are filled in by `Reason.decide`; a detail that is not given reads as
+    `?`.
     """
 
     FUSED = ("fused", "The loop runs as one native kernel over {lanes} lanes.")
     NO_LANES = (
         "no-lanes",
-        "No dimension of size two or more runs through the loop without its data being mixed{detail}.",
+        "The loop carries no array with a dimension of size two or more that changes{detail}.",
     )
     CROSS_LANE = ("cross-lane", "Data of different lanes is mixed: {detail}.")
     UNSUPPORTED_OPCODE = (
@@ -142,7 +144,7 @@ class LoopDecision:
 
 @final
 class DecisionLog:
-    """The decisions taken so far, oldest first; safe to share between threads and bounded in size."""
+    """The decisions taken so far, oldest first; safe to share between threads, and bounded."""
 
     def __init__(self, max_decisions: int = MAX_LOGGED_DECISIONS) -> None:
         self._decisions: deque[LoopDecision] = deque(maxlen=max_decisions)

@@ -18,7 +18,7 @@ class VerificationError(FuselaneError):
 
 @final
 class UnsupportedError(FuselaneError):
-    """A loop cannot be turned into a kernel; `decision` says why, naming instruction and source line."""
+    """A loop cannot be turned into a kernel; `decision` says why and names the source line."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision.sentence)

@@ -1,7 +1,8 @@
 """What instructions cost, in vector operations of one block of lanes.
 
-The unit is one cheap vector instruction on one register of lanes. Transcendentals are weighed by the length of their polynomial,
-64-bit integer multiplications and divisions by how vector units do them.
+The unit is one cheap vector instruction on one register of lanes. Transcendentals are weighed by
+the length of their polynomial, 64-bit integer multiplications and divisions by how vector units do
+them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Which dimension of a loop's values runs through it without its data ever being mixed.
 
-Every dimension of every value of a region gets a class; instructions unite the classes of dimensions that
-they map onto each other, and mark the class of a dimension along which they mix data. A class that stays
-unmarked is parallel: position `i` along it depends on position `i` alone, through all iterations. One such
-class becomes the lanes. Values without it are uniform: the same for all lanes.
+Every dimension of every value of a region gets a class; instructions unite the classes of
+dimensions that they map onto each other, and mark the class of a dimension along which they mix
+data. A class that stays unmarked is parallel: position `i` along it depends on position `i` alone,
+through all iterations. One such class becomes the lanes. Values without it are uniform: the same
+for all lanes.
 
-Constants, iotas and broadcasts of scalars have no dimensions of their own: each use gets fresh classes, so
-that a zero array shared by two unrelated values does not tie these together. Where the uses disagree in the
-end, `LaneAnalysis.splits` says which of them need a copy.
+Constants, iotas and broadcasts of scalars have no dimensions of their own: each use gets fresh
+classes, so that a zero array shared by two unrelated values does not tie these together. Where the
+uses disagree in the end, `LaneAnalysis.splits` says which of them need a copy.
 
 Source: the idea is that of dimension-wise parallelism analysis, as in the design's section 4.
 """
@@ -54,8 +55,8 @@ class LaneAnalysis:
 
     Attributes:
         num_lanes: Size of the lane dimension.
-        lane_dimensions: For each array-shaped instruction of the region, its loops' bodies and conditions, the
-            dimension along which the lanes lie; None where the value is uniform.
+        lane_dimensions: For each array-shaped instruction of the region, its loops' bodies and
+            conditions, the dimension along which the lanes lie; None where the value is uniform.
         splits: Copies of leaves to be made before `lane_dimensions` holds for all uses.
     """
 
@@ -71,7 +72,8 @@ def find_lanes(region: HloComputation) -> LaneAnalysis:
 
     Raises:
         UnsupportedError: NO_LANES if no dimension of size two or more is carried; CROSS_LANE or
-            DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest one, if all are mixed.
+            DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest one, if all are
+            mixed.
     """
     classes = _DimensionClasses()
     classes.visit(region)
@@ -91,10 +93,8 @@ def find_lanes(region: HloComputation) -> LaneAnalysis:
 def is_leaf(instruction: HloInstruction) -> bool:
     """Whether a value is made of nothing or of one scalar, so that every use may have its own."""
     opcode = instruction.opcode
-    return (
-        opcode == "iota"
-        or opcode == "constant"
-        or (opcode == "broadcast" and not instruction.operands[0].shape.dimensions)
+    return opcode in ("iota", "constant") or (
+        opcode == "broadcast" and not instruction.operands[0].shape.dimensions
     )
 
 
@@ -147,7 +147,7 @@ class _DimensionClasses:
     # Instructions.
 
     def visit(self, computation: HloComputation) -> None:
-        """Gives all values of a computation their classes; those of its parameter are there already."""
+        """Gives all values of a computation their classes; its parameter has them already."""
         for instruction in computation.instructions:
             opcode = instruction.opcode
             if opcode in ELEMENTWISE_OPCODES:
@@ -305,7 +305,7 @@ class _DimensionClasses:
                 yield user, nodes
 
     def carried_classes(self, loop: HloInstruction) -> dict[int, tuple[int, int]]:
-        """Returns the classes that changing loop elements have -> (size, minus distance from minor)."""
+        """Returns the classes of changing loop elements -> (size, minus distance from minor)."""
         parameter = loop.body.parameters[0]
         result: dict[int, tuple[int, int]] = {}
         for index, nodes in enumerate(self._elements[loop]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuselane.decisions import Decision, Reason
+from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -28,10 +28,12 @@ def refuse(reason: Reason, instruction: HloInstruction, **details: Any) -> Unsup
 
 
 def source_line(instruction: HloInstruction, module: HloModule | None = None) -> str:
-    """Returns the user's source line of an instruction as `file.py:12 (function)`, or "" if unknown.
+    """Returns the user's source line of an instruction as `file.py:12 (function)`, or "" if
+    unknown.
 
     Args:
-        instruction: An instruction; one of a region keeps the metadata of the instruction it stands for.
+        instruction: An instruction; one of a region keeps the metadata of the instruction it stands
+            for.
         module: The user's module; needed for instructions of a region, which is in no module.
     """
     if module is None and instruction.computation is not None:

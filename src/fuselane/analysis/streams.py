@@ -1,17 +1,17 @@
-"""How a loop carries each element of its tuple: unchanged, as state, or as an array updated in place.
+"""Which elements of a loop's tuple are arrays that can be updated in place.
 
-An array that the body only reads by `dynamic-slice` and only changes by a chain of `dynamic-update-slice`s,
-possibly inside nested loops, need not be carried through registers: it lives in the output buffer, and each
-update stores one slice of it (a *stream*).
+An array that the body only reads by `dynamic-slice` and only changes by a chain of
+`dynamic-update-slice`s, possibly inside nested loops, need not be carried through registers: it
+lives in the output buffer, and each update stores one slice of it (a *stream*).
 
     %a = get-tuple-element(%p), index=1                       version 0
     %x = dynamic-slice(%a, %i, %zero)                         reads version 0
     %b = dynamic-update-slice(%a, %y, %j, %zero)              makes version 1; must come after %x
     ROOT tuple(.., %b, ..)                                    version 1 is what is carried on
 
-In place there is one version at a time, so whatever reads a version has to come before the update that ends
-it. Code generation puts it there; where the reader needs the update's result, the array is carried as state
-or, if it is large, the loop is refused.
+In place there is one version at a time, so whatever reads a version has to come before the update
+that ends it. Code generation puts it there; where the reader needs the update's result, the array
+is carried as state or, if it is large, the loop is refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 MAX_STATE_ELEMENTS: Final = 64
-"""An array of at most this many elements per lane that is both read and written is kept as state."""
+"""An array that is both read and written is kept as state up to this many elements per lane."""
 
 MAX_COPIED_ELEMENTS: Final = 4096
-"""An array whose older state is needed after an update is kept as state up to this size, else refused."""
+"""An array needed in an older state is carried as state up to this size, else refused."""
 
 
 @final
@@ -41,7 +41,8 @@ class Stream:
 
     Attributes:
         elements: The loops that carry it, outermost first, with its tuple index in each.
-        versions: All instructions that stand for it: `get-tuple-element`s and `dynamic-update-slice`s.
+        versions: All instructions that stand for it: `get-tuple-element`s and
+            `dynamic-update-slice`s.
         readers: What reads it: `dynamic-slice`s, and `while`s that do not change it.
         hazard: A reader that needs a version some update has already ended, or None.
     """
@@ -61,7 +62,8 @@ def find_streams(
         loop: A `while` in normal form.
         lane_dimensions: Lane dimension of every value of its body.
     Raises:
-        UnsupportedError: STREAM_HAZARD if a large array is needed in a state that is already overwritten.
+        UnsupportedError: STREAM_HAZARD if a large array is needed in a state that is already
+            overwritten.
     """
     streams = []
     for index, shape in enumerate(loop.shape.tuple_shapes):
@@ -85,8 +87,8 @@ def find_streams(
 def is_fully_overwritten(loop: HloInstruction, stream: Stream) -> bool:
     """Whether running the loop writes every element of a stream before anything reads it.
 
-    Matches one `dynamic-update-slice` per iteration, at an index that moves by the size of the slice, forward
-    or backward, over the whole of one dimension.
+    Matches one `dynamic-update-slice` per iteration, at an index that moves by the size of the
+    slice, forward or backward, over the whole of one dimension.
     """
     trip_count = compute_trip_count(loop)
     updates = [v for v in stream.versions if v.opcode == "dynamic-update-slice"]
@@ -101,7 +103,7 @@ def is_fully_overwritten(loop: HloInstruction, stream: Stream) -> bool:
     dimension = partial[0]
     step = slice_sizes[dimension]
     index = match_affine(update.operands[2 + dimension], loop, trip_count)
-    if index is None or abs(index.slope) != step and trip_count > 1:
+    if index is None or (abs(index.slope) != step and trip_count > 1):
         return False
     first = min(index.at(0), index.at(trip_count - 1))
     return first == 0 and step * trip_count == sizes[dimension]

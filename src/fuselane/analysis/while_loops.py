@@ -1,7 +1,7 @@
 """How often a `while` runs and which of its tuple elements count its iterations.
 
-All loops here are in normal form (`fuselane.lanes.normalise`): operand, body parameter and root are tuples
-of arrays, and nothing hides behind fusions or copies.
+All loops here are in normal form (`fuselane.lanes.normalise`): operand, body parameter and root are
+tuples of arrays, and nothing hides behind fusions or copies.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Affine:
 def compute_trip_count(loop: HloInstruction) -> int | None:
     """Returns the exact trip count of a while instruction, or None if not statically known.
 
-    Takes what XLA attached as `known_trip_count`; else matches `i = K; while i < N: i += C` with constant K, N
-    and C, the comparison being any but equality. Does not handle: counters that wrap around, two exits.
+    Takes what XLA attached as `known_trip_count`; else matches `i = K; while i < N: i += C` with
+    constant K, N and C, the comparison being any but equality. Does not handle: counters that wrap
+    around, two exits.
 
     Args:
         loop: A `while` in normal form.
@@ -65,7 +66,8 @@ def get_induction_index(loop: HloInstruction) -> int | None:
 
 
 def match_counter(loop: HloInstruction, index: int) -> Affine | None:
-    """Returns the value of a tuple element at the start of an iteration if it is affine in it, else None.
+    """Returns the value of a tuple element at the start of an iteration if it is affine in it, else
+    None.
 
     Matches a constant initial value and a body that adds a constant or leaves the element as it is.
     """
@@ -79,8 +81,9 @@ def match_counter(loop: HloInstruction, index: int) -> Affine | None:
 def match_affine(value: HloInstruction, loop: HloInstruction, trip_count: int) -> Affine | None:
     """Returns a scalar of the loop's body as an affine function of the iteration, or None.
 
-    Sees through integer arithmetic with constants, widening conversions, reshapes, and selects whose
-    comparison has the same outcome in all iterations, such as those that wrap negative indices.
+    Sees through integer arithmetic with constants, widening conversions, reshapes, and selects
+    whose comparison has the same outcome in all iterations, such as those that wrap negative
+    indices.
 
     Args:
         value: An integer scalar in `loop.body`, or an array of one element.
@@ -177,7 +180,7 @@ def _match_trip_count(loop: HloInstruction) -> int | None:
 
 
 def _count_iterations(counter: Affine, direction: str, limit: int) -> int | None:
-    """Returns the number of the first iteration in which `counter <direction> limit` fails, or None."""
+    """Returns in which iteration `counter <direction> limit` first fails, or None."""
     distance, step = limit - counter.offset, counter.slope
     if direction in ("GT", "GE"):
         distance, step = -distance, -step
@@ -235,7 +238,7 @@ def is_invariant(loop: HloInstruction, index: int) -> bool:
 
 
 def _match_step(loop: HloInstruction, index: int) -> int | None:
-    """Returns by how much the body changes an integer scalar element, or None if not by a constant."""
+    """Returns by how much the body changes a scalar element, or None if not by a constant."""
     value = loop.body.root.operands[index]
     if value.shape.dimensions or not value.shape.element_type.is_integral:
         return None

@@ -56,8 +56,8 @@ _MESSAGE_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
 class ComputationBuilder:
     """Emits instructions into a new detached computation.
 
-    All shapes are row-major. An instruction equal to an earlier one (opcode, shape, operands, attributes, called
-    computations) is that earlier one.
+    All shapes are row-major. An instruction equal to an earlier one (opcode, shape, operands,
+    attributes, called computations) is that earlier one.
     """
 
     def __init__(self, name: str) -> None:
@@ -134,7 +134,7 @@ class ComputationBuilder:
         dimensions: tuple[int, ...],
         **origin: Any,
     ) -> HloInstruction:
-        """Returns `operand` with its dimension `i` at `dimensions[i]` (increasing) of an array of `sizes`."""
+        """Returns `operand` with its dimension `i` at `dimensions[i]`, increasing, of `sizes`."""
         if operand.shape.dimensions == sizes:
             return operand
         if operand.opcode == "broadcast":

@@ -48,8 +48,8 @@ def form(module: HloModule, loop: HloInstruction) -> LaneProgram:
         module: The module the loop is in; it is not changed.
         loop: A `while` of any of its computations.
     Raises:
-        UnsupportedError: if there is none; its decision names the reason, the instruction and the user's
-            source line.
+        UnsupportedError: if there is none; its decision names the reason, the instruction and the
+            user's source line.
     """
     try:
         return _form(loop)
@@ -125,7 +125,7 @@ def _bodies(loop: HloInstruction) -> Iterator[tuple[HloInstruction, HloComputati
 
 
 def _split_leaves(analysis: LaneAnalysis) -> LaneDimensions:
-    """Gives leaves whose uses disagree about lanes a copy for each group; returns all lane dimensions."""
+    """Copies leaves whose uses disagree about lanes; returns all lane dimensions."""
     for split in analysis.splits:
         analysis.lane_dimensions[_copy_leaf(split)] = split.lane_dimension
     return analysis.lane_dimensions
@@ -146,7 +146,7 @@ def _return_streams(
     streams: Sequence[Stream],
     lane_dimensions: LaneDimensions,
 ) -> NormalLoop:
-    """Makes streams that the loop reads results of the region: they need memory, even if nobody looks."""
+    """Makes streams that the loop reads results of the region, since they need memory."""
     region = normal.region
     returned = {output.tuple_index for output in region.root.operands}
     missing = [s.elements[0][1] for s in streams if s.readers and s.elements[0][1] not in returned]
@@ -206,12 +206,12 @@ def _describe_loop(
 def _element_lane(
     loop: HloInstruction, index: int, lane_dimensions: Mapping[HloInstruction, int | None]
 ) -> int | None:
-    """Returns the lane dimension of a loop element; an initial value made of a leaf has the same."""
+    """Returns the lane dimension of a loop element, which its initial value shares."""
     return lane_dimensions[loop.operands[0].operands[index]]
 
 
 def _stream_instructions(streams: Sequence[Stream]) -> frozenset[HloInstruction]:
-    """Returns what stands for a stream: its versions, and its elements of conditions and results."""
+    """Returns what stands for a stream: its versions, its elements of conditions and results."""
     result: set[HloInstruction] = set()
     for stream in streams:
         result.update(stream.versions)
@@ -258,7 +258,7 @@ def _check_size(
     mutable: Collection[HloInstruction],
     lane_dimensions: Mapping[HloInstruction, int | None],
 ) -> None:
-    """Refuses what needs too many values per lane: all state together, and the largest other value."""
+    """Refuses what needs too many values per lane: all state, and the largest other value."""
     state = 0
     largest, culprit = 0, region.root
     for loop in loops.values():

@@ -4,8 +4,9 @@
     %d = pred[8] (which environments are done)
     %s = f32[4,8] select(broadcast(%d), %r, %x)
 
-Nothing but `%s` needs `%r`, and only in lanes where `%d` is true. All that leads to `%r` alone is a *guard* of
-`%d`: a block of lanes in which no lane is done may leave it out, since `select` then takes `%x` in every lane.
+Nothing but `%s` needs `%r`, and only in lanes where `%d` is true. All that leads to `%r` alone is a
+*guard* of `%d`: a block of lanes in which no lane is done may leave it out, since `select` then
+takes `%x` in every lane.
 
 Numerics: bitwise-equal.
 """
@@ -32,8 +33,8 @@ def find_guards(
 ) -> tuple[Guard, ...]:
     """Returns the guards of a computation, costliest first; they don't overlap.
 
-    A guard's instructions and selects may be put next to each other: nothing outside that they need depends
-    on one of its selects.
+    A guard's instructions and selects may be put next to each other: nothing outside that they need
+    depends on one of its selects.
 
     Args:
         computation: The body of a loop in normal form.

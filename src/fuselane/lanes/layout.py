@@ -1,9 +1,10 @@
 """From XLA's arrays with layouts to row-major arrays.
 
-XLA gives an array logical dimensions and, apart from them, an order in memory. A region knows row-major arrays only: each value
-becomes the array of its dimensions in the order they have in memory, major to minor, so that every buffer is read as it lies. An
-opcode's dimension numbers change with it; where two operands differ in order, one is transposed. What XLA calls a bitcast is then
-a reshape, whatever the layouts.
+XLA gives an array logical dimensions and, apart from them, an order in memory. A region knows
+row-major arrays only: each value becomes the array of its dimensions in the order they have in
+memory, major to minor, so that every buffer is read as it lies. An opcode's dimension numbers
+change with it; where two operands differ in order, one is transposed. What XLA calls a bitcast is
+then a reshape, whatever the layouts.
 
 Example: with `%p = f32[2048,4]{0,1} parameter(0)`,
 
@@ -84,7 +85,7 @@ def lower_broadcast(
 def lower_bitcast(
     builder: ComputationBuilder, instruction: HloInstruction, operands: Sequence[HloInstruction]
 ) -> HloInstruction:
-    """Lowers a bitcast between equally wide element types of one kind: same bytes, other dimensions."""
+    """Lowers a bitcast within one element type: same bytes, other dimensions."""
     sizes = physical_shape(instruction.shape).dimensions
     return builder.reshape(operands[0], sizes, origin=instruction)
 
@@ -254,7 +255,8 @@ def _in_operand_order(
     operands: Sequence[HloInstruction],
     attributes: tuple[tuple[str, tuple[object, ...]], ...],
 ) -> HloInstruction:
-    """Emits `opcode` with its first operand's order, then gives the result the order it should have.
+    """Emits `opcode` with its first operand's order, then gives the result the order it should
+    have.
 
     Where it changes nothing, as a slice of everything does, no instruction is emitted.
     """

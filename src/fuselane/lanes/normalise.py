@@ -1,19 +1,21 @@
 """From a `while` as XLA leaves it to a region in normal form.
 
-Before                                                   After
-    %t = tuple(%zero, %copy.1, %n)                           p0: f32[8]  p1: s32[]       (parameters)
-    %w = while(%t), body=%b, condition=%c                    z = constant(0)
-    b: %p = parameter(0)                                     t = tuple(z, p0, p1)
-       %x = get-tuple-element(%p), index=1                   w = while(t), body=b, condition=c
-       %f = fusion(%copy(%x)), calls=%fused                  r = get-tuple-element(w), index=1
-       ROOT tuple(.., %f, ..)                                ROOT tuple(r)
-                                                         b: x = ..; f = the fused instructions, inlined; ROOT tuple(.., f, ..)
+Before                                            After
+    %t = tuple(%zero, %copy.1, %n)                    p0: f32[8]  p1: s32[]  (parameters)
+    %w = while(%t), body=%b, condition=%c             z = constant(0)
+    b: %p = parameter(0)                              t = tuple(z, p0, p1)
+       %x = get-tuple-element(%p), index=1            w = while(t), body=b, condition=c
+       %f = fusion(%copy(%x)), calls=%fused           r = get-tuple-element(w), index=1
+       ROOT tuple(.., %f, ..)                         ROOT tuple(r)
+                                                      b: what was fused, inlined
 
-Fusions and calls are inlined, whole loops inside calls too; copies, nested tuples and optimization barriers vanish; layouts
-become row-major (see `fuselane.lanes.layout`); equal instructions are shared. Loop elements that never change and are constants
-become constants of the body. The user's module is left as it is.
+Fusions and calls are inlined, whole loops inside calls too; copies, nested tuples and optimization
+barriers vanish; layouts become row-major (see `fuselane.lanes.layout`); equal instructions are
+shared. Loop elements that never change and are constants become constants of the body. The user's
+module is left as it is.
 
-Does not handle: loops whose initial tuple is not made by a `tuple` instruction. Numerics: bitwise-equal.
+Does not handle: loops whose initial tuple is not made by a `tuple` instruction. Numerics:
+bitwise-equal.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes import layout
 from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
+from fuselane.lanes.carry import Carry, get_indices_used
+from fuselane.lanes.constants import is_cheap, is_constant, transplant
 
 Value = HloInstruction | tuple["Value", ...] | None
 """What an instruction of the user's module became; None for a loop element nobody reads."""
@@ -41,7 +45,6 @@ _LOWERINGS: Final[dict[str, _Lowering]] = {
     "broadcast": layout.lower_broadcast,
     "concatenate": layout.lower_concatenate,
     "constant": layout.lower_constant,
-    "copy": layout.lower_copy,
     "dynamic-slice": layout.lower_dynamic_slice,
     "dynamic-update-slice": layout.lower_dynamic_update_slice,
     "iota": layout.lower_iota,
@@ -52,7 +55,6 @@ _LOWERINGS: Final[dict[str, _Lowering]] = {
     "transpose": layout.lower_transpose,
 }
 
-_INLINED_OPCODES: Final = frozenset({"fusion", "call"})
 _CONDITION_REDUCTIONS: Final = frozenset({"reduce-window", "sort", "dot", "custom-call"})
 _LANE_TYPES: Final = frozenset(
     {
@@ -71,12 +73,6 @@ _LANE_TYPES: Final = frozenset(
         PrimitiveType.F64,
     }
 )
-_CHEAP_OPCODES: Final = frozenset(
-    {"constant", "iota", "broadcast", "copy", "bitcast", "reshape", "convert", "parameter"}
-)
-_MAX_CHEAP_INSTRUCTIONS: Final = 8
-_MAX_CONSTANT_ELEMENTS: Final = 64
-"""Larger constants in front of a loop are passed in rather than made part of the kernel."""
 
 
 @final
@@ -86,8 +82,10 @@ class NormalLoop:
 
     Attributes:
         region: The new computation; its root is the tuple of what is needed of the loop's result.
-        operands: For each of the region's parameters the instruction of the user's module that supplies it.
-        element_indices: For each element of the region's loop the tuple index of the user's `while`.
+        operands: For each of the region's parameters the instruction of the user's module that
+            supplies it.
+        element_indices: For each element of the region's loop the tuple index of the user's
+            `while`.
         output_indices: For each element of the root the tuple index of the user's `while`.
         invariants: Tuple indices whose value never changes -> the instruction that supplies it.
     """
@@ -106,7 +104,8 @@ def normalise(loop: HloInstruction) -> NormalLoop:
         loop: A `while` of any computation of a module; nothing of the module is changed.
 
     Raises:
-        UnsupportedError: if it holds an opcode, element type, layout or structure that lane programs lack.
+        UnsupportedError: if it holds an opcode, element type, layout or structure that lane
+            programs lack.
     """
     return _Normaliser(loop).run()
 
@@ -131,13 +130,13 @@ class _Normaliser:
                 loop,
                 detail=f"its initial value is made by `{initial.opcode}`, not as a tuple of arrays",
             )
-        carry = _Carry(loop)
+        carry = Carry(loop)
         initial_values: list[Value] = [
             self._initial_value(operand) if index in carry.needed else None
             for index, operand in enumerate(initial.operands)
         ]
         results = self._visit_while(loop, initial_values, self._region)
-        indices = _indices_used(loop)
+        indices = get_indices_used(loop)
         changing = [i for i in indices if i not in carry.invariant]
         root = self._region.tuple([_array(results[i]) for i in changing])
         region = self._region.finish(root)
@@ -165,8 +164,8 @@ class _Normaliser:
     # In front of the loop.
 
     def _initial_value(self, operand: HloInstruction) -> HloInstruction:
-        """Returns the region's value for an initial value: made anew if that is cheap, else a parameter."""
-        if _is_cheap(operand):
+        """Returns the region's value for an initial value: made anew if cheap, else a parameter."""
+        if is_cheap(operand):
             return _array(self._recompute(operand))
         shape = self._check_shape(operand, operand.shape)
         self._operands.append(operand)
@@ -195,34 +194,50 @@ class _Normaliser:
     def _visit(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
-        opcode = instruction.opcode
-        if opcode in ELEMENTWISE_OPCODES:
+        """Emits one instruction, given what its operands became."""
+        if instruction.opcode in ELEMENTWISE_OPCODES:
             return self._visit_elementwise(instruction, operands, builder)
-        match opcode:
-            case "tuple":
-                return tuple(operands)
-            case "get-tuple-element":
-                return _elements(operands[0])[instruction.tuple_index]
-            case "fusion" | "call":
-                return self._inline(instruction.to_apply, operands, builder)
-            case "while":
-                return self._visit_while(instruction, _elements(operands[0]), builder)
-            case "optimization-barrier":
-                return operands[0]
-            case "bitcast":
-                return self._visit_bitcast(instruction, operands, builder)
-            case "reduce":
-                return self._visit_reduce(instruction, operands, builder)
-        lower = _LOWERINGS.get(opcode)
+        visit = _VISITS.get(instruction.opcode)
+        if visit is not None:
+            return visit(self, instruction, operands, builder)
+        lower = _LOWERINGS.get(instruction.opcode)
         if lower is None:
             raise self._unsupported(instruction)
-        if operands and operands[0] is None:
-            return None
-        if opcode != "copy":
-            self._check_shape(instruction, instruction.shape)
-        elif instruction.shape.is_tuple:
-            return operands[0]
+        self._check_shape(instruction, instruction.shape)
         return lower(builder, instruction, [_array(operand) for operand in operands])
+
+    def _visit_tuple(
+        self, _instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
+    ) -> Value:
+        return tuple(operands)
+
+    def _visit_element(
+        self, instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
+    ) -> Value:
+        return _elements(operands[0])[instruction.tuple_index]
+
+    def _visit_barrier(
+        self, _instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
+    ) -> Value:
+        return operands[0]
+
+    def _visit_call(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        return self._inline(instruction.to_apply, operands, builder)
+
+    def _visit_loop(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        return self._visit_while(instruction, _elements(operands[0]), builder)
+
+    def _visit_copy(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        if not isinstance(operands[0], HloInstruction):
+            return operands[0]
+        self._check_shape(instruction, instruction.shape)
+        return layout.lower_copy(builder, instruction, [operands[0]])
 
     def _visit_elementwise(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
@@ -245,8 +260,6 @@ class _Normaliser:
     def _visit_bitcast(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
-        if operands[0] is None:
-            return None
         shape = self._check_shape(instruction, instruction.shape)
         value = _array(operands[0])
         if value.shape.element_type is not shape.element_type:
@@ -297,11 +310,11 @@ class _Normaliser:
         self, loop: HloInstruction, initial: Sequence[Value], builder: ComputationBuilder
     ) -> tuple[Value, ...]:
         """Emits a `while` and returns the values of its elements after it."""
-        carry = _Carry(loop)
+        carry = Carry(loop)
         constants = {
             i: _array(initial[i])
             for i in carry.invariant & carry.needed
-            if _is_constant(initial[i])
+            if is_constant(_array(initial[i]))
         }
         kept = [i for i in sorted(carry.needed) if i not in constants]
         if loop is self._loop:
@@ -317,7 +330,7 @@ class _Normaliser:
             for i in kept:
                 arguments[i], position = _rebuild(initial[i], inner, parameter, position)
             for i, constant in constants.items():
-                arguments[i] = _transplant(constant, inner)
+                arguments[i] = transplant(constant, inner)
             called.append(inlined(computation, arguments, kept, inner))
         instruction = builder.emit(
             "while",
@@ -389,121 +402,28 @@ class _Normaliser:
         )
 
 
-@final
-class _Carry:
-    """Which elements of a loop's tuple change and which are needed at all.
+_Visit = Callable[
+    [_Normaliser, HloInstruction, Sequence[Value], ComputationBuilder],
+    Value,
+]
 
-    Attributes:
-        invariant: Elements that the body passes on unchanged.
-        needed: Elements that change, or that body or condition read.
-    """
-
-    def __init__(self, loop: HloInstruction) -> None:
-        count = len(loop.shape.tuple_shapes)
-        self.invariant = _passed_through(loop.body)
-        read = _elements_read(loop.body, self.invariant) | _elements_read(loop.condition, set())
-        self.needed = {i for i in range(count) if i not in self.invariant or i in read}
-
-
-def _passed_through(body: HloComputation) -> set[int]:
-    root = body.root
-    if root.opcode != "tuple":
-        return set()
-    parameter = body.parameters[0]
-    result = set()
-    for index, operand in enumerate(root.operands):
-        value = _behind_copies(operand)
-        if (
-            value.opcode == "get-tuple-element"
-            and value.operands[0] is parameter
-            and value.tuple_index == index
-        ):
-            result.add(index)
-    return result
-
-
-def _elements_read(computation: HloComputation, passed_through: set[int]) -> set[int]:
-    """Returns the tuple elements used for more than being passed on to the same place."""
-    parameter = computation.parameters[0]
-    result: set[int] = set()
-    for user in parameter.users:
-        if user.opcode != "get-tuple-element":
-            return set(range(len(parameter.shape.tuple_shapes)))
-        index = user.tuple_index
-        if index not in passed_through or not _only_passed_on(user, computation.root, index):
-            result.add(index)
-    return result
-
-
-def _only_passed_on(value: HloInstruction, root: HloInstruction, index: int) -> bool:
-    for user in value.users:
-        if user is root:
-            if any(o is value and i != index for i, o in enumerate(root.operands)):
-                return False
-        elif user.opcode != "copy" or not _only_passed_on(user, root, index):
-            return False
-    return value is not root
-
-
-def _indices_used(loop: HloInstruction) -> list[int]:
-    """Returns the elements of the loop's result that the user's module needs, in order."""
-    count = len(loop.shape.tuple_shapes)
-    if loop.is_root or any(user.opcode != "get-tuple-element" for user in loop.users):
-        return list(range(count))
-    return sorted({user.tuple_index for user in loop.users if user.users or user.is_root})
-
-
-def _behind_copies(instruction: HloInstruction) -> HloInstruction:
-    while instruction.opcode == "copy":
-        instruction = instruction.operands[0]
-    return instruction
-
-
-def _is_cheap(instruction: HloInstruction) -> bool:
-    """Whether a value is made from nothing by a few instructions: constants, broadcasts of them, iotas."""
-    return _count_cheap(instruction, False) <= _MAX_CHEAP_INSTRUCTIONS
-
-
-def _count_cheap(instruction: HloInstruction, in_fusion: bool) -> int:
-    """Returns how many instructions make the value, or a large number if they aren't all cheap."""
-    opcode = instruction.opcode
-    if opcode == "fusion":
-        inner = instruction.to_apply.instructions
-        count = sum(_count_cheap(i, True) for i in inner if not i.operands)
-        count += len(inner) if all(i.opcode in _CHEAP_OPCODES for i in inner) else 1_000
-    elif opcode not in _CHEAP_OPCODES or (opcode == "parameter" and not in_fusion):
-        return 1_000
-    elif opcode == "constant" and instruction.shape.num_elements > _MAX_CONSTANT_ELEMENTS:
-        return 1_000
-    else:
-        count = 1
-    return count + sum(_count_cheap(operand, in_fusion) for operand in instruction.operands)
-
-
-def _is_constant(value: Value) -> bool:
-    """Whether a value of a region is a small constant, or made of one, so that a loop's body can have its own."""
-    if not isinstance(value, HloInstruction):
-        return False
-    if value.opcode in ("broadcast", "reshape", "convert"):
-        return _is_constant(value.operands[0])
-    return value.opcode == "iota" or (
-        value.opcode == "constant" and value.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
-    )
-
-
-def _transplant(value: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
-    """Returns the same constant value in another computation."""
-    if value.opcode == "constant":
-        return builder.constant(value.shape, value.proto.literal, value)
-    operands = [_transplant(operand, builder) for operand in value.operands]
-    dimensions = (("dimensions", value.dimensions),) if value.dimensions else ()
-    return builder.emit(value.opcode, value.shape, operands, dimensions, origin=value)
+_VISITS: Final[dict[str, _Visit]] = {
+    "bitcast": _Normaliser._visit_bitcast,
+    "call": _Normaliser._visit_call,
+    "copy": _Normaliser._visit_copy,
+    "fusion": _Normaliser._visit_call,
+    "get-tuple-element": _Normaliser._visit_element,
+    "optimization-barrier": _Normaliser._visit_barrier,
+    "reduce": _Normaliser._visit_reduce,
+    "tuple": _Normaliser._visit_tuple,
+    "while": _Normaliser._visit_loop,
+}
 
 
 def _rebuild(
     like: Value, builder: ComputationBuilder, source: HloInstruction, position: int
 ) -> tuple[Value, int]:
-    """Returns a value of the structure of `like` whose arrays are elements of `source` from `position` on."""
+    """Returns a value of the structure of `like` made of `source`'s elements from `position` on."""
     if isinstance(like, HloInstruction):
         return builder.element(source, position), position + 1
     elements: list[Value] = []

@@ -1,8 +1,9 @@
 """The lane program: a loop in normal form together with what is known about its lanes.
 
-A lane program is what forming hands to code generation. Its region is a detached HLO computation: parameters are arrays, then
-come cheap instructions that make initial values, one `while`, and a root tuple of `get-tuple-element`s. Every computation is in
-post order and holds only the opcodes in `fuselane.analysis.opcodes.LANE_OPCODES`.
+A lane program is what forming hands to code generation. Its region is a detached HLO computation:
+parameters are arrays, then come cheap instructions that make initial values, one `while`, and a
+root tuple of `get-tuple-element`s. Every computation is in post order and holds only the opcodes in
+`fuselane.analysis.opcodes.LANE_OPCODES`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class LoopElement:
         kind: How it is carried.
         shape: Its array shape.
         lane_dimension: The dimension along which the lanes lie, or None if it is uniform.
-        is_fully_overwritten: For a stream: every position is written when the loop runs through, so its initial value is dead.
+        is_fully_overwritten: For a stream: every position is written when the loop runs through, so
+            its initial value is dead.
     """
 
     index: int
@@ -77,8 +79,10 @@ class Guard:
     Attributes:
         predicate: A `pred` value with lanes; the first operand of every one of the selects.
         selects: The `select`s whose guarded operand needs the work.
-        side: Operand number of the guarded value: 1 (needed where the predicate is true) or 2 (where it is false).
-        instructions: The work in post order, all of it in the computation of the selects; may hold `while`s.
+        side: Operand number of the guarded value: 1 (needed where the predicate is true) or 2
+            (where it is false).
+        instructions: The work in post order, all of it in the computation of the selects; may hold
+            `while`s.
         cost: Estimated vector operations saved per block and step.
     """
 
@@ -98,15 +102,18 @@ class LaneProgram:
         name: Name of the original `while`.
         num_lanes: Size of the lane dimension.
         region: The normalised computation; see `fuselane.lanes.normalise`.
-        lane_dimensions: For each array-shaped instruction of every computation of the region the dimension along which the
-            lanes lie, or None if the value is uniform.
+        lane_dimensions: For each array-shaped instruction of every computation of the region the
+            dimension along which the lanes lie, or None if the value is uniform.
         loops: Every `while` of the region, nested ones included.
         guards: The skippable work of each computation.
-        mutable: Instructions that stand for an array updated in place: a stream's `get-tuple-element`s and the
-            `dynamic-update-slice`s on it.
-        operands: For each parameter of the region the instruction of the user's module that supplies it.
-        output_indices: For each root element of the region the tuple index of the original `while` it stands for.
-        invariants: Original tuple index -> instruction of the user's module whose value passes through unchanged.
+        mutable: Instructions that stand for an array updated in place: a stream's
+            `get-tuple-element`s and the `dynamic-update-slice`s on it.
+        operands: For each parameter of the region the instruction of the user's module that
+            supplies it.
+        output_indices: For each root element of the region the tuple index of the original `while`
+            it stands for.
+        invariants: Original tuple index -> instruction of the user's module whose value passes
+            through unchanged.
         cost: Estimated vector operations of one step of one block of lanes.
     """
 

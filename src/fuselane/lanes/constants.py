@@ -1,0 +1,65 @@
+"""Values made from nothing: constants, iotas, and what is broadcast or reshaped from them.
+
+They are made anew where they are needed instead of being passed into a loop.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.builder import ComputationBuilder
+
+_CHEAP_OPCODES: Final = frozenset({"iota", "broadcast", "copy", "bitcast", "reshape", "convert"})
+_MAX_CHEAP_INSTRUCTIONS: Final = 8
+_MAX_CONSTANT_ELEMENTS: Final = 64
+"""Larger constants in front of a loop are passed in rather than made part of the kernel."""
+
+
+def is_cheap(instruction: HloInstruction) -> bool:
+    """Whether a value is made from nothing by a few instructions: constants, iotas, broadcasts."""
+    count = _count_cheap(instruction)
+    return count is not None and count <= _MAX_CHEAP_INSTRUCTIONS
+
+
+def _count_cheap(instruction: HloInstruction) -> int | None:
+    """Returns how many instructions make a value, or None if they are not all cheap."""
+    opcode = instruction.opcode
+    total = 1
+    if opcode == "fusion":
+        inner = instruction.to_apply.instructions
+        if not all(i.opcode == "parameter" or _is_cheap_itself(i) for i in inner):
+            return None
+        total = len(inner)
+    elif not _is_cheap_itself(instruction):
+        return None
+    for operand in instruction.operands:
+        count = _count_cheap(operand)
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def _is_cheap_itself(instruction: HloInstruction) -> bool:
+    if instruction.opcode == "constant":
+        return instruction.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
+    return instruction.opcode in _CHEAP_OPCODES and instruction.shape.is_array
+
+
+def is_constant(value: HloInstruction) -> bool:
+    """Whether a value is a small constant, or made of one, so that a body can have its own."""
+    if value.opcode in ("broadcast", "reshape", "convert"):
+        return is_constant(value.operands[0])
+    return value.opcode == "iota" or (
+        value.opcode == "constant" and value.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
+    )
+
+
+def transplant(value: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
+    """Returns the same constant value in another computation."""
+    if value.opcode == "constant":
+        return builder.constant(value.shape, value.proto.literal, value)
+    operands = [transplant(operand, builder) for operand in value.operands]
+    dimensions = (("dimensions", value.dimensions),) if value.dimensions else ()
+    return builder.emit(value.opcode, value.shape, operands, dimensions, origin=value)

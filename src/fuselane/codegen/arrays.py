@@ -7,9 +7,10 @@ for `lanes`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
@@ -17,9 +18,20 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.indexing import Element, Index
-from fuselane.codegen.memory import LaneBlock, element_pointer, load, load_lanes, store, store_lanes
+from fuselane.codegen.memory import (
+    LaneBlock,
+    element_pointer,
+    load,
+    load_lanes,
+    load_runs,
+    store,
+    store_lanes,
+    store_runs,
+)
 from fuselane.codegen.types import constant, memory_type, splat
 from fuselane.hlo.shape import PrimitiveType, Shape
+
+_MAX_RUN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,21 +145,74 @@ class Memory(Array):
     pointer: Its first element.
     strides: Elements from one index to the next, for every dimension of the whole array.
     invariant: Whether nothing writes it while the kernel runs.
+    loaded: Runs loaded so far, by basic block and address; see `run`.
     """
 
     pointer: ir.Value
     strides: tuple[int, ...]
     invariant: bool
+    loaded: dict[object, list[ir.Value]] = field(default_factory=dict)
+
+    @property
+    def run(self) -> int:
+        """How many neighbouring elements a lane holds between its neighbour lanes'; 1 if strided.
+
+        Such runs are moved whole, by contiguous loads and stores and shuffles.
+        """
+        if self.lane is None:
+            return 1
+        stride = self.strides[self.lane]
+        sizes = self.shape.dimensions
+        minor = [axis for axis, step in enumerate(self.strides) if step < stride]
+        is_dense = math.prod(sizes[axis] for axis in minor if axis != self.lane) == stride
+        return stride if is_dense and 1 < stride <= _MAX_RUN else 1
+
+    def place_in_run(self, index: Element) -> int | None:
+        """Returns which element of its run an index is, None if that isn't known."""
+        stride = self.strides[self.lane or 0]
+        place = 0
+        for coordinate, step in zip(index, self.strides, strict=True):
+            if step < stride:
+                if not isinstance(coordinate, int):
+                    return None
+                place += coordinate * step
+        return place
 
     def get(self, place: Place, index: Element) -> ir.Value:
         """See `Array.get`: a load."""
         builder, element = place.builder, self.shape.element_type
-        pointer = self._address(place, index)
         if self.lane is None:
-            raw = load(builder, pointer, element)
-            return raw
+            return load(builder, self._address(place, index), element)
+        if self.invariant and self.run > 1:
+            number = self.place_in_run(index)
+            if number is not None:
+                return self._load_run(place, index)[number]
         stride = self.strides[self.lane]
+        pointer = self._address(place, index)
         return load_lanes(builder, pointer, element, stride, place.block, invariant=self.invariant)
+
+    def put_run(self, place: Place, index: Element, values: Sequence[ir.Value]) -> None:
+        """Stores a whole run of every lane; `index` is that of its first element."""
+        pointer = self._address(place, index)
+        wide = [widen(place, value) for value in values]
+        store_runs(place.builder, wide, pointer, self.shape.element_type, place.block)
+
+    def _load_run(self, place: Place, index: Element) -> list[ir.Value]:
+        stride = self.strides[self.lane or 0]
+        first = tuple(
+            0 if coordinate is not None and step < stride else coordinate
+            for coordinate, step in zip(index, self.strides, strict=True)
+        )
+        known = tuple(at if isinstance(at, int) else id(at) for at in first)
+        key = (id(place.builder.block), id(place.block.offset), known)
+        found = self.loaded.get(key)
+        if found is None:
+            pointer = self._address(place, first)
+            element = self.shape.element_type
+            found = self.loaded[key] = load_runs(
+                place.builder, pointer, element, self.run, place.block, invariant=True
+            )
+        return found
 
     def put(self, place: Place, index: Element, value: ir.Value) -> None:
         """Stores an element; one that all lanes share is stored by the first block alone."""
@@ -261,4 +326,5 @@ def global_constant(module: ir.Module, element: PrimitiveType, values: np.ndarra
     variable.global_constant = True
     variable.linkage = "private"
     variable.align = 64
+    variable.type = ir.PointerType()
     return variable

@@ -149,14 +149,7 @@ class Emitter:
 
     def copy(self, source: Array, target: Memory | Scratch | Discarded) -> None:
         """Stores every element of one array to another of the same shape."""
-        if isinstance(target, Discarded):
-            return
-
-        def move(index: tuple[Index, ...]) -> None:
-            value = source.get(self.place, indexing.with_lane(index, source.lane))
-            target.put(self.place, indexing.with_lane(index, target.lane), value)
-
-        emit_for_each(self.builder, source.dimensions, move, max_unrolled=self.max_unrolled)
+        self._store_window(target, source, (0,) * len(target.shape.dimensions))
 
     def _define(self, instruction: HloInstruction, element: Elemental) -> None:
         """Decides where an instruction's elements live: registers, nowhere (a view) or scratch."""
@@ -354,14 +347,34 @@ class Emitter:
     def _store_window(
         self, target: Memory | Scratch | Discarded, update: Array, starts: Sequence[Index]
     ) -> None:
+        """Stores an array into a window of another, whole runs of neighbours at once if it can."""
         if isinstance(target, Discarded):
+            return
+        small = update.size <= self.max_unrolled
+        if small and isinstance(target, Memory) and self._store_by_runs(target, update, starts):
             return
 
         def move(index: tuple[Index, ...]) -> None:
             at = indexing.with_lane(index, update.lane)
-            target.put(self.place, self._shift(at, starts), update.get(self.place, at))
+            value = update.get(self.place, at)
+            target.put(
+                self.place, self._shift(indexing.with_lane(index, target.lane), starts), value
+            )
 
         emit_for_each(self.builder, update.dimensions, move, max_unrolled=self.max_unrolled)
+
+    def _store_by_runs(self, target: Memory, update: Array, starts: Sequence[Index]) -> bool:
+        run = target.run
+        if run == 1 or update.size % run:
+            return False
+        positions = [update.flat(self.place, number) for number in range(update.size)]
+        shifted = [self._shift(at, starts) for at in positions]
+        if [target.place_in_run(at) for at in shifted] != list(range(run)) * (update.size // run):
+            return False
+        values = [update.get(self.place, at) for at in positions]
+        for first in range(0, update.size, run):
+            target.put_run(self.place, shifted[first], values[first : first + run])
+        return True
 
     def _shift(self, index: Element, starts: Sequence[Index]) -> Element:
         return tuple(

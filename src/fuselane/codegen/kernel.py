@@ -119,6 +119,7 @@ class _Kernel:
             )
         slot = ir.IRBuilder(self.entry).alloca(element, size=max(count, 1))
         slot.align = 64
+        slot.type = _POINTER
         return slot
 
     def _emit_tile(

@@ -382,10 +382,7 @@ def _refuse(
         return refuse(Reason.NO_LANES, loop)
     largest = max(candidates, key=lambda c: candidates[c])
     instruction, why = classes.mixing[largest]
-    detail = (
-        f"`{instruction.name}` ({instruction.opcode}) {why}, "
-        f"the dimension of size {candidates[largest][0]}"
-    )
+    detail = f"`{instruction.name}` {why}, the dimension of size {candidates[largest][0]}"
     if instruction in _condition_cone(region):
         return refuse(Reason.DATA_DEPENDENT_TRIP_COUNT, instruction, detail=detail)
     return refuse(Reason.CROSS_LANE, instruction, detail=detail)

@@ -311,4 +311,4 @@ def _with_source(decision: Decision, module: HloModule, loop: HloInstruction) ->
     )
     culprit = next(named, loop)
     source = source_line(culprit, module) or source_line(loop, module)
-    return replace(decision, source=source)
+    return replace(decision, source=source, opcode=culprit.opcode)

@@ -35,6 +35,7 @@ from fuselane.lanes import layout
 from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
 from fuselane.lanes.carry import Carry, get_indices_used
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
+from fuselane.lanes.windows import are_windows_side_by_side, lower_reduce_window
 
 Value = HloInstruction | tuple["Value", ...] | None
 """What an instruction of the user's module became; None for a loop element nobody reads."""
@@ -275,6 +276,9 @@ class _Normaliser:
     def _visit_reduce(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
+        is_window = instruction.opcode == "reduce-window"
+        if is_window and not are_windows_side_by_side(instruction):
+            raise self._unsupported(instruction)
         to_apply = self._applied.get(instruction.to_apply.id)
         if to_apply is None:
             to_apply = self._clone_applied(instruction)
@@ -282,7 +286,8 @@ class _Normaliser:
         arrays = [_array(operand) for operand in operands]
         for shape in instruction.shape.tuple_shapes or (instruction.shape,):
             self._check_shape(instruction, shape)
-        return layout.lower_reduce(builder, instruction, arrays, to_apply)
+        lower = lower_reduce_window if is_window else layout.lower_reduce
+        return lower(builder, instruction, arrays, to_apply)
 
     def _clone_applied(self, reduce: HloInstruction) -> HloComputation:
         """Returns the reduce's computation in normal form: elementwise opcodes on scalars."""
@@ -415,6 +420,7 @@ _VISITS: Final[dict[str, _Visit]] = {
     "get-tuple-element": _Normaliser._visit_element,
     "optimization-barrier": _Normaliser._visit_barrier,
     "reduce": _Normaliser._visit_reduce,
+    "reduce-window": _Normaliser._visit_reduce,
     "tuple": _Normaliser._visit_tuple,
     "while": _Normaliser._visit_loop,
 }

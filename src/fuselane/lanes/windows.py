@@ -1,0 +1,130 @@
+"""From a reduce-window whose windows lie side by side to a reduce.
+
+XLA:CPU takes large reductions apart into reduce-windows of 32 elements and a last reduce. Such a
+reduce-window is a reshape and a reduce, after a pad where the windows don't fill the array:
+
+    %w = f32[8,3] reduce-window(%x, %z), window={size=1x32 stride=1x32 pad=0_0x0_6}     %x:
+    f32[8,90]
+->  %p = f32[8,96] pad(%x, %z), padding=0_0x0_6
+    %s = f32[8,3,32] reshape(%p)
+    %w = f32[8,3] reduce(%s, %z), dimensions={2}
+
+Does not handle: overlapping windows, dilation. Numerics: bitwise-equal; the order inside a window
+is kept, and what is padded is the initial value, as XLA has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
+from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.layout import memory_order, relayout
+
+
+class _Window(NamedTuple):
+    size: int
+    low: int
+    high: int
+
+
+def are_windows_side_by_side(reduce_window: HloInstruction) -> bool:
+    """Whether every element falls into exactly one window."""
+    return all(
+        dimension.stride == dimension.size
+        and dimension.window_dilation <= 1
+        and dimension.base_dilation <= 1
+        and not dimension.window_reversal
+        and dimension.padding_low >= 0
+        and dimension.padding_high >= 0
+        for dimension in reduce_window.proto.window.dimensions
+    ) and all(
+        (size + window.low + window.high) % window.size == 0
+        for size, window in zip(
+            reduce_window.operands[0].shape.dimensions, _windows(reduce_window), strict=True
+        )
+    )
+
+
+def lower_reduce_window(
+    builder: ComputationBuilder,
+    instruction: HloInstruction,
+    operands: Sequence[HloInstruction],
+    to_apply: HloComputation,
+) -> HloInstruction | tuple[HloInstruction, ...]:
+    """Lowers a reduce-window of one array, or of several at once, with windows side by side."""
+    count = len(operands) // 2
+    order = memory_order(instruction.operands[0].shape)
+    windows = [_windows(instruction)[d] for d in order]
+    arrays = []
+    for original, operand, initial in zip(
+        instruction.operands, operands[:count], operands[count:], strict=False
+    ):
+        value = relayout(builder, operand, memory_order(original.shape), order)
+        arrays.append(_split(builder, instruction, value, initial, windows))
+    sizes, reduced = _split_sizes(arrays[0], windows)
+    kept = tuple(size for d, size in enumerate(sizes) if d not in reduced)
+    shapes = [array_shape(array.shape.element_type, kept) for array in arrays]
+    result = shapes[0] if count == 1 else Shape.tuple_of(shapes)
+    value = builder.emit(
+        "reduce",
+        result,
+        [
+            *(builder.reshape(array, sizes, origin=instruction) for array in arrays),
+            *operands[count:],
+        ],
+        (("dimensions", reduced),),
+        origin=instruction,
+        called=(to_apply,),
+    )
+    if not instruction.shape.is_tuple:
+        return relayout(builder, value, order, memory_order(instruction.shape))
+    elements = [value] if count == 1 else [builder.element(value, i) for i in range(count)]
+    return tuple(
+        relayout(builder, element, order, memory_order(shape))
+        for element, shape in zip(elements, instruction.shape.tuple_shapes, strict=True)
+    )
+
+
+def _split(
+    builder: ComputationBuilder,
+    instruction: HloInstruction,
+    value: HloInstruction,
+    initial: HloInstruction,
+    windows: Sequence[_Window],
+) -> HloInstruction:
+    """Returns `value` padded so that the windows fill it."""
+    edges = tuple((window.low, window.high, 0) for window in windows)
+    if not any(map(any, edges)):
+        return value
+    sizes = tuple(
+        size + window.low + window.high
+        for size, window in zip(value.shape.dimensions, windows, strict=True)
+    )
+    shape = array_shape(value.shape.element_type, sizes)
+    attributes = (("padding_config", edges),)
+    return builder.emit("pad", shape, (value, initial), attributes, origin=instruction)
+
+
+def _split_sizes(
+    array: HloInstruction, windows: Sequence[_Window]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the sizes, each windowed dimension in two, and the numbers of the inner halves."""
+    sizes: list[int] = []
+    reduced: list[int] = []
+    for size, window in zip(array.shape.dimensions, windows, strict=True):
+        sizes.append(size // window.size)
+        if window.size > 1:
+            reduced.append(len(sizes))
+            sizes.append(window.size)
+    return tuple(sizes), tuple(reduced)
+
+
+def _windows(reduce_window: HloInstruction) -> list[_Window]:
+    return [
+        _Window(dimension.size, dimension.padding_low, dimension.padding_high)
+        for dimension in reduce_window.proto.window.dimensions
+    ]

@@ -72,3 +72,5 @@ class _Package(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+# The imports above have put the room of that name here before the class could keep it out.
+globals().pop("decisions", None)

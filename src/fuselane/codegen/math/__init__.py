@@ -1,0 +1,63 @@
+"""Elementary functions as straight-line LLVM IR, for scalars and for vectors of any length.
+
+Only IEEE operations, fused multiply-adds, comparisons and shifts: no tables, no calls to a math
+library. What few lanes need (huge angles, zeros and infinities of logarithms) is an internal
+function of the same module, called only when some lane needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+
+from fuselane.codegen.math.arctangent import emit_atan2
+from fuselane.codegen.math.emitter import FloatEmitter
+from fuselane.codegen.math.error_function import emit_erf
+from fuselane.codegen.math.exponential import emit_expm1, emit_exponential, emit_logistic
+from fuselane.codegen.math.hyperbolic import emit_tanh
+from fuselane.codegen.math.logarithm import emit_log, emit_log1p
+from fuselane.codegen.math.power import emit_power
+from fuselane.codegen.math.roots import emit_cbrt, emit_rsqrt, emit_sqrt
+from fuselane.codegen.math.trigonometric import emit_cosine, emit_sine, emit_tan
+from fuselane.errors import CodegenError
+
+_EMITTERS: dict[str, Callable[..., ir.Value]] = {
+    "atan2": emit_atan2,
+    "cbrt": emit_cbrt,
+    "cosine": emit_cosine,
+    "erf": emit_erf,
+    "exponential": emit_exponential,
+    "exponential-minus-one": emit_expm1,
+    "log": emit_log,
+    "log-plus-one": emit_log1p,
+    "logistic": emit_logistic,
+    "power": emit_power,
+    "rsqrt": emit_rsqrt,
+    "sine": emit_sine,
+    "sqrt": emit_sqrt,
+    "tan": emit_tan,
+    "tanh": emit_tanh,
+}
+
+MATH_OPCODES = frozenset(_EMITTERS)
+
+
+def emit_math(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value]) -> ir.Value:
+    """Returns an elementary function of float or double values.
+
+    The builder may stand in another basic block afterwards.
+
+    Args:
+        builder: Positioned in a function of a module.
+        opcode: HLO's name, one of MATH_OPCODES.
+        operands: One value (two for atan2 and power), of one type: `float`, `double` or a vector.
+    Raises:
+        CodegenError: if the opcode is none of ours.
+    Numerics: float <= 2 ulp for every argument (power 3), double <= 2 ulp; docs/accuracy.md has the
+        measured errors. Denormal operands and results follow the machine's mode.
+    """
+    emit = _EMITTERS.get(opcode)
+    if emit is None:
+        raise CodegenError(f"There is no code for the elementary function {opcode}.")
+    return emit(FloatEmitter(builder, operands[0].type), *operands)

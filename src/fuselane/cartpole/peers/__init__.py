@@ -1,0 +1,1 @@
+"""The same CartPole loop in other tools, each a process that answers on standard output."""

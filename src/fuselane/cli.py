@@ -1,0 +1,188 @@
+"""What `fuselane ...` does: reads the command line, calls the library, prints.
+
+Exit codes: 0 if all is well, 1 if something measured or checked is wrong, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn, final
+
+from rich.console import Console
+
+import fuselane
+from fuselane import config
+from fuselane.cartpole.bench import run_benchmark
+from fuselane.cartpole.results import Settings
+from fuselane.cartpole.table import make_table
+from fuselane.cartpole.variants import VARIANTS
+from fuselane.doctor import diagnose
+from fuselane.errors import FuselaneError, InputError
+from fuselane.module_file import TARGETS, explain_module_file
+from fuselane.script import run_script
+
+OK: Final = 0
+WRONG: Final = 1
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code.
+
+    Args:
+        arguments: The command line without the program's name; None takes that of the process.
+    """
+    options = _make_parser().parse_args(arguments)
+    try:
+        exit_code: int = options.run(options)
+    except FuselaneError as error:
+        _complain(str(error))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return exit_code
+
+
+@final
+class _Parser(argparse.ArgumentParser):
+    """A parser that answers bad input with one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        _complain(f"{message[:1].upper()}{message[1:]}; `{self.prog} --help` says what there is.")
+        self.exit(BAD_INPUT)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="fuselane", description="Runs loops of jax.jit programs as native kernels."
+    )
+    parser.add_argument("--version", action="version", version=f"fuselane {fuselane.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    _add_cartpole(commands.add_parser("cartpole", help="time CartPole with and without Fuselane"))
+    _add_run(commands.add_parser("run", help="run a script under Fuselane and list its loops"))
+    _add_explain(commands.add_parser("explain", help="list the loops of an HLO module in a file"))
+    doctor = commands.add_parser("doctor", help="check the installation")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_cartpole(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--envs", type=_positive, default=2048, metavar="N", help="default 2048")
+    parser.add_argument("--steps", type=_natural, default=10_000, metavar="T", help="default 10000")
+    parser.add_argument("--repeats", type=_positive, default=5, metavar="R", help="default 5")
+    parser.add_argument(
+        "--variants",
+        type=_variant_names,
+        default=tuple(VARIANTS),
+        metavar="NAMES",
+        help=f"some of {','.join(VARIANTS)}; default all",
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="also time PyTorch, Numba and C where they are there"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.set_defaults(run=_cartpole)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", type=Path, help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    parser.set_defaults(run=_run)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help="a serialized HLO module, such as *.hlo.pb")
+    parser.add_argument(
+        "--target", default=TARGETS[0], metavar="NAME", help=f"one of {', '.join(TARGETS)}"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_explain)
+
+
+def _cartpole(options: argparse.Namespace) -> int:
+    if config.switch() is False:
+        raise InputError("FUSELANE=0 switches Fuselane off, so there is nothing to compare.")
+    if options.json is not None:
+        _write(options.json, "")  # rather now than after minutes of measuring
+    settings = Settings(
+        num_envs=options.envs,
+        num_steps=options.steps,
+        num_repeats=options.repeats,
+        variants=options.variants,
+        with_peers=options.peers,
+    )
+    results = run_benchmark(settings, say=_say)
+    Console().print(make_table(results))
+    if options.json is not None:
+        _write(options.json, json.dumps(results.to_json(), indent=2) + "\n")
+    return WRONG if results.disagreements else OK
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        run_script(options.script, options.arguments)
+    finally:
+        if options.script.is_file():
+            sys.stdout.flush()
+            _say(str(fuselane.decisions()))
+    return OK
+
+
+def _explain(options: argparse.Namespace) -> int:
+    report = explain_module_file(options.file, options.target)
+    print(report.json() if options.json else report.text())
+    return OK
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    diagnosis = diagnose()
+    width = max(len(name) for name, _ in diagnosis.lines)
+    for name, value in diagnosis.lines:
+        print(f"{name:{width}}  {value}")
+    return WRONG if diagnosis.problem else OK
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _complain(sentence: str) -> None:
+    _say(f"fuselane: {sentence}")
+
+
+def _positive(text: str) -> int:
+    number = _natural(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("it has to be at least 1")
+    return number
+
+
+def _natural(text: str) -> int:
+    if not (text.isascii() and text.replace("_", "").isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _variant_names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in VARIANTS:
+            known = ", ".join(VARIANTS)
+            raise argparse.ArgumentTypeError(f"there is no variant {name!r}, only {known}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

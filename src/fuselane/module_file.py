@@ -1,0 +1,73 @@
+"""What Fuselane would do with a module that XLA wrote to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from fuselane import pipeline
+from fuselane.config import options_from
+from fuselane.decisions import DecisionLog
+from fuselane.errors import InputError, VerificationError
+from fuselane.explain.report import Report
+from fuselane.hlo.module import HloModule
+
+TARGETS: Final = ("cpu",)
+
+_FIRST_MESSAGE_TAG: Final = 0x0A  # field 1, length-delimited: the module inside an HloProto
+
+
+def explain_module_file(path: Path, target: str = "cpu") -> Report:
+    """Returns what becomes of the loops of a module in a file.
+
+    Args:
+        path: A serialized HloModuleProto, or the HloProto around one that XLA's flags
+            `--xla_dump_to` and `--xla_dump_hlo_as_proto` leave as `*.hlo.pb`. The module should be
+            one after optimizations.
+        target: One of TARGETS.
+    Raises:
+        InputError: for a file that cannot be read or holds no HLO module, and for an unknown
+            target.
+    """
+    if target not in TARGETS:
+        raise InputError(f"There is no target {target!r}; targets are {', '.join(TARGETS)}.")
+    data = read_module_file(path)
+    log = DecisionLog()
+    pipeline.transform(data, options_from({}), log)
+    return Report.of(log)
+
+
+def read_module_file(path: Path) -> bytes:
+    """Returns the serialized HloModuleProto in a file.
+
+    Raises:
+        InputError: if the file cannot be read or holds none.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    for candidate in (data, _first_message(data)):
+        if _is_module(candidate):
+            return candidate
+    raise InputError(f"{str(path)!r} holds no serialized HLO module.")
+
+
+def _is_module(data: bytes) -> bool:
+    try:
+        HloModule.from_bytes(data)
+    except VerificationError:
+        return False
+    return True
+
+
+def _first_message(data: bytes) -> bytes:
+    """Returns the bytes of the message in field 1 of a serialized protocol buffer, or none."""
+    if data[:1] != bytes([_FIRST_MESSAGE_TAG]):
+        return b""
+    length = 0
+    for position, byte in enumerate(data[1:11], start=1):
+        length |= (byte & 0x7F) << (7 * (position - 1))
+        if byte < 0x80:
+            return data[position + 1 : position + 1 + length]
+    return b""

@@ -1,0 +1,43 @@
+"""Running somebody's script under Fuselane, as `python script.py` would run it."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import fuselane
+from fuselane.errors import InputError
+
+
+def run_script(path: Path, arguments: Sequence[str]) -> None:
+    """Runs a Python file as `__main__` with Fuselane on.
+
+    What the script raises, SystemExit too, is passed on. `fuselane.decisions()` tells afterwards
+    what became of its loops.
+
+    Args:
+        path: The script.
+        arguments: What it finds in `sys.argv` after its own name.
+    Raises:
+        InputError: if there is no such file.
+    """
+    if not path.is_file():
+        raise InputError(f"There is no script {str(path)!r}.")
+    fuselane.enable()
+    with _as_main_program(path, arguments):
+        runpy.run_path(str(path), run_name="__main__")
+
+
+@contextlib.contextmanager
+def _as_main_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Gives `sys.argv` and `sys.path` the values they have when Python runs a script."""
+    argv, search_path = sys.argv, sys.path
+    sys.argv = [str(path), *arguments]
+    sys.path = [str(path.resolve().parent), *search_path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, search_path

@@ -7,16 +7,19 @@ registered here never raises and, when it fails, leaves the module as it was.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from typing import Final
 
 import jaxlib
-from jax.extend import xla
 
 from fuselane.runtime.warning import warn_once
 
 NAME: Final = "fuselane"
+
+_PRE_SCHEDULER: Final = 0
+"""Value of jax.extend.xla.PipelineStage.PRE_SCHEDULER."""
 
 Transformation = Callable[[bytes], bytes | None]
 
@@ -49,11 +52,11 @@ def _register() -> None:
     if register is not None:
         # What the public function comes down to for the CPU. Since JAX 0.11 that one also starts
         # all backends, too early for settings still to come, and endless inside a JAX plug-in.
-        register(NAME, xla.PipelineStage.PRE_SCHEDULER.value, _call)
+        register(NAME, _PRE_SCHEDULER, _call)
     else:
-        xla.register_hlo_module_transformation(
-            _call, name=NAME, stage=xla.PipelineStage.PRE_SCHEDULER, platforms="cpu"
-        )
+        xla = importlib.import_module("jax.extend.xla")
+        stage = xla.PipelineStage.PRE_SCHEDULER
+        xla.register_hlo_module_transformation(_call, name=NAME, stage=stage, platforms="cpu")
 
 
 def _call(module: bytes) -> bytes | None:

@@ -89,7 +89,7 @@ class HloComputation:
     def connect_callees(self, computations: Mapping[int, HloComputation]) -> None:
         """Finds, by id, the computations that the instructions of a freshly read one call."""
         for instruction in self.instructions:
-            for callee_id in instruction.proto.called_computation_ids:
+            for callee_id in instruction.proto.called_computation_ids[:]:
                 callee = computations.get(callee_id)
                 if callee is None:
                     raise VerificationError(
@@ -175,6 +175,8 @@ class HloComputation:
             raise VerificationError(
                 f"{instruction.name} is already in {instruction.computation.name}."
             )
+        if self.module is not None:
+            self.module.adopt(instruction, self)
         instruction.computation = self
         if before is None:
             self.instructions.append(instruction)
@@ -183,8 +185,6 @@ class HloComputation:
         if instruction.opcode == "parameter":
             self.parameters.append(instruction)
             self.parameters.sort(key=_parameter_number)
-        if self.module is not None:
-            self.module.adopt(instruction, self)
         return instruction
 
     def remove(self, instruction: HloInstruction) -> None:
@@ -266,9 +266,10 @@ def _read_instruction(message: Message, by_id: Mapping[int, HloInstruction]) -> 
     instruction = HloInstruction(message, message.id, message.name, message.opcode, shape)
     instruction._shape_in_proto = shape
     try:
-        instruction._connect([by_id[operand_id] for operand_id in message.operand_ids])
-        for predecessor_id in message.control_predecessor_ids:
-            instruction.add_control_predecessor(by_id[predecessor_id])
+        instruction._connect([by_id[operand_id] for operand_id in message.operand_ids[:]])
+        if message.control_predecessor_ids:
+            for predecessor_id in message.control_predecessor_ids:
+                instruction.add_control_predecessor(by_id[predecessor_id])
     except KeyError:
         raise VerificationError(
             f"{instruction.name} comes before an operand or control predecessor of its own."

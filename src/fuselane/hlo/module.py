@@ -116,8 +116,10 @@ class HloModule:
         return len(unused)
 
     def adopt(self, instruction: HloInstruction, computation: HloComputation) -> None:
-        """Gives an instruction that was just added to a computation of this module an id and a
-        unique name."""
+        """Gives an instruction about to be added to a computation of this module an id and a name.
+
+        Its name stays where no other instruction has it.
+        """
         instruction.id = self._ids.next_id(computation)
         instruction.name = _unique(instruction.name, self._instruction_names)
 
@@ -125,9 +127,9 @@ class HloModule:
         computation.module = self
         computation.id = self._ids.next_computation_id()
         computation.name = _unique(computation.name, {c.name for c in self.computations})
-        self.computations.append(computation)
         for instruction in computation.instructions:
             self.adopt(instruction, computation)
+        self.computations.append(computation)
 
     @cached_property
     def _ids(self) -> _Ids:

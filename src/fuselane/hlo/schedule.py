@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fuselane.hlo.computation import HloComputation
-from fuselane.hlo.proto import HloScheduleProto, Message
+from fuselane.hlo.proto import Message
 
 
 def update_schedule(schedule: Message, computations: Iterable[HloComputation]) -> None:
@@ -14,18 +14,17 @@ def update_schedule(schedule: Message, computations: Iterable[HloComputation]) -
     A sequence that still orders its computation's instructions stays; others become post orders.
     XLA wants a sequence for every computation but the bodies of fusions.
     """
-    sequences = {entry.key: list(entry.value.instruction_ids) for entry in schedule.sequences}
-    updated = HloScheduleProto()
-    for computation in computations:
-        sequence = sequences.get(computation.id, ())
-        if computation.is_fusion and not sequence:
-            continue
-        entry = updated.sequences.add(key=computation.id)
-        entry.value.instruction_ids.extend(
-            sequence if is_schedule(sequence, computation) else _default_sequence(computation)
-        )
-    schedule.ClearField("sequences")
-    schedule.MergeFrom(updated)
+    by_id = {computation.id: computation for computation in computations}
+    for number in reversed(range(len(schedule.sequences))):
+        entry = schedule.sequences[number]
+        computation = by_id.pop(entry.key, None)
+        if computation is None:
+            del schedule.sequences[number]
+        elif not is_schedule(list(entry.value.instruction_ids), computation):
+            _schedule_in_post_order(entry, computation)
+    for computation in by_id.values():
+        if not computation.is_fusion:
+            _schedule_in_post_order(schedule.sequences.add(key=computation.id), computation)
 
 
 def is_schedule(sequence: Sequence[int], computation: HloComputation) -> bool:
@@ -40,5 +39,5 @@ def is_schedule(sequence: Sequence[int], computation: HloComputation) -> bool:
     ) and all(instruction.id in position for instruction in computation.instructions)
 
 
-def _default_sequence(computation: HloComputation) -> list[int]:
-    return [instruction.id for instruction in computation.post_order()]
+def _schedule_in_post_order(entry: Message, computation: HloComputation) -> None:
+    entry.value.instruction_ids[:] = [instruction.id for instruction in computation.post_order()]

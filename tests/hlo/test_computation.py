@@ -1,0 +1,157 @@
+"""Computations: adding, removing, order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuselane.errors import VerificationError
+from fuselane.hlo import (
+    HloComputation,
+    HloInstruction,
+    PrimitiveType,
+    Shape,
+    reachable_computations,
+    verify_computation,
+)
+from tests.hlo import programs, xla
+
+_S32 = Shape.array(PrimitiveType.S32, ())
+
+
+def _parameter(number: int) -> HloInstruction:
+    return HloInstruction.create("parameter", _S32, parameter_number=number)
+
+
+def _add(left: HloInstruction, right: HloInstruction) -> HloInstruction:
+    return HloInstruction.create("add", _S32, [left, right])
+
+
+def test_read() -> None:
+    module = xla.module_of(programs.ALL["calls"])
+    fused = next(computation for computation in module.computations if computation.is_fusion)
+    assert fused.name == "fused" and fused.module is module
+    assert fused.root.opcode == "multiply" and fused.root.computation is fused
+    assert [parameter.name for parameter in module.entry.parameters] == ["x", "y"]
+    assert not module.entry.is_fusion
+
+
+def test_parameters_are_sorted_by_number() -> None:
+    computation = HloComputation.create("c")
+    parameters = [computation.add(_parameter(number)) for number in (2, 0, 1)]
+    assert computation.parameters == [parameters[1], parameters[2], parameters[0]]
+    computation.remove(parameters[2])
+    assert computation.parameters == [parameters[1], parameters[0]]
+
+
+def test_root_before_it_is_set() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    assert not p.is_root
+    with pytest.raises(VerificationError, match="no root"):
+        _ = computation.root
+
+
+def test_add_in_front_of_another() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    last = computation.add(_add(p, p))
+    middle = computation.add(_add(p, p), before=last)
+    assert computation.instructions == [p, middle, last]
+    with pytest.raises(VerificationError, match="already in"):
+        computation.add(middle)
+
+
+def test_remove() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    a, b = computation.add(_add(p, p)), computation.add(_add(p, p))
+    computation.root = b
+    computation.remove(a)
+    assert computation.instructions == [p, b] and p.users == [b]
+    assert a.computation is None and a.operands == []
+    for needed in (p, b, a):
+        with pytest.raises(VerificationError):
+            computation.remove(needed)
+
+
+def test_a_control_predecessor_is_needed() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    a, b = computation.add(_add(p, p)), computation.add(_add(p, p))
+    computation.root = b
+    b.add_control_predecessor(a)
+    with pytest.raises(VerificationError, match="needed"):
+        computation.remove(a)
+    assert computation.remove_dead_instructions() == 0
+
+
+def test_dead_instructions() -> None:
+    computation = HloComputation.create("c")
+    p, q = computation.add(_parameter(0)), computation.add(_parameter(1))
+    dead = computation.add(_add(p, q))
+    computation.add(_add(dead, dead))
+    effect = computation.add(HloInstruction.create("rng", _S32, [q]))
+    computation.root = computation.add(_add(p, p))
+    assert computation.remove_dead_instructions() == 2
+    assert computation.instructions == [p, q, effect, computation.root]
+    assert p.users == [computation.root] and q.users == [effect]
+    verify_computation(computation)
+
+
+@st.composite
+def _shuffled(draw: st.DrawFn) -> HloComputation:
+    """A computation of additions whose list of instructions is in any order."""
+    computation = HloComputation.create("shuffled")
+    computation.add(_parameter(0))
+    for _ in range(draw(st.integers(1, 12))):
+        operand = st.sampled_from(computation.instructions)
+        computation.add(_add(draw(operand), draw(operand)))
+    computation.root = computation.instructions[-1]
+    computation.instructions[:] = draw(st.permutations(computation.instructions))
+    return computation
+
+
+@given(_shuffled())
+def test_post_order(computation: HloComputation) -> None:
+    order = computation.post_order()
+    assert set(order) == set(computation.instructions)
+    for number, instruction in enumerate(order):
+        assert set(instruction.operands) <= set(order[:number])
+    computation.sort()
+    verify_computation(computation)
+    assert computation.post_order() == order
+
+
+def test_post_order_of_a_cycle() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    a = computation.add(_add(p, p))
+    b = computation.add(_add(a, a))
+    a.replace_operand(0, b)
+    with pytest.raises(VerificationError, match="depends on itself"):
+        computation.post_order()
+
+
+def test_post_order_is_not_recursive() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    for _ in range(5000):
+        p = computation.add(_add(p, p))
+    computation.instructions.reverse()
+    assert computation.post_order()[-1] is p
+
+
+def test_post_order_minds_control_edges() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    a, b = computation.add(_add(p, p)), computation.add(_add(p, p))
+    a.add_control_predecessor(b)
+    assert computation.post_order() == [p, b, a]
+
+
+def test_reachable_computations() -> None:
+    module = xla.module_of(programs.ALL["calls"])
+    order = reachable_computations([module.entry])
+    assert order[-1] is module.entry and set(order) == set(module.computations)

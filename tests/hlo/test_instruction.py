@@ -1,0 +1,228 @@
+"""Instructions: attributes, edges, making and copying."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuselane.errors import VerificationError
+from fuselane.hlo import (
+    HloComputation,
+    HloInstruction,
+    HloModule,
+    PrimitiveType,
+    Shape,
+    verify,
+    verify_computation,
+)
+from tests.hlo import programs, xla
+
+_F32 = Shape.array(PrimitiveType.F32, (4,))
+
+
+def _named(module: HloModule) -> dict[str, HloInstruction]:
+    return {i.name: i for computation in module.computations for i in computation.instructions}
+
+
+def _of_opcode(name: str, opcode: str) -> HloInstruction:
+    module = xla.module_of(programs.ALL[name])
+    instructions = [i for computation in module.computations for i in computation.instructions]
+    return next(i for i in instructions if i.opcode == opcode)
+
+
+def _parameter(number: int = 0) -> HloInstruction:
+    return HloInstruction.create("parameter", _F32, parameter_number=number, name=f"p{number}")
+
+
+def _chain() -> tuple[HloComputation, HloInstruction, HloInstruction, HloInstruction]:
+    """Returns a computation of p, a = negate(p) and the root b = add(a, p), and these three."""
+    computation = HloComputation.create("chain")
+    p = computation.add(_parameter())
+    a = computation.add(HloInstruction.create("negate", _F32, [p], name="a"))
+    b = computation.add(HloInstruction.create("add", _F32, [a, p], name="b"))
+    computation.root = b
+    return computation, p, a, b
+
+
+def test_attributes() -> None:
+    assert _of_opcode("elementwise", "reduce-precision").exponent_bits == 5
+    assert _of_opcode("elementwise", "reduce-precision").mantissa_bits == 7
+    assert _of_opcode("elementwise", "pad").padding == ((1, 2, 0), (-1, 2, 0))
+    assert _of_opcode("elementwise", "dynamic-slice").dynamic_slice_sizes == (1, 2)
+    assert _of_opcode("indexed", "transpose").dimensions == (1, 0)
+    assert _of_opcode("calls", "fusion").fusion_kind == "kLoop"
+    assert _of_opcode("calls", "fusion").backend_config == b'{"a":[1]}'
+    assert _of_opcode("calls", "reduce").to_apply.root.opcode == "add"
+    assert _of_opcode("custom_calls", "custom-call").custom_call_target == "kernel"
+    assert _of_opcode("custom_calls", "get-tuple-element").tuple_index == 0
+
+
+def test_slice_and_comparison() -> None:
+    cut = _of_opcode("elementwise", "slice")
+    assert (cut.slice_starts, cut.slice_limits, cut.slice_strides) == ((0, 1), (4, 3), (2, 1))
+    compare = _of_opcode("calls", "compare")
+    assert (compare.comparison_direction, compare.comparison_type) == ("LT", "TOTALORDER")
+
+
+def test_metadata_and_frontend_attributes() -> None:
+    copy = _of_opcode("elementwise", "copy")
+    assert (copy.metadata.op_name, copy.metadata.source_line) == ("jit(f)/copy", 3)
+    parameters = xla.module_of(programs.ALL["elementwise"]).entry.parameters
+    assert parameters[1].frontend_attributes == {"a": "1", "b": "two"}
+    assert parameters[0].frontend_attributes == {}
+    assert [parameter.parameter_number for parameter in parameters] == [0, 1]
+
+
+def test_while() -> None:
+    loop = _of_opcode("counting_loop", "while")
+    assert loop.body.root.opcode == "tuple"
+    assert loop.condition.root.opcode == "compare"
+    assert not loop.has_side_effect
+
+
+def test_side_effects() -> None:
+    module = _named(xla.module_of(programs.ALL["custom_calls"]))
+    assert module["a"].has_side_effect and not module["b"].has_side_effect
+    assert module["i"].has_side_effect and module["q"].has_side_effect
+    body = HloComputation.create("body")
+    body.root = body.add(HloInstruction.create("rng", _F32))
+    assert HloInstruction.create("call", _F32, called_computations=[body]).has_side_effect
+
+
+def test_missing_pieces_are_errors() -> None:
+    add = HloInstruction.create("add", _F32)
+    with pytest.raises(VerificationError, match="literal"):
+        _ = add.literal
+    with pytest.raises(VerificationError, match="lacks"):
+        _ = add.body
+
+
+def test_users_are_listed_once_oldest_first() -> None:
+    _, p, a, b = _chain()
+    twice = HloInstruction.create("multiply", _F32, [p, p])
+    assert p.users == [a, b, twice]
+    assert a.users == [b] and b.is_root and not a.is_root
+
+
+def test_replace_operand() -> None:
+    computation, p, a, b = _chain()
+    b.replace_operand(1, a)
+    assert b.operands == [a, a]
+    assert a.users == [b] and p.users == [a]
+    b.replace_operand(0, p)
+    b.replace_operand(0, p)
+    assert b.operands == [p, a] and p.users == [a, b] and a.users == [b]
+    verify_computation(computation)
+
+
+def test_replace_all_uses() -> None:
+    computation, p, a, b = _chain()
+    a.replace_all_uses_with(p)
+    assert b.operands == [p, p] and a.users == [] and p.users == [a, b]
+    computation.remove(a)
+    b.replace_all_uses_with(p)
+    assert computation.root is p
+    verify_computation(computation)
+
+
+def test_replacement_may_use_what_it_replaces() -> None:
+    computation, p, a, b = _chain()
+    copy = computation.add(HloInstruction.create("copy", _F32, [p]), before=a)
+    p.replace_all_uses_with(copy)
+    assert p.users == [copy] and copy.users == [a, b]
+    verify_computation(computation)
+
+
+def test_replacement_must_have_the_shape() -> None:
+    _, p, a, _ = _chain()
+    with pytest.raises(VerificationError, match="cannot take the place"):
+        a.replace_all_uses_with(HloInstruction.create("iota", Shape.array(PrimitiveType.F32, (5,))))
+    assert p.users
+
+
+def test_control_edges() -> None:
+    computation, p, a, b = _chain()
+    c = computation.add(HloInstruction.create("copy", _F32, [p]), before=b)
+    c.add_control_predecessor(a)
+    c.add_control_predecessor(a)
+    b.add_control_predecessor(c)
+    assert (c.control_predecessors, a.control_successors) == ([a], [c])
+    verify_computation(computation)
+    d = computation.add(HloInstruction.create("copy", _F32, [p]), before=b)
+    c.move_control_edges_to(d)
+    assert not c.control_predecessors and not c.control_successors
+    assert d.control_predecessors == [a] and b.control_predecessors == [d]
+    verify_computation(computation)
+    d.drop_control_edges()
+    assert not a.control_successors and not b.control_predecessors
+
+
+def test_control_edges_are_written() -> None:
+    module = xla.module_of(programs.SCHEDULED)
+    names = _named(module)
+    names["b"].add_control_predecessor(names["a"])
+    module.entry.sort()
+    assert "control-predecessors={%a}" in xla.to_text(module.to_bytes())
+    names["b"].drop_control_edges()
+    assert "control-predecessors" not in xla.to_text(module.to_bytes())
+
+
+def test_create_with_attributes() -> None:
+    p = _parameter()
+    metadata = _of_opcode("elementwise", "copy").metadata
+    cut = HloInstruction.create(
+        "slice",
+        Shape.array(PrimitiveType.F32, (2,)),
+        [p],
+        slice_dimensions=[{"start": 1, "limit": 3, "stride": 1}],
+        metadata=metadata,
+    )
+    assert cut.slice_limits == (3,) and cut.metadata == metadata and cut.name == "slice"
+    assert cut.metadata is not metadata
+    with pytest.raises(ValueError, match="no_such_field"):
+        HloInstruction.create("add", _F32, no_such_field=1)
+
+
+def test_ids_of_detached_instructions_differ() -> None:
+    assert len({_parameter(number).id for number in range(100)}) == 100
+
+
+def test_clone() -> None:
+    pad = _of_opcode("elementwise", "pad")
+    p, zero = _parameter(), HloInstruction.create("constant", _F32, literal=np.zeros(4, np.float32))
+    copy = pad.clone([p, zero], name="padded")
+    assert copy.padding == pad.padding and copy.opcode == "pad" and copy.name == "padded"
+    assert copy.shape is pad.shape and copy.operands == [p, zero] and copy.computation is None
+    copy.proto.padding_config.dimensions[0].edge_padding_low = 5
+    assert pad.padding[0][0] == 1
+    assert p.users == [copy]
+
+
+def test_clone_of_a_loop_with_another_body() -> None:
+    module = xla.module_of(programs.COUNTING_LOOP)
+    loop = _named(module)["loop"]
+    other = HloComputation.create("other")
+    copy = loop.clone(loop.operands, called_computations=[other, loop.condition])
+    assert (copy.body, copy.condition) == (other, loop.condition)
+    assert loop.body is not other
+
+
+def test_changed_shapes_are_written() -> None:
+    module = xla.module_of(programs.SCHEDULED)
+    names = _named(module)
+    wide = Shape.array(PrimitiveType.F64, (8,))
+    names["a"].shape = wide
+    names["a"].opcode = "convert"
+    back = module.entry.add(
+        HloInstruction.create("convert", names["x"].shape, [names["a"]], name="back")
+    )
+    names["c"].replace_operand(1, back)
+    module.entry.sort()
+    verify(module)
+    text = xla.to_text(module.to_bytes())
+    assert "%a = f64[8]{0} convert(%x)" in text and "add(%b, %back)" in text
+
+
+def test_text() -> None:
+    _, _, _, b = _chain()
+    assert repr(b) == "b = f32[4]{0} add(a, p0)"

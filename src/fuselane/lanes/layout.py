@@ -55,16 +55,18 @@ def lower_elementwise(
     operands: Sequence[HloInstruction],
 ) -> list[HloInstruction]:
     """Returns the operands of an elementwise opcode, all of the result's sizes and order."""
-    target = memory_order(instruction.shape)
-    result = []
-    for original, operand in zip(instruction.operands, operands, strict=True):
-        value = operand
-        if not original.shape.dimensions and target:
+    order = instruction.shape.minor_to_major
+    result = list(operands)
+    for position, original in enumerate(instruction.operands):
+        if original.shape.minor_to_major == order:
+            continue
+        target = memory_order(instruction.shape)
+        if original.shape.dimensions:
+            source = memory_order(original.shape)
+            result[position] = relayout(builder, result[position], source, target)
+        else:
             sizes = _permute(instruction.shape.dimensions, target)
-            value = builder.broadcast(operand, sizes, ())
-        elif original.shape.minor_to_major != instruction.shape.minor_to_major:
-            value = relayout(builder, operand, memory_order(original.shape), target)
-        result.append(value)
+            result[position] = builder.broadcast(result[position], sizes, ())
     return result
 
 

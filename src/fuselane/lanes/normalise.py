@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, cast, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
@@ -119,6 +119,7 @@ class _Normaliser:
         self._region = ComputationBuilder(loop.name)
         self._operands: list[HloInstruction] = []
         self._applied: dict[int, HloComputation] = {}
+        self._row_major: dict[int, Shape] = {}
         self._in_condition = 0
         self._kept_elements: Sequence[int] = ()
 
@@ -244,8 +245,7 @@ class _Normaliser:
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> HloInstruction:
         shape = self._check_shape(instruction, instruction.shape)
-        arrays = [_array(operand) for operand in operands]
-        values = layout.lower_elementwise(builder, instruction, arrays)
+        values = layout.lower_elementwise(builder, instruction, _arrays(operands))
         opcode = instruction.opcode
         if opcode == "select" and values[1] is values[2]:
             return values[1]
@@ -379,6 +379,9 @@ class _Normaliser:
 
     def _check_shape(self, instruction: HloInstruction, shape: Shape) -> Shape:
         """Returns the row-major form of an array shape that lane programs can hold."""
+        known = self._row_major.get(id(shape))
+        if known is not None:
+            return known
         if shape.element_type not in _LANE_TYPES:
             raise refuse(Reason.UNSUPPORTED_TYPE, instruction, type=shape.element_type.lower)
         if not shape.is_plain:
@@ -389,7 +392,9 @@ class _Normaliser:
             raise refuse(
                 Reason.UNSUPPORTED_STRUCTURE, instruction, detail=f"{shape} has no elements"
             )
-        return layout.physical_shape(shape)
+        # The user's module keeps its shapes alive, so that ids stay unique.
+        self._row_major[id(shape)] = result = layout.physical_shape(shape)
+        return result
 
     def _unsupported(self, instruction: HloInstruction) -> Exception:
         opcode = instruction.opcode
@@ -448,6 +453,10 @@ def _leaves(value: Value) -> list[HloInstruction]:
 def _elements(value: Value) -> tuple[Value, ...]:
     assert isinstance(value, tuple), "a tuple-shaped value is held as a Python tuple"
     return value
+
+
+def _arrays(values: Sequence[Value]) -> Sequence[HloInstruction]:
+    return cast(Sequence[HloInstruction], values)
 
 
 def _array(value: Value) -> HloInstruction:

@@ -228,7 +228,7 @@ class _TiledLoop:
 
     def _allocate(self, element: LoopElement) -> ir.Value:
         size = indexing.residual_size(element.shape.dimensions, element.lane_dimension)
-        count = size * self.kernel.plan.tile_lanes
+        count = size * self.kernel.plan.pitch
         return self.kernel.allocate(memory_type(element.shape.element_type), count)
 
     def _emit_entry(self) -> None:
@@ -317,7 +317,7 @@ class _TiledLoop:
             shape=element.shape,
             lane=element.lane_dimension,
             pointer=self.scratch[element.index],
-            pitch=self.kernel.plan.tile_lanes,
+            pitch=self.kernel.plan.pitch,
             start=start,
         )
 

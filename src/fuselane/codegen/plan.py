@@ -21,6 +21,7 @@ _MAX_EMITTED: Final = 6_000
 _MAX_VECTORS_IN_FLIGHT: Final = 4
 _UNIFORM_SHARE: Final = 0.04
 _TILES_PER_THREAD: Final = 4
+_MIN_TILE_VECTORS: Final = 16
 _MIN_PARALLEL_OPS: Final = 60_000
 
 
@@ -50,6 +51,15 @@ class Plan:
     def tile_lanes(self) -> int:
         """Lanes in a tile."""
         return self.width * self.tile_vectors
+
+    @property
+    def pitch(self) -> int:
+        """Lanes from one row of a tile's scratch memory to the next.
+
+        One vector more than the tile has: rows a whole page apart would compete for the same
+        cache sets, and loads from one would wait for stores to another.
+        """
+        return self.tile_lanes + self.width
 
 
 @final
@@ -117,7 +127,8 @@ def _tile_vectors(
     vector_bytes = max(work.state_bytes * width, 1)
     cached = max(1, device.l1_bytes // 2 // vector_bytes)
     shared = math.ceil(work.uniform_ops / max(_UNIFORM_SHARE * work.lane_ops, 1))
-    wanted = max(min(shared, max(1, device.l2_bytes // 4 // vector_bytes)), min(cached, 16))
+    rows = cached if work.has_streams else min(cached, _MIN_TILE_VECTORS)
+    wanted = max(min(shared, max(1, device.l2_bytes // 4 // vector_bytes)), rows)
     per_thread = math.ceil(num_vectors / threads)
     if wanted >= per_thread:
         return per_thread

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fuselane.errors import VerificationError
 from fuselane.hlo import HloComputation, HloInstruction, HloModule, PrimitiveType, Shape, verify
@@ -184,11 +186,35 @@ def _broken(edit: str) -> bytes:
         case "callee":
             loop = next(i for i in entry.instructions if i.opcode == "while")
             loop.called_computation_ids[0] = 12345
+        case "same ids":
+            entry.instructions[1].id = entry.instructions[0].id
+        case "same computation ids":
+            entry.id = message.computations[0].id
     data: bytes = message.SerializeToString()
     return data
 
 
-@pytest.mark.parametrize("edit", ["operand", "order", "root", "callee"])
+_EDITS = ["operand", "order", "root", "callee", "same ids", "same computation ids"]
+
+
+@pytest.mark.parametrize("edit", _EDITS)
 def test_broken_modules_are_refused(edit: str) -> None:
     with pytest.raises(VerificationError):
         HloModule.from_bytes(_broken(edit))
+
+
+_GOOD = xla.parse(programs.ALL["calls"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(_GOOD) - 1), st.integers(0, 255)), max_size=4))
+def test_damaged_bytes_are_refused_or_read(changes: list[tuple[int, int]]) -> None:
+    damaged = bytearray(_GOOD)
+    for position, value in changes:
+        damaged[position] = value
+    try:
+        module = HloModule.from_bytes(bytes(damaged))
+        verify(module)
+        module.to_bytes()
+    except VerificationError as error:
+        assert str(error)

@@ -76,6 +76,8 @@ class HloComputation:
             instruction = _read_instruction(message, by_id)
             instruction.computation = self
             by_id[instruction.id] = instruction
+        if len(by_id) != len(proto.instructions):
+            raise VerificationError(f"Computation {self.name} has two instructions with one id.")
         self.instructions.extend(by_id.values())
         parameters = [i for i in self.instructions if i.opcode == "parameter"]
         self.parameters.extend(sorted(parameters, key=_parameter_number))

@@ -57,6 +57,8 @@ class HloModule:
         computations = {
             message.id: HloComputation.from_proto(message) for message in proto.computations
         }
+        if len(computations) != len(proto.computations):
+            raise VerificationError(f"Module {proto.name} has two computations with one id.")
         for computation in computations.values():
             computation.connect_callees(computations)
         entry = computations.get(proto.entry_computation_id)

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from fuselane.analysis.cost import residual_elements, total_cost
-from fuselane.analysis.lanes import LaneAnalysis, LeafSplit, find_lanes, is_leaf
+from fuselane.analysis.dimension_classes import LeafSplit, is_leaf
+from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.analysis.refusal import refuse, source_line
 from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
 from fuselane.analysis.while_loops import compute_trip_count, get_induction_index, is_invariant
@@ -24,6 +25,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
+from fuselane.lanes.flatten import flatten
 from fuselane.lanes.guards import find_guards
 from fuselane.lanes.normalise import NormalLoop, normalise
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement
@@ -88,6 +90,9 @@ def _form(user_loop: HloInstruction) -> LaneProgram:
     region = normal.region
     loop = next(i for i in region.instructions if i.opcode == "while")
     analysis = find_lanes(region)
+    while analysis.mergeable:
+        flatten(region, analysis.mergeable)
+        analysis = find_lanes(region)
     lane_dimensions = _split_leaves(analysis)
     streams = find_streams(loop, lane_dimensions)
     normal = _return_streams(normal, loop, streams, lane_dimensions)

@@ -1,0 +1,117 @@
+"""Making one dimension of two parallel ones that always come together.
+
+    %x = f32[1000,2048], all instructions elementwise     ->  %x = f32[2048000], one lane each
+
+Without this one of the two would be the lanes, and each lane would hold an array as long as the
+other. Row-major arrays stay where they are in memory, so parameters and results are reshaped for
+free. The region is changed in place.
+
+Numerics: bitwise-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
+from fuselane.lanes.builder import array_shape
+
+
+def flatten(region: HloComputation, first_dimensions: Mapping[HloInstruction, int]) -> None:
+    """Merges two neighbouring dimensions in all values of a region that have them.
+
+    Args:
+        region: A region in normal form.
+        first_dimensions: For each value that has the two dimensions the number of the first; see
+            `fuselane.analysis.lanes.LaneAnalysis.mergeable`.
+    """
+    for instruction in region.instructions:
+        first = first_dimensions.get(instruction)
+        _renumber(instruction, first, first_dimensions)
+        if first is not None:
+            instruction.shape = _merged_shape(instruction.shape, first)
+        elif instruction.opcode == "tuple":
+            instruction.shape = Shape.tuple_of([o.shape for o in instruction.operands])
+        elif instruction.opcode == "while":
+            _flatten_loop(instruction, first_dimensions)
+        elif instruction.opcode == "reduce" and instruction.shape.is_tuple:
+            _reshape_elements(instruction, first_dimensions)
+    region.remove_dead_instructions()
+
+
+def _flatten_loop(loop: HloInstruction, first_dimensions: Mapping[HloInstruction, int]) -> None:
+    loop.shape = loop.operands[0].shape
+    for computation in (loop.body, loop.condition):
+        computation.parameters[0].shape = loop.shape
+        flatten(computation, first_dimensions)
+
+
+def _merged_shape(shape: Shape, first: int) -> Shape:
+    sizes = shape.dimensions
+    merged = sizes[first] * sizes[first + 1]
+    return array_shape(shape.element_type, (*sizes[:first], merged, *sizes[first + 2 :]))
+
+
+def _reshape_elements(
+    reduce: HloInstruction, first_dimensions: Mapping[HloInstruction, int]
+) -> None:
+    shapes = list(reduce.shape.tuple_shapes)
+    first = next((first_dimensions[u] for u in reduce.users if u in first_dimensions), None)
+    if first is not None:
+        reduce.shape = Shape.tuple_of([_merged_shape(shape, first) for shape in shapes])
+
+
+def _renumber(
+    instruction: HloInstruction, first: int | None, first_dimensions: Mapping[HloInstruction, int]
+) -> None:
+    """Adapts an instruction's dimension numbers; operands have their new shapes, it has its old."""
+    proto = instruction.proto
+    match instruction.opcode:
+        case "broadcast" | "transpose":
+            source = first_dimensions.get(instruction.operands[0])
+            numbers = list(proto.dimensions)
+            if instruction.opcode == "broadcast":
+                del numbers[_second(source) : _third(source)]
+                proto.dimensions[:] = _moved(numbers, first)
+            else:
+                del numbers[_second(first) : _third(first)]
+                proto.dimensions[:] = _moved(numbers, source)
+        case "iota" | "concatenate" | "reverse":
+            proto.dimensions[:] = _moved(list(proto.dimensions), first)
+        case "reduce":
+            source = first_dimensions.get(instruction.operands[0])
+            proto.dimensions[:] = _moved(list(proto.dimensions), source)
+        case "slice" if first is not None:
+            sizes = instruction.shape.dimensions
+            del proto.slice_dimensions[first]
+            proto.slice_dimensions[first].limit = sizes[first] * sizes[first + 1]
+        case "pad" if first is not None:
+            del proto.padding_config.dimensions[first]
+        case "dynamic-slice" if first is not None:
+            sizes = instruction.shape.dimensions
+            del proto.dynamic_slice_sizes[first]
+            proto.dynamic_slice_sizes[first] = sizes[first] * sizes[first + 1]
+            _drop_operand(instruction, 1 + first)
+        case "dynamic-update-slice" if first is not None:
+            _drop_operand(instruction, 2 + first)
+
+
+def _moved(numbers: list[int], first: int | None) -> list[int]:
+    """Returns dimension numbers as they are once `first` and the next are one."""
+    return [n if first is None or n <= first else n - 1 for n in numbers]
+
+
+def _second(first: int | None) -> int:
+    return 0 if first is None else first + 1
+
+
+def _third(first: int | None) -> int:
+    return 0 if first is None else first + 2
+
+
+def _drop_operand(instruction: HloInstruction, index: int) -> None:
+    operand = instruction.operands.pop(index)
+    if operand not in instruction.operands:
+        operand.users.remove(instruction)

@@ -1,4 +1,4 @@
-"""Elementary functions as straight-line LLVM IR, for scalars and for vectors of any length.
+"""Elementary functions as LLVM IR, for scalars and for vectors of any length.
 
 Only IEEE operations, fused multiply-adds, comparisons and shifts: no tables, no calls to a math
 library. What few lanes need (huge angles, zeros and infinities of logarithms) is an internal
@@ -18,6 +18,7 @@ from fuselane.codegen.math.exponential import emit_expm1, emit_exponential, emit
 from fuselane.codegen.math.hyperbolic import emit_tanh
 from fuselane.codegen.math.logarithm import emit_log, emit_log1p
 from fuselane.codegen.math.power import emit_power
+from fuselane.codegen.math.rare import internal_function
 from fuselane.codegen.math.roots import emit_cbrt, emit_rsqrt, emit_sqrt
 from fuselane.codegen.math.trigonometric import emit_cosine, emit_sine, emit_tan
 from fuselane.errors import CodegenError
@@ -46,7 +47,8 @@ MATH_OPCODES = frozenset(_EMITTERS)
 def emit_math(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value]) -> ir.Value:
     """Returns an elementary function of float or double values.
 
-    The builder may stand in another basic block afterwards.
+    The code becomes an internal function of the module, once for every opcode and type, that LLVM
+    has to inline: a call costs little Python, and kernels share what routines have in common.
 
     Args:
         builder: Positioned in a function of a module.
@@ -60,4 +62,12 @@ def emit_math(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value]) 
     emit = _EMITTERS.get(opcode)
     if emit is None:
         raise CodegenError(f"There is no code for the elementary function {opcode}.")
-    return emit(FloatEmitter(builder, operands[0].type), *operands)
+    type_ = operands[0].type
+
+    def body(inner: ir.IRBuilder, *arguments: ir.Value) -> ir.Value:
+        return emit(FloatEmitter(inner, type_), *arguments)
+
+    name = f"fuselane.{opcode}.{str(type_).replace(' ', '')}"
+    signature = ir.FunctionType(type_, [type_] * len(operands))
+    function = internal_function(builder.module, name, signature, body, is_inlined=True)
+    return builder.call(function, operands)

@@ -1,4 +1,4 @@
-"""Rare cases: code for special numbers that runs only when some lane has one."""
+"""Internal functions of a module, and rare cases: code that runs only when some lane needs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def emit_rare(
         operands: What the body works on; the last is the result of the usual path.
         body: Called with an emitter and the function's arguments; returns all lanes' results.
     """
-    function = _rare_function(emitter, f"fuselane.{name}.{emitter.suffix}", operands, body)
+    function = _rare_function(emitter, f"fuselane.{name}.rare.{emitter.suffix}", operands, body)
     builder = emitter.builder
     condition = emitter.any(needed)
     usual_block = builder.block
@@ -56,7 +56,12 @@ def _rare_function(
 
 
 def internal_function(
-    module: ir.Module, name: str, signature: ir.FunctionType, body: Body
+    module: ir.Module,
+    name: str,
+    signature: ir.FunctionType,
+    body: Body,
+    *,
+    is_inlined: bool = False,
 ) -> ir.Function:
     """Returns the module's own pure function `name`, made on first use.
 
@@ -65,12 +70,13 @@ def internal_function(
         name: Unique to the body and the types.
         signature: Result and argument types.
         body: Called with a builder in the function and its arguments; returns the result.
+        is_inlined: Whether LLVM has to inline every call, or none.
     """
     function = module.globals.get(name)
     if function is None:
         function = ir.Function(module, signature, name)
         function.linkage = "internal"
-        for attribute in ("noinline", "nounwind", "readnone"):
+        for attribute in ("alwaysinline" if is_inlined else "noinline", "nounwind", "readnone"):
             function.attributes.add(attribute)
         builder = ir.IRBuilder(function.append_basic_block("entry"))
         builder.ret(body(builder, *function.args))

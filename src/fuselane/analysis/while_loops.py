@@ -40,7 +40,7 @@ def compute_trip_count(loop: HloInstruction) -> int | None:
     around, two exits.
 
     Args:
-        loop: A `while` in normal form.
+        loop: A `while`; only XLA's own count is seen if it is not in normal form.
     Returns:
         Iterations, not an upper bound; 0 when the condition is false on entry.
     Raises:
@@ -48,10 +48,20 @@ def compute_trip_count(loop: HloInstruction) -> int | None:
     """
     if loop.opcode != "while":
         raise VerificationError(f"{loop.name} is a {loop.opcode}, not a while.")
-    known = json.loads(loop.backend_config or b"{}").get("known_trip_count")
+    known = get_known_trip_count(loop)
     if known is not None:
-        return int(known["n"])
-    return _match_trip_count(loop)
+        return known
+    is_normal = loop.operands[0].opcode == loop.body.root.opcode == "tuple"
+    return _match_trip_count(loop) if is_normal else None
+
+
+def get_known_trip_count(loop: HloInstruction) -> int | None:
+    """Returns the trip count that XLA attached to a `while`, or None."""
+    try:
+        config = json.loads(loop.backend_config or b"{}")
+        return int(config["known_trip_count"]["n"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def get_induction_index(loop: HloInstruction) -> int | None:

@@ -67,12 +67,33 @@ def _only_passed_on(value: HloInstruction, root: HloInstruction, index: int) -> 
     return value is not root
 
 
-def get_indices_used(loop: HloInstruction) -> list[int]:
-    """Returns the elements of the loop's result that the user's module needs, in order."""
-    count = len(loop.shape.tuple_shapes)
-    if loop.is_root or any(user.opcode != "get-tuple-element" for user in loop.users):
+def get_site(loop: HloInstruction) -> HloInstruction:
+    """Returns the instruction that has to go if the loop does: itself, or a call of it alone.
+
+    XLA:CPU moves each small loop into a computation of its own, `%p = parameter(0)`,
+    `ROOT while(%p)`, and puts a call in its place.
+    """
+    computation = loop.computation
+    if loop.operands[0].opcode != "parameter" or computation is None or computation.module is None:
+        return loop
+    if len(computation.instructions) != 2 or not loop.is_root:
+        return loop
+    callers = [
+        instruction
+        for other in computation.module.computations
+        for instruction in other.instructions
+        if computation in instruction.called_computations
+    ]
+    is_called_once = len(callers) == 1 and callers[0].opcode == "call"
+    return callers[0] if is_called_once else loop
+
+
+def get_indices_used(site: HloInstruction) -> list[int]:
+    """Returns the elements of a loop's result that the user's module needs, in order."""
+    count = len(site.shape.tuple_shapes)
+    if site.is_root or any(user.opcode != "get-tuple-element" for user in site.users):
         return list(range(count))
-    return sorted({user.tuple_index for user in loop.users if user.users or user.is_root})
+    return sorted({user.tuple_index for user in site.users if user.users or user.is_root})
 
 
 def _behind_copies(instruction: HloInstruction) -> HloInstruction:

@@ -107,6 +107,7 @@ def _form(user_loop: HloInstruction) -> LaneProgram:
         name=user_loop.name,
         num_lanes=analysis.num_lanes,
         region=region,
+        site=normal.site,
         lane_dimensions=lane_dimensions,
         loops=loops,
         guards=_find_all_guards(bodies, loops, mutable, lane_dimensions),

@@ -14,8 +14,8 @@ barriers vanish; layouts become row-major (see `fuselane.lanes.layout`); equal i
 shared. Loop elements that never change and are constants become constants of the body. The user's
 module is left as it is.
 
-Does not handle: loops whose initial tuple is not made by a `tuple` instruction. Numerics:
-bitwise-equal.
+Does not handle: loops whose initial tuple is not made by a `tuple` instruction of arrays.
+Numerics: bitwise-equal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from typing import Final, cast, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
+from fuselane.analysis.while_loops import get_known_trip_count
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes import layout
 from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
-from fuselane.lanes.carry import Carry, get_indices_used
+from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
+from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.windows import are_windows_side_by_side, lower_reduce_window
 
 Value = HloInstruction | tuple["Value", ...] | None
@@ -83,6 +85,7 @@ class NormalLoop:
 
     Attributes:
         region: The new computation; its root is the tuple of what is needed of the loop's result.
+        site: The instruction of the user's module that the region can replace.
         operands: For each of the region's parameters the instruction of the user's module that
             supplies it.
         element_indices: For each element of the region's loop the tuple index of the user's
@@ -92,6 +95,7 @@ class NormalLoop:
     """
 
     region: HloComputation
+    site: HloInstruction
     operands: tuple[HloInstruction, ...]
     element_indices: tuple[int, ...]
     output_indices: tuple[int, ...]
@@ -124,8 +128,8 @@ class _Normaliser:
         self._kept_elements: Sequence[int] = ()
 
     def run(self) -> NormalLoop:
-        loop = self._loop
-        initial = loop.operands[0]
+        loop, site = self._loop, get_site(self._loop)
+        initial = site.operands[0]
         if initial.opcode != "tuple" or any(o.shape.is_tuple for o in initial.operands):
             raise refuse(
                 Reason.UNSUPPORTED_STRUCTURE,
@@ -134,17 +138,20 @@ class _Normaliser:
             )
         carry = Carry(loop)
         initial_values: list[Value] = [
-            self._initial_value(operand) if index in carry.needed else None
+            self._initial_value(operand, index in carry.invariant)
+            if index in carry.needed
+            else None
             for index, operand in enumerate(initial.operands)
         ]
         results = self._visit_while(loop, initial_values, self._region)
-        indices = get_indices_used(loop)
+        indices = get_indices_used(site)
         changing = [i for i in indices if i not in carry.invariant]
         root = self._region.tuple([_array(results[i]) for i in changing])
         region = self._region.finish(root)
         operands = self._drop_unused_parameters(region)
         return NormalLoop(
             region=region,
+            site=site,
             operands=operands,
             element_indices=tuple(self._kept_elements),
             output_indices=tuple(changing),
@@ -165,10 +172,17 @@ class _Normaliser:
 
     # In front of the loop.
 
-    def _initial_value(self, operand: HloInstruction) -> HloInstruction:
+    def _initial_value(self, operand: HloInstruction, is_invariant: bool) -> HloInstruction:
         """Returns the region's value for an initial value: made anew if cheap, else a parameter."""
         if is_cheap(operand):
             return _array(self._recompute(operand))
+        if is_invariant and picks_rows(operand):
+            source = self._parameter(operand.operands[0])
+            return _array(self._visit(operand, [source], self._region))
+        return self._parameter(operand)
+
+    def _parameter(self, operand: HloInstruction) -> HloInstruction:
+        """Returns a new parameter of the region for a value of the user's module."""
         shape = self._check_shape(operand, operand.shape)
         self._operands.append(operand)
         return self._region.parameter(len(self._operands) - 1, shape, operand)
@@ -486,11 +500,8 @@ def _elementwise_attributes(instruction: HloInstruction) -> Attributes:
 
 def _trip_count_attribute(loop: HloInstruction) -> Attributes:
     """Returns the backend config that says how often the loop runs, if XLA's own says so."""
-    try:
-        known = json.loads(loop.backend_config or b"{}").get("known_trip_count")
-    except ValueError:
+    count = get_known_trip_count(loop)
+    if count is None:
         return ()
-    if not known:
-        return ()
-    text = json.dumps({"known_trip_count": {"n": str(known["n"])}})
+    text = json.dumps({"known_trip_count": {"n": str(count)}})
     return (("backend_config", text.encode()),)

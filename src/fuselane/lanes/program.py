@@ -102,6 +102,8 @@ class LaneProgram:
         name: Name of the original `while`.
         num_lanes: Size of the lane dimension.
         region: The normalised computation; see `fuselane.lanes.normalise`.
+        site: The instruction of the user's module that the program replaces: the `while`, or a call
+            of a computation that is nothing but it.
         lane_dimensions: For each array-shaped instruction of every computation of the region the
             dimension along which the lanes lie, or None if the value is uniform.
         loops: Every `while` of the region, nested ones included.
@@ -120,6 +122,7 @@ class LaneProgram:
     name: str
     num_lanes: int
     region: HloComputation
+    site: HloInstruction
     lane_dimensions: Mapping[HloInstruction, int | None]
     loops: Mapping[HloInstruction, LaneLoop]
     guards: Mapping[HloComputation, tuple[Guard, ...]]

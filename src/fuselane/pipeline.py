@@ -17,7 +17,6 @@ else fails (see `runtime.hook`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -36,6 +35,7 @@ from fuselane.hlo.verifier import verify
 from fuselane.lanes.form import describe, form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import replace_loop
+from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.ffi import TARGET, custom_call_attributes
 from fuselane.runtime.kernel import Kernel, compute_key
@@ -62,9 +62,7 @@ def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
         return None
     module = HloModule.from_bytes(data)
     check(module, options)
-    fusion = _Fusion(module, options, log)
-    num_replaced = sum(fusion.run(loop) for loop in fusion.loops())
-    if not num_replaced:
+    if not _Fusion(module, options, log).run():
         return None
     module.remove_unused_computations()
     check(module, options)
@@ -86,23 +84,41 @@ class _Fusion:
     options: Options
     log: DecisionLog
 
-    def loops(self) -> Iterator[HloInstruction]:
-        """Yields the loops, outermost first; those inside one that was replaced not at all."""
+    def run(self) -> bool:
+        """Visits the loops, outermost first; those inside a replaced one not at all.
+
+        Returns whether any was replaced.
+        """
         stack = [self.module.entry]
         seen: set[HloComputation] = set()
+        has_changed = False
         while stack:
             computation = stack.pop()
-            if computation in seen:
-                continue
             seen.add(computation)
             for instruction in list(computation.instructions):
-                if instruction.opcode == "while":
-                    yield instruction
-                if instruction.opcode in _SEQUENTIAL_OPCODES and instruction.computation:
-                    stack.extend(instruction.called_computations)
+                if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
+                    continue
+                if self._visit(instruction):
+                    has_changed = True
+                elif not is_small_call(instruction):
+                    stack.extend(c for c in instruction.called_computations if c not in seen)
+        return has_changed
 
-    def run(self, loop: HloInstruction) -> bool:
-        """Replaces a loop if it can run as a kernel; returns whether it was."""
+    def _visit(self, instruction: HloInstruction) -> bool:
+        """Replaces a loop, or a call that is one, if it can run as a kernel; returns whether."""
+        if instruction.opcode == "while":
+            return self._replace(instruction)
+        loop = take_out_loop(instruction) if is_small_call(instruction) else None
+        if loop is None:
+            return False
+        is_replaced = self._replace(loop)
+        if not is_replaced:
+            put_back_loop(instruction, loop)
+        elif instruction.computation is not None:
+            instruction.computation.remove(instruction)
+        return is_replaced
+
+    def _replace(self, loop: HloInstruction) -> bool:
         program: LaneProgram | None = None
         try:
             program = form(self.module, loop)

@@ -15,12 +15,17 @@ from fuselane.hlo.instruction import HloInstruction
 class Carry:
     """Which elements of a loop's tuple change and which are needed at all.
 
+    A loop that carries an array instead of a tuple counts as one with a single element.
+
     Attributes:
         invariant: Elements that the body passes on unchanged.
         needed: Elements that change, or that body or condition read.
     """
 
     def __init__(self, loop: HloInstruction) -> None:
+        if not loop.shape.is_tuple:
+            self.invariant, self.needed = set[int](), {0}
+            return
         count = len(loop.shape.tuple_shapes)
         self.invariant = _passed_through(loop.body)
         read = _elements_read(loop.body, self.invariant) | _elements_read(loop.condition, set())

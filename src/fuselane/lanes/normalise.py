@@ -29,7 +29,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import get_known_trip_count
 from fuselane.decisions import Reason
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes import layout
@@ -130,6 +130,12 @@ class _Normaliser:
     def run(self) -> NormalLoop:
         loop, site = self._loop, get_site(self._loop)
         initial = site.operands[0]
+        if not loop.shape.is_tuple:
+            raise refuse(
+                Reason.DATA_DEPENDENT_TRIP_COUNT,
+                loop,
+                detail="its condition reads the only array it carries",
+            )
         if initial.opcode != "tuple" or any(o.shape.is_tuple for o in initial.operands):
             raise refuse(
                 Reason.UNSUPPORTED_STRUCTURE,
@@ -245,7 +251,9 @@ class _Normaliser:
     def _visit_loop(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
-        return self._visit_while(instruction, _elements(operands[0]), builder)
+        if instruction.shape.is_tuple:
+            return self._visit_while(instruction, _elements(operands[0]), builder)
+        return self._visit_while(instruction, operands, builder)[0]
 
     def _visit_copy(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
@@ -350,7 +358,8 @@ class _Normaliser:
                 arguments[i], position = _rebuild(initial[i], inner, parameter, position)
             for i, constant in constants.items():
                 arguments[i] = transplant(constant, inner)
-            called.append(inlined(computation, arguments, kept, inner))
+            argument = tuple(arguments) if loop.shape.is_tuple else arguments[0]
+            called.append(inlined(computation, argument, kept, inner))
         instruction = builder.emit(
             "while",
             initial_tuple.shape,
@@ -370,22 +379,23 @@ class _Normaliser:
     def _body(
         self,
         computation: HloComputation,
-        arguments: list[Value],
+        argument: Value,
         kept: Sequence[int],
         builder: ComputationBuilder,
     ) -> HloComputation:
-        values = _elements(self._inline(computation, (tuple(arguments),), builder))
+        value = self._inline(computation, (argument,), builder)
+        values = value if isinstance(value, tuple) else (value,)
         return builder.finish(builder.tuple([leaf for i in kept for leaf in _leaves(values[i])]))
 
     def _condition(
         self,
         computation: HloComputation,
-        arguments: list[Value],
+        argument: Value,
         _kept: Sequence[int],
         builder: ComputationBuilder,
     ) -> HloComputation:
         self._in_condition += 1
-        value = self._inline(computation, (tuple(arguments),), builder)
+        value = self._inline(computation, (argument,), builder)
         self._in_condition -= 1
         return builder.finish(_array(value))
 
@@ -396,6 +406,8 @@ class _Normaliser:
         known = self._row_major.get(id(shape))
         if known is not None:
             return known
+        if shape.element_type is PrimitiveType.TOKEN:
+            raise refuse(Reason.SIDE_EFFECT, _find_side_effect(self._loop) or instruction)
         if shape.element_type not in _LANE_TYPES:
             raise refuse(Reason.UNSUPPORTED_TYPE, instruction, type=shape.element_type.lower)
         if not shape.is_plain:
@@ -476,6 +488,15 @@ def _arrays(values: Sequence[Value]) -> Sequence[HloInstruction]:
 def _array(value: Value) -> HloInstruction:
     assert isinstance(value, HloInstruction), "an array-shaped value is held as an instruction"
     return value
+
+
+def _find_side_effect(loop: HloInstruction) -> HloInstruction | None:
+    """Returns an instruction that makes a loop's order of execution matter, or None."""
+    for computation in reachable_computations([loop.body]):
+        for instruction in computation.instructions:
+            if instruction.has_side_effect and not instruction.called_computations:
+                return instruction
+    return None
 
 
 def _bits(value: HloInstruction) -> int:

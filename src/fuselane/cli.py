@@ -23,12 +23,14 @@ from fuselane.cartpole.variants import VARIANTS
 from fuselane.doctor import diagnose
 from fuselane.errors import FuselaneError, InputError
 from fuselane.module_file import TARGETS, explain_module_file
-from fuselane.script import run_script
+from fuselane.script import prepare_for_script, run_script
 
 OK: Final = 0
 WRONG: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
+
+_OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +108,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 def _cartpole(options: argparse.Namespace) -> int:
     if config.switch() is False:
-        raise InputError("FUSELANE=0 switches Fuselane off, so there is nothing to compare.")
+        raise InputError(f"{_OFF_NOTE} There is nothing to compare.")
     if options.json is not None:
         _write(options.json, "")  # rather now than after minutes of measuring
     settings = Settings(
@@ -124,12 +126,12 @@ def _cartpole(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    prepare_for_script(options.script)
     try:
         run_script(options.script, options.arguments)
     finally:
-        if options.script.is_file():
-            sys.stdout.flush()
-            _say(str(fuselane.decisions()))
+        sys.stdout.flush()  # what the script printed comes before what is said about it
+        _say(_OFF_NOTE if config.switch() is False else fuselane.decisions().text())
     return OK
 
 

@@ -12,21 +12,27 @@ import fuselane
 from fuselane.errors import InputError
 
 
-def run_script(path: Path, arguments: Sequence[str]) -> None:
-    """Runs a Python file as `__main__` with Fuselane on.
+def prepare_for_script(path: Path) -> None:
+    """Switches Fuselane on for a script.
 
-    What the script raises, SystemExit too, is passed on. `fuselane.decisions()` tells afterwards
-    what became of its loops.
-
-    Args:
-        path: The script.
-        arguments: What it finds in `sys.argv` after its own name.
     Raises:
         InputError: if there is no such file.
+        OptionError: if the environment sets an option to what it does not allow.
     """
     if not path.is_file():
         raise InputError(f"There is no script {str(path)!r}.")
     fuselane.enable()
+
+
+def run_script(path: Path, arguments: Sequence[str]) -> None:
+    """Runs a Python file as `__main__`; what it raises, SystemExit too, is passed on.
+
+    `fuselane.decisions()` tells afterwards what became of its loops.
+
+    Args:
+        path: The script.
+        arguments: What it finds in `sys.argv` after its own name.
+    """
     with _as_main_program(path, arguments):
         runpy.run_path(str(path), run_name="__main__")
 

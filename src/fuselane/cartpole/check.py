@@ -36,6 +36,7 @@ class Agreement:
         num_envs_apart: Environments more than LANE_TOLERANCE off at the end.
         num_envs: All environments.
         is_fused: Whether the program ran with a kernel of Fuselane in it.
+        refusal: Why not, if it was to, or "".
     """
 
     early_max_abs_diff: float
@@ -43,6 +44,7 @@ class Agreement:
     num_envs_apart: int
     num_envs: int
     is_fused: bool
+    refusal: str
 
     @property
     def holds(self) -> bool:
@@ -64,6 +66,7 @@ def compare(contender: Contender, reference: Contender) -> Agreement:
         num_envs_apart=int((off > LANE_TOLERANCE).sum()),
         num_envs=off.size,
         is_fused=contender.is_fused,
+        refusal=contender.refusal,
     )
 
 

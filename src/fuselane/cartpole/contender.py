@@ -27,11 +27,13 @@ class Contender(abc.ABC):
         engine: `xla`, `fuselane` or the name of a peer.
         compile_ms: What it took to compile, once, with nothing cached.
         is_fused: Whether there is a kernel of Fuselane in the compiled program.
+        refusal: Why Fuselane left the loop to XLA, if it was to compile it, or "".
     """
 
     engine: str
     compile_ms: float
     is_fused: bool = False
+    refusal: str = ""
 
     @abc.abstractmethod
     def run(self) -> float:
@@ -61,6 +63,8 @@ class JaxContender(Contender):
         self._compiled = self._compile(variant, problem.num_steps)
         self.compile_ms = (time.perf_counter() - start) * 1e3
         self.is_fused = KERNEL_MARK in (self._compiled.as_text() or "")
+        if engine == "fuselane" and not self.is_fused:
+            self.refusal = _last_refusal()
         self._early = self._compile(variant, min(problem.num_steps, STEPS_WITHOUT_RESET))
         self._final: Array = np.empty(0)
 
@@ -83,6 +87,14 @@ class JaxContender(Contender):
     def _compile(self, variant: Variant, num_steps: int) -> jax.stages.Compiled:
         with engine_context(self.engine):
             return jax.jit(variant.make_rollout(num_steps)).lower(*self._arguments).compile()
+
+
+def _last_refusal() -> str:
+    """Returns the sentence about the loop that was refused last."""
+    for loop in reversed(fuselane.decisions().loops):
+        if not loop.decision.fused:
+            return loop.decision.sentence
+    return "XLA made no loop of it."
 
 
 def engine_context(engine: str) -> AbstractContextManager[object]:

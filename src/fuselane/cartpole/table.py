@@ -70,9 +70,9 @@ def _make_caption(results: Results) -> str:
     machine = results.machine
     lines = [f"{machine['cpu']}, {machine['cores']} cores, jax {machine['jax']}."]
     lines += (
-        f"{check.variant}: Fuselane left the loop to XLA."
+        f"{check.variant}: Fuselane left the loop to XLA. {check.agreement.refusal}"
         for check in results.checks
-        if check.engine == "fuselane" and not check.agreement.is_fused
+        if check.agreement.refusal
     )
     for check in results.disagreements:
         agreement = check.agreement

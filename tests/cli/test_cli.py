@@ -1,0 +1,242 @@
+"""The command line: what it prints, the JSON it writes, its exit codes, and bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fuselane
+from fuselane import cli
+from fuselane.cartpole import peer
+
+ROW_KEYS = {
+    "variant",
+    "engine",
+    "ms",
+    "steps_per_s",
+    "times_baseline",
+    "compile_ms",
+    "max_abs_diff",
+}
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp
+import beside
+print("given", sys.argv[1:], __name__)
+loop = lambda x: jax.lax.fori_loop(0, 50, lambda i, y: jnp.sin(y) + 0.1, x)
+print(jax.jit(loop)(jnp.ones((2048, 2))).shape)
+sys.exit(beside.code)
+"""
+
+
+@pytest.fixture(autouse=True)
+def fuselane_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Starts and ends each test with Fuselane off, whatever the environment says."""
+    monkeypatch.delenv("FUSELANE", raising=False)
+    monkeypatch.setenv("FUSELANE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    fuselane.disable()
+    yield
+    fuselane.disable()
+
+
+def run_cartpole(path: Path, *arguments: str) -> dict[str, Any]:
+    """Runs a small `fuselane cartpole` and returns the JSON it wrote."""
+    size = ("--envs", "37", "--steps", "25", "--repeats", "1")
+    assert cli.main(["cartpole", *size, "--json", str(path), *arguments]) == cli.OK
+    results: dict[str, Any] = json.loads(path.read_text())
+    return results
+
+
+def exit_code_of(*arguments: str) -> int | str | None:
+    """Returns the exit code of a command line, however it comes out."""
+    try:
+        return cli.main(arguments)
+    except SystemExit as stop:
+        return stop.code
+
+
+def test_cartpole_writes_its_rows_and_agrees_with_xla(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["naive", "concat"]  # XLA compiles the unrolled one for many seconds
+    results = run_cartpole(tmp_path / "results.json", "--variants", ",".join(quick))
+    pairs = [(row["variant"], row["engine"]) for row in results["rows"]]
+    assert pairs == [(name, engine) for name in quick for engine in ("xla", "fuselane")]
+    for row in results["rows"]:
+        assert row.keys() == ROW_KEYS
+        assert row["ms"] > 0 and row["compile_ms"] > 0 and row["times_baseline"] > 0
+        assert row["steps_per_s"] == pytest.approx(37 * 25 / (row["ms"] * 1e-3))
+        assert row["engine"] == "fuselane" or row["max_abs_diff"] == 0
+    assert all(check["holds"] for check in results["checks"])
+    assert {"cpu", "cores", "jax", "fuselane", "python"} <= results["machine"].keys()
+    printed = capsys.readouterr().out
+    assert "37 environments x 25 steps" in printed
+    assert all(name in printed for name in quick)
+
+
+@pytest.mark.parametrize("steps", ["0", "1"])
+def test_cartpole_runs_without_a_real_loop(tmp_path: Path, steps: str) -> None:
+    results = run_cartpole(tmp_path / "results.json", "--steps", steps, "--variants", "concat")
+    assert all(check["holds"] for check in results["checks"])
+
+
+def test_cartpole_without_the_baseline_gives_no_ratio_to_it(tmp_path: Path) -> None:
+    results = run_cartpole(tmp_path / "results.json", "--variants", "no_concat")
+    assert [row["times_baseline"] for row in results["rows"]] == [None, None]
+
+
+def test_cartpole_says_which_peers_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "COMPILERS", ("no-such-compiler",))
+    missing = peer.Peer(engine="torch", module="torch_eager", package="no_such_package")
+    monkeypatch.setattr("fuselane.cartpole.bench.PEERS", (missing, peer.Peer(engine="c")))
+    results = run_cartpole(tmp_path / "results.json", "--variants", "no_concat", "--peers")
+    assert [skipped["engine"] for skipped in results["skipped"]] == ["torch", "c"]
+    said = capsys.readouterr().err
+    assert "torch is skipped. no_such_package is not installed" in said
+    assert "c is skipped. No C compiler is installed" in said
+
+
+def test_cartpole_c_peer_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselane.cartpole.bench.PEERS", (peer.Peer(engine="c"),))
+    results = run_cartpole(tmp_path / "results.json", "--variants", "no_concat", "--peers")
+    if results["skipped"]:
+        pytest.skip(results["skipped"][0]["reason"])
+    assert [row["engine"] for row in results["rows"]] == ["xla", "fuselane", "c"]
+    assert all(check["holds"] for check in results["checks"])
+
+
+def test_cartpole_under_fuselane_0_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSELANE", "0")
+    assert exit_code_of("cartpole") == cli.BAD_INPUT
+    assert "switched off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_run_runs_a_script_and_lists_its_loops(tmp_path: Path, code: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text(f"code = {code}")
+    command = [sys.executable, "-m", "fuselane", "run", str(script), "--speed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines() == ["given ['--speed', '3'] __main__", "(2048, 2)"]
+    loops = [line for line in done.stderr.splitlines() if "script.py:6" in line]
+    assert len(loops) == 1 and "50 steps" in loops[0]
+
+
+def test_explain_lists_the_loops_of_a_module_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = compile_module(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: jnp.cumsum(y) * 0.1, x))
+    bare, wrapped = tmp_path / "module.pb", tmp_path / "module.hlo.pb"
+    bare.write_bytes(data)
+    wrapped.write_bytes(b"\x0a" + encode_varint(len(data)) + data)
+    for path in (bare, wrapped):
+        assert exit_code_of("explain", str(path)) == cli.OK
+        assert "not fused" in capsys.readouterr().out
+        assert exit_code_of("explain", str(path), "--json") == cli.OK
+        assert json.loads(capsys.readouterr().out)["loops"][0]["fused"] is False
+
+
+def compile_module(function: Callable[[jax.Array], jax.Array]) -> bytes:
+    """Returns the optimized module of a function of f32[2048] as a serialized HloModuleProto."""
+    compiled: Any = jax.jit(function).lower(jnp.ones(2048)).compile()
+    data: bytes = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    return data
+
+
+def encode_varint(number: int) -> bytes:
+    """Returns a number as protocol buffers write it."""
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+def test_doctor_finds_all_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of("doctor") == cli.OK
+    lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines_of(capsys))
+    assert lines["fuselane"] == fuselane.__version__
+    assert lines["hook"] == "installed"
+    assert lines["self-test"] == "passed"
+    assert {"jax", "llvmlite", "cpu", "features", "cache"} <= lines.keys()
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_doctor_respects_the_switch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSELANE", "0")
+    assert exit_code_of("doctor") == cli.OK
+    assert "skipped, as FUSELANE=0" in capsys.readouterr().out
+
+
+BAD_COMMANDS = [
+    ([], "required: COMMAND"),
+    (["fly"], "'fly'"),
+    (["cartpole", "--wings"], "--wings"),
+    (["cartpole", "--envs", "0"], "at least 1"),
+    (["cartpole", "--envs", "many"], "'many' is not a whole number"),
+    (["cartpole", "--steps", "-1"], "'-1' is not a whole number"),
+    (["cartpole", "--variants", "concat,fast"], "no variant 'fast'"),
+    (["cartpole", "--json", "/no/such/folder/x.json"], "cannot be written"),
+    (["run"], "required: script"),
+    (["run", "/no/such/script.py"], "no script '/no/such/script.py'"),
+    (["explain", "/no/such/module.pb"], "cannot be read: No such file"),
+    (["explain", __file__], "holds no serialized HLO module"),
+    (["explain", __file__, "--target", "abacus"], "no target 'abacus'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), BAD_COMMANDS)
+def test_bad_input_gets_one_sentence(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of(*arguments) == cli.BAD_INPUT
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1 and said.err.startswith("fuselane: ")
+    assert expected in said.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("FUSELANE", "perhaps"), ("FUSELANE_VECTOR_BITS", "99")]
+)
+def test_bad_variables_get_one_sentence(variable: str, value: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "fuselane", "run", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", variable: value},
+    )
+    assert done.returncode == cli.BAD_INPUT
+    assert done.stderr.startswith("fuselane: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of("--version") == 0
+    assert capsys.readouterr().out.strip() == f"fuselane {fuselane.__version__}"
+    assert metadata.version("fuselane") == fuselane.__version__

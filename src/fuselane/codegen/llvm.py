@@ -63,8 +63,8 @@ def compile_object(
     Args:
         module_ir: An llvmlite module or its text; triple and data layout are set here.
         target: Defaults to the host.
-        opt_level: 0 runs no IR pass, 1 and 2 LLVM's function simplification at that level, 3 the
-            whole module pipeline.
+        opt_level: 0 runs no IR pass, 1 a few cheap ones, 2 LLVM's simplification of functions, 3
+            its whole pipeline. Kernels gain nothing from 3; 1 leaves loads that 2 removes.
     Raises:
         CodegenError: if the IR does not parse or verify, or the target does not exist.
     """
@@ -153,9 +153,16 @@ def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_lev
     if opt_level == 3:
         builder.getModulePassManager().run(module, builder)
         return
-    inliner = binding.create_new_module_pass_manager()
-    inliner.add_always_inliner_pass()
-    inliner.run(module, builder)
+    cheap = binding.create_new_module_pass_manager()
+    cheap.add_always_inliner_pass()
+    if opt_level == 1:
+        cheap.add_sroa_pass()
+        cheap.add_instruction_combine_pass()
+        cheap.add_simplify_cfg_pass()
+        cheap.add_dead_store_elimination_pass()
+    cheap.run(module, builder)
+    if opt_level == 1:
+        return
     passes = builder.getFunctionPassManager()
     for function in module.functions:
         if not function.is_declaration:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from fuselane.codegen.types import (
-    call_intrinsic,
     constant,
     float_constant,
     integer_constant,
     is_vector,
     like,
     llvm_type,
-    overload_suffix,
     width_of,
 )
 from fuselane.errors import CodegenError
@@ -129,10 +127,24 @@ def _convert_float(
 def _convert_float_to_integer(
     builder: ir.IRBuilder, value: ir.Value, source: PrimitiveType, target: PrimitiveType
 ) -> ir.Value:
+    """Converts and then replaces what was out of range.
+
+    LLVM has an intrinsic for it, but takes vectors apart for that (LLVM 22, x86-64).
+    """
     wide = widen_small_float(builder, value, source)
     type_ = like(value, llvm_type(target))
-    name = "llvm.fptosi.sat" if target.is_signed else "llvm.fptoui.sat"
-    return call_intrinsic(builder, f"{name}.{overload_suffix(type_)}", [wide], type_)
+    zero = integer_constant(type_, 0)
+    num_value_bits = target.bits - 1 if target.is_signed else target.bits
+    most = integer_constant(type_, (1 << num_value_bits) - 1)
+    limit = float_constant(wide.type, 2.0**num_value_bits)
+    truncated = (builder.fptosi if target.is_signed else builder.fptoui)(wide, type_)
+    result = builder.select(builder.fcmp_ordered(">=", wide, limit), most, truncated)
+    if not target.is_signed:
+        is_positive = builder.fcmp_ordered(">", wide, float_constant(wide.type, 0.0))
+        return builder.select(is_positive, result, zero)
+    is_low = builder.fcmp_ordered("<", wide, float_constant(wide.type, -(2.0**num_value_bits)))
+    result = builder.select(is_low, integer_constant(type_, 1 << num_value_bits), result)
+    return builder.select(builder.fcmp_unordered("uno", wide, wide), zero, result)
 
 
 def _convert_integer_to_float(

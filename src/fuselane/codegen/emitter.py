@@ -154,7 +154,8 @@ class Emitter:
     def _define(self, instruction: HloInstruction, element: Elemental) -> None:
         """Decides where an instruction's elements live: registers, nowhere (a view) or scratch."""
         view = View(shape=instruction.shape, lane=self.lane(instruction), element=element)
-        if view.size > self.max_unrolled and self._stays_view(instruction):
+        in_front = instruction.computation is self.program.region
+        if self._stays_view(instruction) and (in_front or view.size > self.max_unrolled):
             self.values[instruction] = view
         else:
             self.values[instruction] = self.materialize(view)

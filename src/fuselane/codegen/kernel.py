@@ -11,7 +11,7 @@ counters) is then computed once per step and tile, and rows of streams are touch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -26,6 +26,7 @@ from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.memory import LaneBlock, lane_numbers
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.schedule import Step, make_schedule
+from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
 from fuselane.codegen.types import memory_type, splat
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
@@ -196,6 +197,52 @@ class _Kernel:
         return Discarded(shape=element.shape, lane=element.lane_dimension)
 
 
+class _Passed:
+    """Scratch memory for what one sweep over a tile leaves to later ones, used again and again."""
+
+    def __init__(self, kernel: _Kernel) -> None:
+        self.kernel = kernel
+        self.slots: dict[HloInstruction, ir.Value] = {}
+        self.free: dict[tuple[str, int], list[ir.Value]] = {}
+
+    def assign(self, values: Sequence[HloInstruction]) -> None:
+        """Gives a slot to every value a sweep leaves."""
+        for value in values:
+            element, size = memory_type(value.shape.element_type), self._size(value)
+            free = self.free.get((str(element), size))
+            if free:
+                self.slots[value] = free.pop()
+            else:
+                count = size * self.kernel.plan.pitch
+                self.slots[value] = self.kernel.allocate(element, count)
+
+    def release(self, values: Sequence[HloInstruction]) -> None:
+        """Takes back the slots of values for the last time received.
+
+        The sweep that receives them may leave others there: each block of lanes reads all it
+        receives into registers before it writes. Values too large for registers keep their slots.
+        """
+        for value in values:
+            size = self._size(value)
+            if size <= self.kernel.plan.max_unrolled:
+                key = (str(memory_type(value.shape.element_type)), size)
+                self.free.setdefault(key, []).append(self.slots[value])
+
+    def _size(self, value: HloInstruction) -> int:
+        lane = self.kernel.program.lane_dimensions[value]
+        return indexing.residual_size(value.shape.dimensions, lane)
+
+    def view(self, value: HloInstruction, slot: ir.Value, start: ir.Value) -> Scratch:
+        """Returns a value's array for the block that starts at a lane of the tile."""
+        return Scratch(
+            shape=value.shape,
+            lane=self.kernel.program.lane_dimensions[value],
+            pointer=slot,
+            pitch=self.kernel.plan.pitch,
+            start=start,
+        )
+
+
 class _TiledLoop:
     """The loop of a tile of several lane blocks: steps outside, blocks inside."""
 
@@ -256,6 +303,25 @@ class _TiledLoop:
         self.emitter.values[body.parameters[0]] = arrays
         emit_steps(self.emitter, (s for s in schedule.uniform(self.program) if s is not body.root))
         per_lane = [s for s in schedule.per_lane(self.program) if s is not body.root]
+        results = [body.root.operands[element.index] for element in self.state]
+        sweeps = cut_into_sweeps(per_lane, results, self.program)
+        passed = _Passed(self.kernel)
+        for number, sweep in enumerate(sweeps):
+            later = {value for following in sweeps[number + 1 :] for value in following.received}
+            received = {value: passed.slots[value] for value in sweep.received}
+            passed.release([value for value in sweep.received if value not in later])
+            passed.assign(sweep.left)
+            self._emit_sweep(sweep, arrays, passed, received)
+        return self._uniform_roots(arrays)
+
+    def _emit_sweep(
+        self,
+        sweep: Sweep,
+        arrays: Sequence[Array],
+        passed: _Passed,
+        received: Mapping[HloInstruction, ir.Value],
+    ) -> None:
+        body = self.loop.instruction.body
 
         def advance(block: Emitter, start: ir.Value) -> None:
             current = self._with_lane_invariants(block, arrays)
@@ -263,15 +329,18 @@ class _TiledLoop:
             for index, view in views.items():
                 current[index] = block.materialize(view)
             block.values[body.parameters[0]] = current
-            emit_steps(block, per_lane)
-            roots = body.root.operands
-            following = {e.index: block.array(roots[e.index]) for e in self.state}
-            rewrite(
-                block, [(views[i], following[i]) for i in views if following[i] is not current[i]]
-            )
+            for value, slot in received.items():
+                block.values[value] = block.materialize(passed.view(value, slot, start))
+            emit_steps(block, sweep.steps)
+            for value in sweep.left:
+                block.copy(block.array(value), passed.view(value, passed.slots[value], start))
+            if sweep.is_last:
+                roots = body.root.operands
+                following = {e.index: block.array(roots[e.index]) for e in self.state}
+                changed = [i for i in views if following[i] is not current[i]]
+                rewrite(block, [(views[i], following[i]) for i in changed])
 
         self._for_each_block(advance)
-        return self._uniform_roots(arrays)
 
     def _with_lane_invariants(self, block: Emitter, arrays: Sequence[Array]) -> list[Array]:
         """Adds the invariants that the region makes per lane, such as an iota over the lanes."""

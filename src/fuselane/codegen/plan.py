@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, final
@@ -10,6 +11,7 @@ from typing import Final, final
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.sweeps import MAX_ROWS, count_rows
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
@@ -159,13 +161,13 @@ def _max_unrolled(program: LaneProgram) -> int:
 
 def _measure(program: LaneProgram) -> _Work:
     lane_ops = uniform_ops = 0.0
-    has_streams = False
+    rows = 0
     for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
         if not instruction.shape.is_array:
             continue
         if needs_lanes(instruction, program):
             lane_ops += weight
-            has_streams |= instruction.opcode in ("dynamic-slice", "dynamic-update-slice")
+            rows += count_rows(instruction, program)
         else:
             uniform_ops += weight
     state = [
@@ -178,9 +180,10 @@ def _measure(program: LaneProgram) -> _Work:
     return _Work(
         lane_ops=max(lane_ops, 1.0),
         uniform_ops=uniform_ops,
-        state_bytes=sum(s * b for s, b in zip(sizes, widths, strict=True)),
+        # Several sweeps pass about as much on as the state they start from.
+        state_bytes=sum(map(operator.mul, sizes, widths)) * (1 + (rows > MAX_ROWS)),
         state_elements=sum(sizes),
-        has_streams=has_streams,
+        has_streams=rows > 0,
     )
 
 

@@ -1,0 +1,171 @@
+"""Long loop bodies cut into several sweeps over a tile.
+
+A body that touches many rows of streams (a loop unrolled by the user, say) would walk through all
+of them at once, more than a CPU's prefetchers follow. Cut into sweeps, each walks through a few,
+and what one sweep leaves for a later one passes through scratch memory. Cuts are made where little
+has to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.schedule import Step
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import Guard, LaneProgram
+
+MAX_ROWS: Final = 12
+"""Rows of streams a sweep may walk through, unless nothing can be cut."""
+
+_MOVEMENT: Final = frozenset({"broadcast", "iota", "constant", "reshape", "transpose", "slice"})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """One pass over the lane blocks of a tile.
+
+    Attributes:
+        steps: What it emits. Steps that only pick up what is there anyway stand in every sweep
+            that needs them.
+        received: Values earlier sweeps left in scratch memory.
+        left: Values it leaves there.
+        is_last: Whether it ends the step.
+    """
+
+    steps: tuple[Step, ...]
+    received: tuple[HloInstruction, ...]
+    left: tuple[HloInstruction, ...]
+    is_last: bool
+
+
+def cut_into_sweeps(
+    steps: Sequence[Step], results: Sequence[HloInstruction], program: LaneProgram
+) -> list[Sweep]:
+    """Cuts the per-lane steps of a body.
+
+    Args:
+        steps: In order of emission.
+        results: What the last sweep must have at hand: the body's root operands with lanes.
+        program: The program they are part of.
+    """
+    repeated = set(_repeatable(steps))
+    once = [step for step in steps if step not in repeated]
+    last_use = _last_uses(once, results)
+    cuts = [*_choose_cuts(once, last_use, program), len(once)]
+    groups = [once[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
+    return list(_describe(groups, steps, results, repeated))
+
+
+def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yields the steps that cost nothing: elements of the loop's tuple, and what moves their data."""
+    found: set[HloInstruction] = set()
+    known = {part for step in steps for part in _produced(step)}
+    for step in steps:
+        if isinstance(step, Guard):
+            continue
+        is_element = step.opcode == "get-tuple-element" and step.operands[0].opcode == "parameter"
+        is_moved = step.opcode in _MOVEMENT and all(
+            operand in found or operand not in known for operand in step.operands
+        )
+        if is_element or is_moved:
+            found.add(step)
+            yield step
+
+
+def _produced(step: Step) -> tuple[HloInstruction, ...]:
+    return step.selects if isinstance(step, Guard) else (step,)
+
+
+def _needed(step: Step) -> Iterator[HloInstruction]:
+    parts = (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
+    for part in parts:
+        yield from part.operands
+
+
+def _last_uses(
+    steps: Sequence[Step], results: Sequence[HloInstruction]
+) -> Mapping[HloInstruction, int]:
+    last = {operand: number for number, step in enumerate(steps) for operand in _needed(step)}
+    last.update(dict.fromkeys(results, len(steps)))
+    return last
+
+
+def _choose_cuts(
+    steps: Sequence[Step], last_use: Mapping[HloInstruction, int], program: LaneProgram
+) -> Iterator[int]:
+    """Yields where to cut: once the rows are used up, at the cheapest place in their second half."""
+    live: dict[HloInstruction, float] = {}
+    rows = 0
+    best: tuple[float, int, int] | None = None
+    for number, step in enumerate(steps):
+        added = count_rows(step, program)
+        if rows + added > MAX_ROWS and best is not None:
+            yield best[1]
+            rows -= best[2]
+            best = None
+        rows += added
+        for value in _produced(step):
+            if last_use.get(value, -1) > number:
+                live[value] = _passing_size(value, program)
+        live = {value: size for value, size in live.items() if last_use[value] > number}
+        size = sum(live.values())
+        if 2 * rows >= MAX_ROWS and size < float("inf") and (best is None or size <= best[0]):
+            best = (size, number + 1, rows)
+
+
+def _passing_size(value: HloInstruction, program: LaneProgram) -> float:
+    if not value.shape.is_array or value in program.mutable:
+        return float("inf")
+    return residual_size(value.shape.dimensions, program.lane_dimensions.get(value))
+
+
+def count_rows(step: Step, program: LaneProgram) -> int:
+    """Returns how many rows of streams a step reads and writes per block of lanes."""
+    parts = (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
+    return sum(_rows_of(part, program) for part in parts)
+
+
+def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
+    if instruction.opcode == "dynamic-slice":
+        moved = instruction
+    elif instruction in program.mutable and instruction.opcode == "dynamic-update-slice":
+        moved = instruction.operands[1]
+    else:
+        return 0
+    return residual_size(moved.shape.dimensions, program.lane_dimensions.get(moved))
+
+
+def _describe(
+    groups: Sequence[Sequence[Step]],
+    steps: Sequence[Step],
+    results: Sequence[HloInstruction],
+    repeated: set[Step],
+) -> Iterator[Sweep]:
+    made_by = {value: n for n, group in enumerate(groups) for s in group for value in _produced(s)}
+    needed = [_needed_by(group, steps, repeated) for group in groups]
+    needed[-1] |= set(results)
+    for number, group in enumerate(groups):
+        members = set(map(id, group))
+        wanted = needed[number]
+        later = set().union(*needed[number + 1 :]) if number + 1 < len(groups) else set()
+        yield Sweep(
+            steps=tuple(s for s in steps if id(s) in members or (s in repeated and s in wanted)),
+            received=tuple(v for v in made_by if v in wanted and made_by[v] < number),
+            left=tuple(v for v in made_by if made_by[v] == number and v in later),
+            is_last=number == len(groups) - 1,
+        )
+
+
+def _needed_by(
+    group: Sequence[Step], steps: Sequence[Step], repeated: set[Step]
+) -> set[HloInstruction]:
+    """Returns what a group needs, and what the repeated steps in front of it need."""
+    wanted = {operand for step in group for operand in _needed(step)}
+    for step in reversed(steps):
+        if step in repeated and step in wanted:
+            wanted.update(_needed(step))
+    return wanted

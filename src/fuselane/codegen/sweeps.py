@@ -61,7 +61,7 @@ def cut_into_sweeps(
 
 
 def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yields the steps that cost nothing: elements of the loop's tuple, and what moves their data."""
+    """Yields the steps that cost nothing: the loop's tuple elements, and what moves their data."""
     found: set[HloInstruction] = set()
     known = {part for step in steps for part in _produced(step)}
     for step in steps:
@@ -97,7 +97,7 @@ def _last_uses(
 def _choose_cuts(
     steps: Sequence[Step], last_use: Mapping[HloInstruction, int], program: LaneProgram
 ) -> Iterator[int]:
-    """Yields where to cut: once the rows are used up, at the cheapest place in their second half."""
+    """Yields where to cut: when the rows are used up, at the cheapest place in their second half."""
     live: dict[HloInstruction, float] = {}
     rows = 0
     best: tuple[float, int, int] | None = None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import fuselane
 from fuselane.cartpole.check import Agreement, compare
-from fuselane.cartpole.contender import Contender, JaxContender, engine_context
+from fuselane.cartpole.contender import Contender, JaxContender, engine_context, run_in_turns
 from fuselane.cartpole.peer import PEERS, PeerContender, PeerUnavailable
 from fuselane.cartpole.problem import Problem, make_problem
 from fuselane.cartpole.results import Recorder, Results, Say, Settings
@@ -70,10 +70,7 @@ def _measure(
             agreements[contender] = compare(contender, contenders[0])
         except PeerUnavailable as error:
             recorder.skip(variant, contender.engine, str(error))
-    times_ms: dict[Contender, list[float]] = {contender: [] for contender in agreements}
-    for _ in range(num_repeats):
-        for contender, times in times_ms.items():
-            times.append(contender.run())
+    times_ms = run_in_turns(list(agreements), num_repeats)
     for contender, agreement in agreements.items():
         recorder.measure(variant, contender, times_ms[contender], agreement)
 

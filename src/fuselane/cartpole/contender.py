@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, final
 
@@ -58,14 +59,15 @@ class JaxContender(Contender):
 
     def __init__(self, engine: str, variant: Variant, problem: Problem) -> None:
         self.engine = engine
+        self._variant = variant
+        self._early_steps = min(problem.num_steps, STEPS_WITHOUT_RESET)
         self._arguments = variant.get_arguments(problem)
         start = time.perf_counter()
-        self._compiled = self._compile(variant, problem.num_steps)
+        self._compiled = self._compile(problem.num_steps)
         self.compile_ms = (time.perf_counter() - start) * 1e3
         self.is_fused = KERNEL_MARK in (self._compiled.as_text() or "")
         if engine == "fuselane" and not self.is_fused:
             self.refusal = _last_refusal()
-        self._early = self._compile(variant, min(problem.num_steps, STEPS_WITHOUT_RESET))
         self._final: Array = np.empty(0)
 
     def run(self) -> float:
@@ -82,11 +84,23 @@ class JaxContender(Contender):
 
     def early_states(self) -> Array:
         """Returns the states after the steps in which nothing can be reset, f32[4, envs]."""
-        return np.asarray(self._early(*self._arguments))
+        return np.asarray(self._compile(self._early_steps)(*self._arguments))
 
-    def _compile(self, variant: Variant, num_steps: int) -> jax.stages.Compiled:
+    def _compile(self, num_steps: int) -> jax.stages.Compiled:
         with engine_context(self.engine):
-            return jax.jit(variant.make_rollout(num_steps)).lower(*self._arguments).compile()
+            return jax.jit(self._variant.make_rollout(num_steps)).lower(*self._arguments).compile()
+
+
+def run_in_turns(contenders: Sequence[Contender], num_repeats: int) -> dict[Contender, list[float]]:
+    """Runs contenders one after the other, `num_repeats` times over; returns their ms.
+
+    Whatever else keeps the machine busy then falls on all of them alike.
+    """
+    times_ms: dict[Contender, list[float]] = {contender: [] for contender in contenders}
+    for _ in range(num_repeats):
+        for contender, times in times_ms.items():
+            times.append(contender.run())
+    return times_ms
 
 
 def _last_refusal() -> str:

@@ -263,7 +263,10 @@ def check_close(
 ) -> None:
     """Asserts results a few units in the last place apart; exactly the same where not finite."""
     tiny = smallest_normal(ours.dtype)
-    flushed = [np.where(np.abs(array) <= tiny, array * 0, array) for array in (ours, reference)]
+    flushed = [
+        np.where(np.abs(array) <= tiny, np.copysign(np.zeros_like(array), array), array)
+        for array in (ours, reference)
+    ]
     keys = [ordered_integers(array) for array in flushed]
     special = ~(np.isfinite(flushed[0]) & np.isfinite(flushed[1]))
     distance = np.abs(keys[0] - keys[1])
@@ -283,7 +286,9 @@ def flush(array: NumpyArray) -> NumpyArray:
     if array.dtype.kind in "iub":
         return array
     denormal = np.less(np.abs(array), smallest_normal(array.dtype))
-    return np.asarray(np.where(denormal, np.copysign(array * 0, array), array)).astype(array.dtype)
+    return np.asarray(np.where(denormal, np.copysign(np.zeros_like(array), array), array)).astype(
+        array.dtype
+    )
 
 
 def smallest_normal(dtype: np.dtype[Any]) -> float:

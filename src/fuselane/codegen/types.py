@@ -43,6 +43,15 @@ _FLOAT_BITS: dict[PrimitiveType, type[np.unsignedinteger]] = {
 # Keyed by text because all of llvmlite's vector types have the same hash.
 _vector_types: dict[tuple[str, int], ir.VectorType] = {}
 
+# Making a constant costs more than adding an instruction. Keys hold a float as text, since 0 == -0.
+_number_constants: dict[tuple[str, int | str], ir.Constant] = {}
+_MAX_NUMBER_CONSTANTS = 4096
+
+_FLOAT_TYPES = {
+    "half": PrimitiveType.F16,
+    "float": PrimitiveType.F32,
+    "double": PrimitiveType.F64,
+}
 _INTRINSIC_SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
 
 
@@ -123,20 +132,31 @@ def splat_constant(scalar: ir.Constant, width: int) -> ir.Constant:
 
 def integer_constant(type_: ir.Type, value: int) -> ir.Constant:
     """Returns `value`, wrapped to the type's bits, as a constant of integer (vector) type."""
-    scalar = scalar_type(type_)
-    bits = scalar.width
-    wrapped = value & ((1 << bits) - 1)
-    return splat_constant(ir.Constant(scalar, wrapped), width_of(type_))
+    key = (str(type_), value)
+    known = _number_constants.get(key)
+    if known is None:
+        scalar = scalar_type(type_)
+        wrapped = value & ((1 << scalar.width) - 1)
+        known = splat_constant(ir.Constant(scalar, wrapped), width_of(type_))
+        _remember(key, known)
+    return known
 
 
 def float_constant(type_: ir.Type, value: float) -> ir.Constant:
     """Returns `value`, rounded, as a constant of half, float or double (vector) type."""
-    element_type = {
-        "half": PrimitiveType.F16,
-        "float": PrimitiveType.F32,
-        "double": PrimitiveType.F64,
-    }[str(scalar_type(type_))]
-    return constant(element_type, value, width_of(type_))
+    key = (str(type_), value.hex())
+    known = _number_constants.get(key)
+    if known is None:
+        element_type = _FLOAT_TYPES[str(scalar_type(type_))]
+        known = constant(element_type, value, width_of(type_))
+        _remember(key, known)
+    return known
+
+
+def _remember(key: tuple[str, int | str], value: ir.Constant) -> None:
+    if len(_number_constants) >= _MAX_NUMBER_CONSTANTS:
+        _number_constants.clear()
+    _number_constants[key] = value
 
 
 def constant(element_type: PrimitiveType, value: object, width: int = 0) -> ir.Constant:

@@ -8,6 +8,7 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen.loops import emit_choice, emit_while_loop
+from fuselane.codegen.math.rare import internal_function
 from fuselane.codegen.types import (
     any_lane,
     call_intrinsic,
@@ -16,6 +17,7 @@ from fuselane.codegen.types import (
     integer_constant,
     is_vector,
     like,
+    overload_suffix,
     scalar_type,
 )
 
@@ -100,21 +102,34 @@ _FORMATS: Final = {
 
 
 def emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
-    """Returns the C library's fmod of two F32 or F64 values, exactly, without a call.
+    """Returns the C library's fmod of two F32 or F64 values, exactly, without calling it.
 
     Where the quotient fits the mantissa, x - trunc(x / y) * y is exact with one FMA: the quotient
     may come out one too large, never too small, and the result is a multiple of y's last bit. A
     vector with a larger quotient in some lane branches to a loop that divides by y scaled up by
     powers of two. Denormal operands count as zero and results are flushed, as in XLA:CPU.
     """
+    type_ = dividend.type
+    name = f"fuselane.remainder.{overload_suffix(type_)}"
+    signature = ir.FunctionType(type_, [type_, type_])
+    function = internal_function(
+        builder.module, name, signature, _emit_float_remainder, is_inlined=True
+    )
+    return builder.call(function, [dividend, divisor])
+
+
+def _emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
     x = call_intrinsic(builder, "llvm.fabs", [dividend])
     y = call_intrinsic(builder, "llvm.fabs", [divisor])
     limit = float_constant(x.type, 2.0 ** _FORMATS[str(scalar_type(x))].mantissa_bits)
     quotient = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(x, y)])
     direct = _subtract_multiple(builder, x, y, quotient)
     is_large = any_lane(builder, builder.fcmp_ordered(">=", quotient, limit))
+    name = f"fuselane.remainder.large.{overload_suffix(x.type)}"
+    signature = ir.FunctionType(x.type, [x.type] * 3)
+    stepwise = internal_function(builder.module, name, signature, _reduce_stepwise)
     (result,) = emit_choice(
-        builder, is_large, lambda: [_reduce_stepwise(builder, x, y, direct)], [direct]
+        builder, is_large, lambda: [builder.call(stepwise, [x, y, direct])], [direct]
     )
     return call_intrinsic(builder, "llvm.copysign", [result, dividend])
 

@@ -7,7 +7,7 @@
       emit        lane program to LLVM IR, tiled and unrolled for this machine
       compile     LLVM IR to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel
-    clean up      computations nobody calls any more go
+    clean up      donated arguments are protected, computations nobody calls any more go
     write         HLO objects to bytes
 
 What happened to each loop goes into the decision log. A loop on which `form`, `emit` or `compile`
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane import config
+from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.codegen.kernel import KernelCode, build
 from fuselane.codegen.llvm import HostTarget, compile_object
@@ -32,6 +33,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
+from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
 from fuselane.lanes.form import describe, form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import replace_loop
@@ -43,6 +45,9 @@ from fuselane.runtime.warning import warn_once
 
 _WHILE_FIELD: Final = b"\x12\x05while"
 """How the opcode of a `while` looks in a serialized HloInstructionProto: field 2, 5 bytes long."""
+
+MAX_DONATED_BYTES: Final = 64 * 2**20
+"""Donated arguments that may be copied for the sake of a kernel; see `lanes.donation`."""
 
 
 def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
@@ -64,6 +69,7 @@ def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
     check(module, options)
     if not _Fusion(module, options, log).run():
         return None
+    copy_donated_arguments(module)
     module.remove_unused_computations()
     check(module, options)
     return module.to_bytes()
@@ -122,6 +128,7 @@ class _Fusion:
         program: LaneProgram | None = None
         try:
             program = form(self.module, loop)
+            self._check_donation(loop)
             code = build(program, self.options, host_device())
             kernel = compile_kernel(code, self.options)
         except UnsupportedError as error:
@@ -134,6 +141,13 @@ class _Fusion:
         self._record(loop, program, describe(program, self._source(loop)), kernel.key)
         replace_loop(loop, program, TARGET, custom_call_attributes(kernel))
         return True
+
+    def _check_donation(self, loop: HloInstruction) -> None:
+        """Refuses all loops of a module whose donated arguments are large."""
+        size = count_donated_bytes(self.module)
+        if size > MAX_DONATED_BYTES:
+            detail = f"XLA would forget that {size / 2**20:,.0f} MiB of arguments are donated"
+            raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
 
     def _record(
         self,

@@ -230,6 +230,13 @@ message StackFrameIndexProto {
   repeated FileLocation file_locations = 3;
   repeated StackFrame stack_frames = 4;
 }
+message AliasEntryProto {
+  repeated int64 output_shape_index = 1;
+  int64 parameter_number = 2;
+  repeated int64 parameter_shape_index = 3;
+  int32 kind = 4;
+}
+message HloInputOutputAliasProto { repeated AliasEntryProto entries = 1; }
 message HloModuleProto {
   string name = 1;
   string entry_computation_name = 2;
@@ -238,6 +245,7 @@ message HloModuleProto {
   int64 id = 5;
   int64 entry_computation_id = 6;
   HloScheduleProto schedule = 7;
+  HloInputOutputAliasProto input_output_alias = 8;
   bool is_dynamic = 11;
   StackFrameIndexProto stack_frame_index = 17;
   FrontendAttributes frontend_attributes = 19;

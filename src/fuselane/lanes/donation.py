@@ -1,0 +1,66 @@
+"""Donated arguments of modules that we change.
+
+Where an argument is donated, XLA has left out the copies that would keep it whole: a loop may
+update it in place. But when a hook returns a changed module, XLA up to jaxlib 0.10.2 forgets which
+arguments were donated, and the caller keeps them: they must then not be written to.
+
+Before                                         After
+    %p = f32[8] parameter(0)                       %p = f32[8] parameter(0)
+    %t = tuple(%i, %p)                             %c = f32[8] copy(%p)
+                                                   %t = tuple(%i, %c)
+
+Should XLA remember the donation, the copies are only superfluous.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+# Their result lies in the buffer of an operand, whatever XLA finds out about who else reads it.
+_SHARING_OPCODES: Final = frozenset(
+    {
+        "add-dependency",
+        "async-start",
+        "bitcast",
+        "call",
+        "conditional",
+        "copy-start",
+        "domain",
+        "get-tuple-element",
+        "optimization-barrier",
+        "tuple",
+        "while",
+    }
+)
+
+
+def count_donated_bytes(module: HloModule) -> int:
+    """Returns the size of the arguments whose memory is given to results."""
+    return sum(parameter.shape.byte_size for parameter in _donated(module))
+
+
+def copy_donated_arguments(module: HloModule) -> None:
+    """Gives everything that may write to a donated argument a copy of it instead."""
+    instructions = module.entry.instructions
+    for parameter in filter(_is_endangered, _donated(module)):
+        name = f"copy.{parameter.name}"
+        copy = HloInstruction.create("copy", parameter.shape, [parameter], name=name)
+        following = instructions[instructions.index(parameter) + 1 :]
+        module.entry.add(copy, before=following[0] if following else None)
+        parameter.replace_all_uses_with(copy)
+
+
+def _donated(module: HloModule) -> list[HloInstruction]:
+    numbers = {entry.parameter_number for entry in module.proto.input_output_alias.entries}
+    return [module.entry.parameters[number] for number in sorted(numbers)]
+
+
+def _is_endangered(parameter: HloInstruction) -> bool:
+    """Whether a parameter may be written to, or returned, where it is."""
+    return parameter.is_root or any(
+        user.opcode in _SHARING_OPCODES or user.proto.output_operand_aliasing
+        for user in parameter.users
+    )

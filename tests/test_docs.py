@@ -1,0 +1,37 @@
+"""The documentation names everything it promises to name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fuselane.analysis.opcodes import LANE_OPCODES
+from fuselane.cartpole.variants import VARIANTS
+from fuselane.config import Options
+from fuselane.decisions import Reason
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+NAMES: Final = {
+    "support.md": [*sorted(LANE_OPCODES), *(reason.code for reason in Reason)],
+    "api.md": [field.name for field in dataclasses.fields(Options)],
+    "cli.md": list(VARIANTS),
+}
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_pages_are_complete(page: str) -> None:
+    """Each opcode, reason, option and variant stands on its page; a fused loop needs no reason."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    missing = [name for name in NAMES[page] if f"`{name}`" not in text and name != "fused"]
+    assert missing == []
+
+
+def test_ci_finds_the_test_command_in_the_readme() -> None:
+    """The README has the two commands, each on one line."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    commands = [line for line in lines if line.startswith("python3 -m venv ")]
+    assert len(commands) == 2
+    assert commands[0].endswith("fuselane cartpole") and "pytest" in commands[1]

@@ -248,7 +248,7 @@ class DimensionClasses:
                 roots = [self._find(n) for n in nodes if self._size[n] > 1]
                 if len(roots) != len(set(roots)):
                     repeated = next(r for r in roots if roots.count(r) > 1)
-                    self._marks.append((repeated, instruction, "pairs each of it with each other"))
+                    self.mixing.setdefault(repeated, (instruction, "pairs all along it with all"))
         for node, instruction, why in self._marks:
             self.mixing.setdefault(self._find(node), (instruction, why))
 

@@ -57,6 +57,8 @@ def _elements_read(computation: HloComputation, passed_through: set[int]) -> set
         if user.opcode != "get-tuple-element":
             return set(range(len(parameter.shape.tuple_shapes)))
         index = user.tuple_index
+        if not user.users and not user.is_root:
+            continue
         if index not in passed_through or not _only_passed_on(user, computation.root, index):
             result.add(index)
     return result

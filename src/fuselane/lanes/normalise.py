@@ -449,7 +449,7 @@ _VISITS: Final[dict[str, _Visit]] = {
     "copy": _Normaliser._visit_copy,
     "fusion": _Normaliser._visit_call,
     "get-tuple-element": _Normaliser._visit_element,
-    "optimization-barrier": _Normaliser._visit_barrier,
+    "opt-barrier": _Normaliser._visit_barrier,
     "reduce": _Normaliser._visit_reduce,
     "reduce-window": _Normaliser._visit_reduce,
     "tuple": _Normaliser._visit_tuple,

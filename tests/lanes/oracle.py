@@ -1,0 +1,137 @@
+"""Real modules as the hook sees them, and XLA as the oracle that runs regions.
+
+A region in normal form is a computation like any other, so XLA can compile and run it: its results
+must be those of the program it was taken from, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.extend import xla
+from jaxlib import _hlo, _jax, xla_client  # type: ignore[attr-defined]
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.hlo.shape import Shape
+from fuselane.hlo.verifier import verify
+from fuselane.lanes.program import LaneProgram
+
+Array = npt.NDArray[Any]
+
+_captured: Final[list[bytes]] = []
+_is_capturing: Final[list[bool]] = []
+
+
+def _capture(data: bytes) -> None:
+    if _is_capturing:
+        _captured.append(data)
+
+
+def capture(function: Any, *arguments: Any) -> HloModule:
+    """Returns the module that XLA:CPU hands to the hook when it compiles a function."""
+    if not _is_capturing:
+        xla.register_hlo_module_transformation(
+            _capture,
+            name="fuselane-tests",
+            stage=xla.PipelineStage.PRE_SCHEDULER,
+            platforms="cpu",
+        )
+    _captured.clear()
+    _is_capturing.append(True)
+    try:
+        # A new function each time, since jit compiles the same one only once.
+        jax.jit(lambda *args: function(*args)).lower(*arguments).compile()
+    finally:
+        _is_capturing.pop()
+    modules = [HloModule.from_bytes(data) for data in _captured]
+    return next(module for module in modules if any(loops_of(module)))
+
+
+def loops_of(module: HloModule) -> list[HloInstruction]:
+    """Returns all loops of a module, those of the entry computation first."""
+    computations = sorted(module.computations, key=lambda c: c is not module.entry)
+    return [i for c in computations for i in c.instructions if i.opcode == "while"]
+
+
+def as_module(region: HloComputation, source: HloModule | None = None) -> HloModule:
+    """Returns a verified module whose entry computation is a region."""
+    module = region.module or HloModule.create("region", region)
+    module.proto.host_program_shape.CopyFrom(region.program_shape())
+    if source is not None:
+        module.proto.stack_frame_index.CopyFrom(source.proto.stack_frame_index)
+    verify(module)
+    return module
+
+
+def run_region(program: LaneProgram, source: HloModule, arguments: Sequence[Any]) -> list[Array]:
+    """Runs a lane program's region under plain XLA.
+
+    Args:
+        program: What was formed; its region ends up in a module of its own.
+        source: The user's module.
+        arguments: The user's arguments.
+    Returns:
+        The loop's results in the user's dimensions, in the order of `program.output_indices`.
+    """
+    inputs = [
+        to_memory(evaluate(operand, arguments), operand.shape).reshape(parameter.shape.dimensions)
+        for operand, parameter in zip(program.operands, program.inputs, strict=True)
+    ]
+    shapes = program.site.shape.tuple_shapes
+    results = run_module(as_module(program.region, source), inputs)
+    return [
+        from_memory(result, shapes[index])
+        for result, index in zip(results, program.output_indices, strict=True)
+    ]
+
+
+def run_module(module: HloModule, inputs: Sequence[Array]) -> list[Array]:
+    """Compiles a module with XLA and runs it; all arrays are row-major."""
+    computation = _hlo.XlaComputation(module.to_bytes())
+    text = _jax.mlir.xla_computation_to_mlir_module(computation)
+    device = jax.devices("cpu")[0]
+    devices = xla_client.DeviceList((device,))
+    client: Any = device.client
+    executable = client.compile_and_load(text, devices, xla_client.CompileOptions())
+    results = executable.execute_sharded([jax.device_put(value, device) for value in inputs])
+    return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]
+
+
+def evaluate(instruction: HloInstruction, arguments: Sequence[Any]) -> Array:
+    """Returns the value of an instruction that only copies arguments around."""
+    match instruction.opcode:
+        case "parameter":
+            return np.asarray(arguments[instruction.parameter_number])
+        case "copy" | "opt-barrier":
+            return evaluate(instruction.operands[0], arguments)
+        case "bitcast":
+            operand = instruction.operands[0]
+            bytes_in_order = to_memory(evaluate(operand, arguments), operand.shape)
+            return from_memory(bytes_in_order, instruction.shape)
+        case "constant":
+            return np.array(instruction.literal)
+        case "broadcast" if not instruction.dimensions:
+            value = evaluate(instruction.operands[0], arguments)
+            return np.broadcast_to(value, instruction.shape.dimensions).copy()
+        case "fusion":
+            values = [evaluate(operand, arguments) for operand in instruction.operands]
+            return evaluate(instruction.to_apply.root, values)
+    raise NotImplementedError(instruction.opcode)
+
+
+def to_memory(array: Array, shape: Shape) -> Array:
+    """Returns an array's elements as they lie in memory, as a row-major array."""
+    return np.ascontiguousarray(array.transpose(shape.minor_to_major[::-1]))
+
+
+def from_memory(array: Array, shape: Shape) -> Array:
+    """Returns the array of a shape whose elements lie in memory as those of a row-major one."""
+    order = shape.minor_to_major[::-1]
+    sizes = [shape.dimensions[d] for d in order]
+    return array.reshape(sizes).transpose(np.argsort(np.array(order, dtype=int)))

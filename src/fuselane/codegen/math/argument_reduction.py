@@ -144,16 +144,15 @@ def _emit_payne_hanek(builder: ir.IRBuilder, angle: ir.Value) -> ir.Value:
     window = _window(emitter, emitter.shift_right(bits, DOUBLE.mantissa_bits))
     implicit = _i64(1 << DOUBLE.mantissa_bits)
     mantissa = builder.or_(builder.and_(bits, _i64((1 << DOUBLE.mantissa_bits) - 1)), implicit)
-    turns = _multiply_window(builder, mantissa, window)
-    # `turns` is angle * 2 / pi modulo 4, in units of 2**-126.
-    half = ir.Constant(_I128, 1 << 125)
-    rounded = builder.lshr(builder.add(turns, half), ir.Constant(_I128, 126))
-    fraction = builder.shl(turns, ir.Constant(_I128, 2))
-    remainder, low = _fraction_to_radians(emitter, fraction)
+    high, low = _multiply_window(builder, mantissa, window)
+    # The words hold angle * 2 / pi modulo 4; the upper has units of 2**-62.
+    rounded = builder.lshr(builder.add(high, _i64(1 << 61)), _i64(62))
+    fraction = _funnel_shift_left(builder, high, low, _i64(2)), builder.shl(low, _i64(2))
+    remainder, low = _fraction_to_radians(emitter, *fraction)
     # x - x is NaN for inf and NaN, else 0.
     remainder = emitter.add(remainder, emitter.subtract(angle, angle))
     result = ir.Constant(_REDUCED, ir.Undefined)
-    for index, part in enumerate((builder.trunc(rounded, _I64), remainder, low)):
+    for index, part in enumerate((rounded, remainder, low)):
         result = builder.insert_value(result, part, index)
     return result
 
@@ -167,39 +166,36 @@ def _window(emitter: FloatEmitter, exponent_field: ir.Value) -> list[ir.Value]:
     shift = builder.and_(start, _i64(63))
     table = _table(builder.module)
     words = [_load_word(builder, table, builder.add(word, _i64(index))) for index in range(4)]
-    signature = ir.FunctionType(_I64, [_I64] * 3)
-    funnel = builder.module.globals.get("llvm.fshl.i64")
-    if funnel is None:
-        funnel = ir.Function(builder.module, signature, "llvm.fshl.i64")
-    return [builder.call(funnel, [high, low, shift]) for high, low in itertools.pairwise(words)]
+    return [
+        _funnel_shift_left(builder, high, low, shift) for high, low in itertools.pairwise(words)
+    ]
 
 
-def _multiply_window(builder: ir.IRBuilder, mantissa: ir.Value, window: list[ir.Value]) -> ir.Value:
-    """Returns the upper 128 of the low 192 bits of the product."""
+def _multiply_window(
+    builder: ir.IRBuilder, mantissa: ir.Value, window: list[ir.Value]
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the upper two of the low three words of the product."""
     wide = builder.zext(mantissa, _I128)
-    top, middle, bottom = (builder.mul(wide, builder.zext(word, _I128)) for word in window)
     sixty_four = ir.Constant(_I128, 64)
-    total = builder.add(builder.shl(top, sixty_four), middle)
-    return builder.add(total, builder.lshr(bottom, sixty_four))
+    carry = builder.lshr(builder.mul(wide, builder.zext(window[2], _I128)), sixty_four)
+    middle = builder.add(builder.mul(wide, builder.zext(window[1], _I128)), carry)
+    high = builder.trunc(builder.lshr(middle, sixty_four), _I64)
+    high = builder.add(builder.mul(mantissa, window[0]), high)
+    return high, builder.trunc(middle, _I64)
 
 
-def _fraction_to_radians(emitter: FloatEmitter, fraction: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns (high, low) of a signed fraction, in units of 2**-128, times pi / 2."""
+def _fraction_to_radians(
+    emitter: FloatEmitter, upper: ir.Value, lower: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Returns (high, low) of a signed two-word fraction, the upper in units of 2**-64, * pi / 2."""
     builder = emitter.builder
-    negative = builder.icmp_signed("<", fraction, ir.Constant(_I128, 0))
-    magnitude = builder.select(negative, builder.neg(fraction), fraction)
-    zeros = builder.trunc(builder.ctlz(magnitude, ir.Constant(ir.IntType(1), 0)), _I64)
-    normalised = builder.shl(magnitude, builder.zext(zeros, _I128))
-    high_word = builder.trunc(builder.lshr(normalised, ir.Constant(_I128, 64)), _I64)
-    next_word = builder.trunc(builder.lshr(normalised, ir.Constant(_I128, 22)), _I64)
-    # 53 bits, then the 53 after them; each converts without rounding.
-    high = builder.uitofp(builder.and_(high_word, _i64(-1 << 11)), _F64)
-    low = builder.uitofp(builder.and_(next_word, _i64((1 << 53) - 1)), _F64)
-    low = emitter.multiply(low, emitter.constant(2.0**-42))
-    exponent = builder.sub(_i64(DOUBLE.bias - 64), zeros)
-    scale = emitter.from_bits(emitter.shift_left(exponent, DOUBLE.mantissa_bits))
-    scale = emitter.select(negative, emitter.negate(scale), scale)
-    return _times_half_pi(emitter, emitter.multiply(high, scale), emitter.multiply(low, scale))
+    # The upper 53 bits convert exactly; so do the 64 after them unless the former are all zero.
+    high = builder.sitofp(builder.and_(upper, _i64(-1 << 11)), _F64)
+    low = builder.uitofp(_funnel_shift_left(builder, upper, lower, _i64(53)), _F64)
+    high = emitter.multiply(high, emitter.constant(2.0**-64))
+    low = emitter.multiply(low, emitter.constant(2.0**-117))
+    total = emitter.add(high, low)
+    return _times_half_pi(emitter, total, emitter.add(emitter.subtract(high, total), low))
 
 
 def _times_half_pi(
@@ -212,6 +208,17 @@ def _times_half_pi(
     error = emitter.fma(low, first, error)
     remainder = emitter.add(product, error)
     return remainder, emitter.subtract(error, emitter.subtract(remainder, product))
+
+
+def _funnel_shift_left(
+    builder: ir.IRBuilder, high: ir.Value, low: ir.Value, count: ir.Value
+) -> ir.Value:
+    """Returns the upper word of two, shifted to the left by fewer than 64 bits."""
+    function = builder.module.globals.get("llvm.fshl.i64")
+    if function is None:
+        signature = ir.FunctionType(_I64, [_I64] * 3)
+        function = ir.Function(builder.module, signature, "llvm.fshl.i64")
+    return builder.call(function, [high, low, count])
 
 
 def _load_word(builder: ir.IRBuilder, table: ir.GlobalVariable, index: ir.Value) -> ir.Value:

@@ -7,36 +7,40 @@ from llvmlite import ir
 from fuselane.codegen.math.emitter import FloatEmitter
 from fuselane.codegen.math.polynomial import coefficients, emit_polynomial
 
-# erf(x) / x - 1 in x**2 on [0, 1], relative to erf(x) / x.
+# Below it erf is a polynomial, above it 1 minus the eighth power of one.
+_SMALL = 1.25
+
+# erf(x) / x - 1 in x**2 on [0, 1.25], relative to erf(x) / x.
 _SMALL_FLOAT = coefficients(
     """
-    0x1.06eba8p-3 -0x1.81273ep-2 0x1.ce2ce6p-4 -0x1.b7f71ap-6 0x1.53f224p-8 -0x1.a3515ep-11
-    0x1.4771fcp-14
+    0x1.06eba8p-3 -0x1.81274p-2 0x1.ce2dbcp-4 -0x1.b810e8p-6 0x1.554772p-8 -0x1.b46f0ap-11
+    0x1.b0ca52p-14 -0x1.f27bfep-18
     """
 )
 _SMALL_DOUBLE = coefficients(
     """
-    0x1.06eba8214db68p-3 -0x1.812746b03799dp-2 0x1.ce2f21a03f8b9p-4 -0x1.b82ce311a97dap-6
-    0x1.565bcceeda4f5p-8 -0x1.c02daeb709f51p-11 0x1.f9a296b54c841p-14 -0x1.f4c82f1335569p-17
-    0x1.b96b583d15707p-20 -0x1.5b8c7289e615bp-23 0x1.d3ddd91f26a37p-27
-    -0x1.a23ea94043464p-31
+    0x1.06eba8214db69p-3 -0x1.812746b037a14p-2 0x1.ce2f21a0443aep-4 -0x1.b82ce312d78e6p-6
+    0x1.565bcd16e3f66p-8 -0x1.c02db5149b6dcp-11 0x1.f9a33d5d361c9p-14 -0x1.f4d38e3038d34p-17
+    0x1.b9f19f13e2e5fp-20 -0x1.5fb362b1913abp-23 0x1.fe6b0adb5158dp-27
+    -0x1.5352473fc99dap-30 0x1.891c49b0b811bp-34 -0x1.2a04304b6d4e5p-38
     """
 )
-# The eighth root of 1 - erf(x) on [1, 3.95] and [1, 5.95], the eighth power relative to erf(x).
+# The eighth root of 1 - erf(x) on [1.25, 3.95] and [1.25, 5.95]; its eighth power relative to
+# erf(x).
 _LARGE_FLOAT = coefficients(
     """
-    0x1.0017d6p+0 -0x1.24a57ep-3 -0x1.0cc2aap-4 -0x1.c88874p-8 0x1.4e5164p-7 -0x1.84947ap-10
-    -0x1.75b218p-15 0x1.0ccf14p-16
+    0x1.0061aep+0 -0x1.2ddeeap-3 -0x1.db3a3cp-5 -0x1.ca6a96p-7 0x1.cbd57ep-7 -0x1.63da86p-9
+    0x1.68cb46p-13
     """
 )
 _LARGE_DOUBLE = coefficients(
     """
-    0x1.ffffff169d87cp-1 -0x1.20dd51258a28p-3 -0x1.1d35eb7caefabp-4 -0x1.11823aae57cbbp-9
-    0x1.afc04dd341b33p-8 0x1.7d08937db4627p-13 -0x1.05967502c52dfp-11 0x1.202e9a44d3d47p-14
-    0x1.e8a67b4289957p-17 -0x1.b1bc785512622p-17 0x1.96b6cee261461p-18
-    -0x1.0f261fc4b1dbcp-19 0x1.06fcbf82fdfd2p-21 -0x1.7cd2cd55914d4p-24 0x1.a02881390808p-27
-    -0x1.5162b3b1b23bep-30 0x1.809be51e24e2cp-34 -0x1.12e9c47aae881p-38
-    0x1.71cf8f70b277dp-44
+    0x1.fffff5d3b158dp-1 -0x1.20dc124a9f369p-3 -0x1.1d3ff097e66ccp-4 -0x1.0e618daf648ep-9
+    0x1.ad08fc925dae9p-8 0x1.ec8163766555cp-13 -0x1.20ef541dc2cep-11 0x1.c81b76d4fab1ep-14
+    -0x1.48d449107618cp-17 -0x1.23dc7b72d5fe6p-20 0x1.86d0ae8338d3bp-20
+    -0x1.3cffb4341fc39p-21 0x1.288f1b50293b9p-23 -0x1.6960d9f222399p-26
+    0x1.2abbd06824cbfp-29 -0x1.4b009a49315b9p-33 0x1.c433fbd1608f2p-38
+    -0x1.239475f5acfbcp-43
     """
 )
 
@@ -50,7 +54,7 @@ def emit_erf(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     square = emitter.multiply(x, x)
     tail = emit_polynomial(emitter, square, _SMALL_DOUBLE if emitter.is_double else _SMALL_FLOAT)
     small = emitter.fma(magnitude, tail, magnitude)
-    is_small = emitter.compare("<", magnitude, emitter.constant(1.0))
+    is_small = emitter.compare("<", magnitude, emitter.constant(_SMALL))
     value = emitter.select(is_small, small, _erf_of_large(emitter, magnitude))
     return emitter.copy_sign(value, x)
 

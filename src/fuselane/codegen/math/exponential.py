@@ -99,11 +99,11 @@ def emit_logistic(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     sum_ = emitter.add(one, z)
     lost = emitter.subtract(z, emitter.subtract(sum_, one))
     inverse = emitter.divide(one, sum_)
-    error = emitter.fma(emitter.negate(sum_), inverse, one)
-    error = emitter.fma(emitter.negate(lost), inverse, error)
     numerator = emitter.select(emitter.compare("<", x, emitter.constant(0.0)), z, one)
     quotient = emitter.multiply(numerator, inverse)
-    return emitter.fma(quotient, error, quotient)
+    negated = emitter.negate(quotient)
+    residual = emitter.fma(negated, lost, emitter.fma(negated, sum_, numerator))
+    return emitter.fma(residual, inverse, quotient)
 
 
 def expm1_coefficients(emitter: FloatEmitter) -> Sequence[float]:

@@ -45,20 +45,26 @@ def emit_power(emitter: FloatEmitter, x: ir.Value, y: ir.Value) -> ir.Value:
 
     Numerics: float <= 0.6 ulp, double <= 1 ulp.
     """
-    format_ = emitter.format
-    odd_base = emitter.outside(
-        emitter.to_bits(x), format_.smallest_normal_bits, format_.infinity_bits
-    )
-    special = emitter.builder.or_(odd_base, emitter.is_nan(y))
+    special = emitter.builder.not_(_is_usual(emitter, x, y))
     mantissa, offset = split_exponent(emitter, x)
     usual = _power_of_parts(emitter, mantissa, emit_exponent(emitter, offset), y)
     return emit_rare(emitter, "power", special, [x, y, usual], _power_of_any)
 
 
+def _is_usual(emitter: FloatEmitter, x: ir.Value, y: ir.Value) -> ir.Value:
+    """True where x is positive, finite and not denormal, and |y| neither huge nor NaN."""
+    format_ = emitter.format
+    odd_base = emitter.outside(
+        emitter.to_bits(x), format_.smallest_normal_bits, format_.infinity_bits
+    )
+    moderate = emitter.compare("<", emitter.absolute(y), emitter.constant(_LARGEST_POWER))
+    return emitter.builder.and_(moderate, emitter.builder.not_(odd_base))
+
+
 def _power_of_parts(
     emitter: FloatEmitter, mantissa: ir.Value, exponent: ir.Value, y: ir.Value
 ) -> ir.Value:
-    """Returns (2**exponent * mantissa)**y for mantissa in [sqrt(1/2), sqrt(2)); y may be inf."""
+    """Returns (2**exponent * mantissa)**y for mantissa in [sqrt(1/2), sqrt(2)), |y| <= 2**66."""
     if emitter.is_double:
         return _in_pairs(emitter, mantissa, exponent, y)
     return _in_double(emitter, mantissa, exponent, y)
@@ -72,8 +78,7 @@ def _in_double(
     f = builder.fpext(emitter.subtract(mantissa, emitter.constant(1.0)), wide.type)
     tail = emit_polynomial(wide, f, _LOG2)
     log2 = wide.fma(f, tail, builder.fpext(exponent, wide.type))
-    bounded = emitter.at_most(emitter.at_least(y, -_LARGEST_POWER), _LARGEST_POWER)
-    product = wide.multiply(log2, builder.fpext(bounded, wide.type))
+    product = wide.multiply(log2, builder.fpext(y, wide.type))
     product = wide.at_most(wide.at_least(product, -_LARGEST_EXPONENT), _LARGEST_EXPONENT)
     rounder = wide.constant(wide.format.rounder + wide.format.bias)
     shifted = wide.add(product, rounder)
@@ -87,15 +92,14 @@ def _in_pairs(
     emitter: FloatEmitter, mantissa: ir.Value, exponent: ir.Value, y: ir.Value
 ) -> ir.Value:
     log, log_low = emit_log_pair(emitter, mantissa, exponent)
-    bounded = emitter.at_most(emitter.at_least(y, -_LARGEST_POWER), _LARGEST_POWER)
-    product = emitter.multiply(bounded, log)
-    low = emitter.fma(bounded, log, emitter.negate(product))
-    low = emitter.fma(bounded, log_low, low)
+    product = emitter.multiply(y, log)
+    low = emitter.fma(y, log, emitter.negate(product))
+    low = emitter.fma(y, log_low, low)
     return emit_exponential_of_pair(emitter, product, low)
 
 
 def _power_of_any(emitter: FloatEmitter, x: ir.Value, y: ir.Value, usual: ir.Value) -> ir.Value:
-    """Corrects `usual` where x is not positive, normal and finite, or y is NaN."""
+    """Corrects `usual` where x is not positive, normal and finite, or y is huge or NaN."""
     builder = emitter.builder
     magnitude = emitter.absolute(x)
     zero = emitter.constant(0.0)
@@ -113,14 +117,7 @@ def _power_of_any(emitter: FloatEmitter, x: ir.Value, y: ir.Value, usual: ir.Val
     one = emitter.constant(1.0)
     is_one = builder.or_(emitter.compare("==", y, zero), emitter.compare("==", x, one))
     result = emitter.select(is_one, one, result)
-    ordinary = builder.not_(
-        emitter.outside(
-            emitter.to_bits(x),
-            emitter.format.smallest_normal_bits,
-            emitter.format.infinity_bits,
-        )
-    )
-    return emitter.select(builder.and_(ordinary, builder.not_(emitter.is_nan(y))), usual, result)
+    return emitter.select(_is_usual(emitter, x, y), usual, result)
 
 
 def _power_of_magnitude(emitter: FloatEmitter, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -134,7 +131,8 @@ def _power_of_magnitude(emitter: FloatEmitter, x: ir.Value, y: ir.Value) -> ir.V
     mantissa, offset = split_exponent(emitter, scaled)
     correction = emitter.select(denormal, emitter.constant(-shift), zero)
     exponent = emitter.add(emit_exponent(emitter, offset), correction)
-    result = _power_of_parts(emitter, mantissa, exponent, y)
+    bounded = emitter.at_most(emitter.at_least(y, -_LARGEST_POWER), _LARGEST_POWER)
+    result = _power_of_parts(emitter, mantissa, exponent, bounded)
     is_zero, is_infinite = (emitter.compare("==", x, end) for end in (zero, emitter.infinity))
     falls, rises = (emitter.compare(relation, y, zero) for relation in ("<", ">"))
     to_infinity = builder.or_(builder.and_(is_zero, falls), builder.and_(is_infinite, rises))

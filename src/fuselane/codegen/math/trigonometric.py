@@ -69,15 +69,16 @@ def emit_sine(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 
     Numerics: <= 1.6 ulp for all x; sin(-0.0) = -0.0; NaN for +-inf.
     """
-    return _emit_periodic(emitter, "sine", x, _reduce, _sine_of_reduced)
+    return _emit_sine(emitter, x, emitter.absolute(x), 0)
 
 
 def emit_cosine(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
-    """Returns the cosine of x radians.
+    """Returns the cosine of x radians: the sine of |x|, a quadrant further.
 
     Numerics: <= 1.6 ulp for all x; NaN for +-inf.
     """
-    return _emit_periodic(emitter, "cosine", x, _reduce, _cosine_of_reduced)
+    angle = emitter.absolute(x)
+    return _emit_sine(emitter, angle, angle, 1)
 
 
 def emit_tan(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
@@ -85,43 +86,48 @@ def emit_tan(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 
     Numerics: <= 1.8 ulp for all x; tan(-0.0) = -0.0; NaN for +-inf.
     """
-    return _emit_periodic(emitter, "tan", x, reduce_small_angle_accurately, _tangent_of_reduced)
-
-
-def _reduce(emitter: FloatEmitter, angle: ir.Value) -> ReducedAngle:
-    quadrant, remainder = reduce_small_angle(emitter, angle)
-    return ReducedAngle(quadrant, remainder, emitter.constant(0.0))
-
-
-def _emit_periodic(
-    emitter: FloatEmitter,
-    name: str,
-    x: ir.Value,
-    reduce: Callable[[FloatEmitter, ir.Value], ReducedAngle],
-    of_reduced: _OfReduced,
-) -> ir.Value:
     angle = emitter.absolute(x)
-    usual = of_reduced(emitter, x, reduce(emitter, angle))
-    large = emitter.compare(">", angle, emitter.constant(largest_small_angle(emitter)))
+    usual = _tangent_of_reduced(emitter, x, reduce_small_angle_accurately(emitter, angle))
 
     def of_any(rare: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
-        return _lane_by_lane(rare, x, usual, of_reduced)
+        return _lane_by_lane(rare, x, usual, _tangent_of_reduced)
 
-    return emit_rare(emitter, name, large, [x, usual], of_any)
-
-
-def _sine_of_reduced(emitter: FloatEmitter, x: ir.Value, angle: ReducedAngle) -> ir.Value:
-    sine, cosine = _sine_and_cosine(emitter, angle.remainder)
-    value = emitter.select(_is_odd(emitter, angle.quadrant), cosine, sine)
-    half_turns = emitter.shift_left(angle.quadrant, emitter.format.bits - 2)
-    return emitter.flip_sign(value, emitter.builder.xor(half_turns, emitter.to_bits(x)))
+    return emit_rare(emitter, "tan", _is_large(emitter, angle), [x, usual], of_any)
 
 
-def _cosine_of_reduced(emitter: FloatEmitter, _: ir.Value, angle: ReducedAngle) -> ir.Value:
-    sine, cosine = _sine_and_cosine(emitter, angle.remainder)
-    value = emitter.select(_is_odd(emitter, angle.quadrant), sine, cosine)
-    next_quadrant = emitter.builder.add(angle.quadrant, emitter.integer(1))
-    return emitter.flip_sign(value, emitter.shift_left(next_quadrant, emitter.format.bits - 2))
+def _emit_sine(emitter: FloatEmitter, x: ir.Value, angle: ir.Value, offset: int) -> ir.Value:
+    """Returns sin(x + offset * pi / 2), given angle = |x|."""
+    quadrant, remainder = reduce_small_angle(emitter, angle)
+    if offset:
+        quadrant = emitter.builder.add(quadrant, emitter.integer(offset))
+    usual = _sine_of_reduced(emitter, None if offset else x, quadrant, remainder)
+    scalar_offset = ir.Constant(ir.IntType(emitter.format.bits), offset)
+    operands = [x, scalar_offset, usual]
+    return emit_rare(emitter, "sine", _is_large(emitter, angle), operands, _sine_of_any)
+
+
+def _sine_of_any(emitter: FloatEmitter, x: ir.Value, offset: ir.Value, usual: ir.Value) -> ir.Value:
+    def of_reduced(scalar: FloatEmitter, x: ir.Value, angle: ReducedAngle) -> ir.Value:
+        quadrant = scalar.builder.add(angle.quadrant, offset)
+        return _sine_of_reduced(scalar, x, quadrant, angle.remainder)
+
+    return _lane_by_lane(emitter, x, usual, of_reduced)
+
+
+def _is_large(emitter: FloatEmitter, angle: ir.Value) -> ir.Value:
+    return emitter.compare(">", angle, emitter.constant(largest_small_angle(emitter)))
+
+
+def _sine_of_reduced(
+    emitter: FloatEmitter, sign: ir.Value | None, quadrant: ir.Value, remainder: ir.Value
+) -> ir.Value:
+    """Returns the sine of quadrant * pi / 2 + remainder, with the sign of `sign` on top."""
+    sine, cosine = _sine_and_cosine(emitter, remainder)
+    value = emitter.select(_is_odd(emitter, quadrant), cosine, sine)
+    flips = emitter.shift_left(quadrant, emitter.format.bits - 2)
+    if sign is not None:
+        flips = emitter.builder.xor(flips, emitter.to_bits(sign))
+    return emitter.flip_sign(value, flips)
 
 
 def _tangent_of_reduced(emitter: FloatEmitter, x: ir.Value, angle: ReducedAngle) -> ir.Value:

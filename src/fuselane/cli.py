@@ -19,7 +19,7 @@ from fuselane import config
 from fuselane.cartpole.bench import run_benchmark
 from fuselane.cartpole.results import Settings
 from fuselane.cartpole.table import make_table
-from fuselane.cartpole.variants import VARIANTS
+from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
 from fuselane.doctor import diagnose
 from fuselane.errors import FuselaneError, InputError
 from fuselane.module_file import TARGETS, explain_module_file
@@ -109,6 +109,8 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 def _cartpole(options: argparse.Namespace) -> int:
     if config.switch() is False:
         raise InputError(f"{_OFF_NOTE} There is nothing to compare.")
+    if options.peers and PEER_VARIANT not in options.variants:
+        raise InputError(f"Peers run the variant {PEER_VARIANT!r}, which is not among the chosen.")
     if options.json is not None:
         _write(options.json, "")  # rather now than after minutes of measuring
     settings = Settings(

@@ -199,6 +199,7 @@ BAD_COMMANDS = [
     (["cartpole", "--envs", "many"], "'many' is not a whole number"),
     (["cartpole", "--steps", "-1"], "'-1' is not a whole number"),
     (["cartpole", "--variants", "concat,fast"], "no variant 'fast'"),
+    (["cartpole", "--peers", "--variants", "naive"], "variant 'no_concat'"),
     (["cartpole", "--json", "/no/such/folder/x.json"], "cannot be written"),
     (["run"], "required: script"),
     (["run", "/no/such/script.py"], "no script '/no/such/script.py'"),

@@ -1,0 +1,80 @@
+"""A program with a loop, run in processes of its own; prints what a test wants to know as JSON.
+
+    python -m tests.runtime.programs MODE
+
+`plain` runs the program as it stands; `enabled` inside `fuselane.enabled()`; `save FILE` serializes
+the executable and `load FILE` runs it, both after `fuselane.enable()`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import serialize_executable
+
+import fuselane
+
+LANES = 1000
+STEPS = 300
+
+
+def program(x: jax.Array) -> jax.Array:
+    """Integers only, so that all ways of compiling it agree to the bit."""
+
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        return (x * 3 + i) ^ (x >> 2)
+
+    return lax.fori_loop(0, STEPS, step, x)
+
+
+def argument() -> jax.Array:
+    return jnp.arange(LANES, dtype=jnp.int32)
+
+
+def expected() -> np.ndarray[Any, Any]:
+    x = np.arange(LANES, dtype=np.int32)
+    for i in range(STEPS):
+        x = (x * np.int32(3) + np.int32(i)) ^ (x >> np.int32(2))
+    return x
+
+
+def main(mode: str, *paths: str) -> None:
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+    if mode in ("save", "load"):
+        fuselane.enable()
+    match mode:
+        case "plain":
+            result = jax.jit(program)(argument())
+        case "enabled":
+            with fuselane.enabled():
+                result = jax.jit(program)(argument())
+        case "save":
+            compiled = jax.jit(program).lower(argument()).compile()
+            Path(paths[0]).write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+            result = compiled(argument())
+        case "load":
+            parts = pickle.loads(Path(paths[0]).read_bytes())
+            result = serialize_executable.deserialize_and_load(*parts)(argument())
+    decisions = fuselane.decisions().loops if "fuselane.api" in sys.modules else ()
+    ffi = sys.modules.get("fuselane.runtime.ffi")
+    told = {
+        "is_right": bool(np.array_equal(result, expected())),
+        "num_fused": sum(loop.decision.fused for loop in decisions),
+        "num_kernels": 0 if ffi is None else len(ffi.table),
+        "cache_hits": sum(name.endswith("/cache_hits") for name in events),
+        "is_imported": "fuselane.api" in sys.modules,
+    }
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -12,7 +12,8 @@ from typing import final
 
 from llvmlite import ir
 
-from fuselane.codegen.arrays import Array, Registers, Scratch, View, new_scratch, widen
+from fuselane.analysis.cost import total_cost
+from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
@@ -26,7 +27,7 @@ from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LoopElement
 Body = Callable[[list[Array]], list[Array]]
 
 _MAX_UNROLLED_TRIPS = 8
-_MAX_UNROLLED_ELEMENTS = 4096
+_MAX_UNROLLED_COST = 1500
 
 
 def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
@@ -57,13 +58,8 @@ def emit_loop_here(emitter: Emitter, instruction: HloInstruction) -> list[Array]
     """Emits a `while` inside a lane block and returns its results."""
     loop = emitter.program.loops[instruction]
     initial = emitter.tuple_elements(instruction.operands[0])
-
-    def body(arrays: list[Array]) -> list[Array]:
-        return emit_body(emitter, instruction.body, arrays)
-
-    if _should_unroll(emitter, loop):
-        return _emit_unrolled(emitter, loop, initial, body)
-    return emit_loop(emitter, loop, initial, body)
+    emit = _emit_unrolled if _should_unroll(emitter, loop) else emit_loop
+    return emit(emitter, loop, initial, lambda arrays: emit_body(emitter, instruction.body, arrays))
 
 
 def emit_loop(
@@ -193,13 +189,8 @@ def _should_unroll(emitter: Emitter, loop: LaneLoop) -> bool:
     instructions = loop.instruction.body.instructions
     if any(instruction.opcode == "while" for instruction in instructions):
         return loop.trip_count <= 1
-    sizes = (_emitted_elements(emitter, i) for i in instructions if i.shape.is_array)
-    return loop.trip_count * sum(sizes) <= _MAX_UNROLLED_ELEMENTS
-
-
-def _emitted_elements(emitter: Emitter, instruction: HloInstruction) -> int:
-    view = View(shape=instruction.shape, lane=emitter.lane(instruction), element=lambda _: None)
-    return min(view.size, emitter.max_unrolled)
+    lanes = emitter.program.lane_dimensions.get
+    return loop.trip_count * total_cost(instructions, lanes, lambda _: None) <= _MAX_UNROLLED_COST
 
 
 def _emit_unrolled(

@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Discarded, Memory, Place, Scratch
-from fuselane.codegen.control import emit_loop, emit_loop_here, emit_steps, rewrite
+from fuselane.codegen.control import emit_body, emit_loop, emit_steps, rewrite
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.loops import counted_loop
@@ -164,8 +164,13 @@ class _Kernel:
         loop = self.program.loop.instruction
         before = [s for s in self.region_steps if s is not loop and self.is_prologue(s)]
         emit_steps(emitter, before)
-        emitter.values[loop.operands[0]] = self.initial(emitter, outputs)
-        results = emit_loop_here(emitter, loop)
+        initial = self.initial(emitter, outputs)
+        results = emit_loop(
+            emitter,
+            self.program.loop,
+            initial,
+            lambda arrays: emit_body(emitter, loop.body, arrays),
+        )
         for output, target in zip(self.program.outputs, outputs, strict=True):
             array = results[output.tuple_index]
             if not isinstance(array, Memory) or array.pointer is not target.pointer:

@@ -98,7 +98,10 @@ def _round_to_bfloat16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _convert_to_pred(builder: ir.IRBuilder, value: ir.Value, source: PrimitiveType) -> ir.Value:
-    if source.is_floating:
+    if source is PrimitiveType.BF16:
+        # As XLA:CPU's code turns out to do it: a denormal is not zero here, unlike one of F32.
+        value = builder.and_(value, integer_constant(value.type, 0x7FFF))
+    elif source.is_floating:
         wide = widen_small_float(builder, value, source)
         return builder.fcmp_unordered("!=", wide, float_constant(wide.type, 0.0))
     return builder.icmp_unsigned("!=", value, integer_constant(value.type, 0))

@@ -9,6 +9,7 @@ guards      what a block of lanes may leave out               fuselane.lanes.gua
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -39,6 +40,10 @@ MIN_XLA_TIME_US: Final = 5.0
 _XLA_STEP_US: Final = 0.2
 _XLA_US_PER_OPERATION: Final = 3e-5
 """XLA's time per iteration, and per operation of one lane, as measured on small fused loops."""
+
+_VECTOR_LANES: Final = 16
+_KERNEL_US_PER_OPERATION: Final = 2e-4
+"""A kernel's time per operation on a vector of lanes, on one thread."""
 
 LaneDimensions = dict[HloInstruction, int | None]
 
@@ -297,11 +302,19 @@ def _estimate_xla_us(num_lanes: int, trip_count: int, cost: float) -> float:
 
 
 def _check_gain(loop: HloInstruction, num_lanes: int, trip_count: int | None, cost: float) -> None:
-    if trip_count is None:
-        return
-    estimate = _estimate_xla_us(num_lanes, trip_count, cost)
-    if estimate < MIN_XLA_TIME_US:
-        detail = f"all its {trip_count} iterations take about {estimate:.1f} microseconds"
+    """Refuses loops that are over in no time, and those whose few lanes leave vectors empty."""
+    if trip_count is not None:
+        estimate = _estimate_xla_us(num_lanes, trip_count, cost)
+        if estimate < MIN_XLA_TIME_US:
+            detail = f"all its {trip_count} iterations take about {estimate:.1f} microseconds"
+            raise refuse(Reason.NOT_PROFITABLE, loop, detail=detail)
+    xla_us = _estimate_xla_us(num_lanes, 1, cost)
+    kernel_us = math.ceil(num_lanes / _VECTOR_LANES) * cost * _KERNEL_US_PER_OPERATION
+    if kernel_us > xla_us:
+        detail = (
+            f"with {num_lanes} lanes a kernel's vectors of {_VECTOR_LANES} are mostly empty: about "
+            f"{kernel_us:.1f} microseconds an iteration where XLA takes {xla_us:.1f}"
+        )
         raise refuse(Reason.NOT_PROFITABLE, loop, detail=detail)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+import fuselane
 from fuselane.analysis.opcodes import LANE_OPCODES
 from fuselane.cartpole.variants import VARIANTS
 from fuselane.config import Options
@@ -35,3 +36,14 @@ def test_ci_finds_the_test_command_in_the_readme() -> None:
     commands = [line for line in lines if line.startswith("python3 -m venv ")]
     assert len(commands) == 2
     assert commands[0].endswith("fuselane cartpole") and "pytest" in commands[1]
+
+
+def test_the_readme_example_runs_and_is_fused(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the README shows works as shown."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = text.split("```python\n")[1].split("```")[0]
+    try:
+        exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+    finally:
+        fuselane.disable()
+    assert "2,048 lanes: fused" in capsys.readouterr().out

@@ -24,6 +24,8 @@ def counter(
     start: str, step: str, limit: str, direction: str, kind: str = "s32", config: str = ""
 ) -> HloModule:
     """Returns a loop `i = start; while i <direction> limit: i <step>` that carries an array too."""
+    opcode, amount = step.split()
+    operands, comparison = direction.split()
     return module_of(f"""
 HloModule test
 body {{
@@ -31,15 +33,15 @@ body {{
   i = {kind}[] get-tuple-element(p), index=0
   x = f32[8] get-tuple-element(p), index=1
   y = f32[8] sine(x)
-  c = {kind}[] constant({step.split()[-1]})
-  next = {kind}[] {step.split()[0]}
+  c = {kind}[] constant({amount})
+  next = {kind}[] {opcode}
   ROOT root = ({kind}[], f32[8]) tuple(next, y)
 }}
 condition {{
   p = ({kind}[], f32[8]) parameter(0)
   i = {kind}[] get-tuple-element(p), index=0
   n = {kind}[] constant({limit})
-  ROOT go = pred[] compare({direction.split()[0]}), direction={direction.split()[1]}
+  ROOT go = pred[] compare({operands}), direction={comparison}
 }}
 ENTRY main {{
   x = f32[8] parameter(0)

@@ -6,7 +6,7 @@ must be those of the program it was taken from, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -44,9 +44,13 @@ def capture(function: Any, *arguments: Any) -> HloModule:
         )
     _captured.clear()
     _is_capturing.append(True)
+
+    def fresh(*arguments: Any) -> Any:
+        return function(*arguments)
+
     try:
         # A new function each time, since jit compiles the same one only once.
-        jax.jit(lambda *args: function(*args)).lower(*arguments).compile()
+        jax.jit(fresh).lower(*arguments).compile()
     finally:
         _is_capturing.pop()
     modules = [HloModule.from_bytes(data) for data in _captured]
@@ -54,9 +58,9 @@ def capture(function: Any, *arguments: Any) -> HloModule:
 
 
 def loops_of(module: HloModule) -> list[HloInstruction]:
-    """Returns all loops of a module, those of the entry computation first."""
-    computations = sorted(module.computations, key=lambda c: c is not module.entry)
-    return [i for c in computations for i in c.instructions if i.opcode == "while"]
+    """Returns all loops of a module, outer ones before those nested in them."""
+    callers_first = reversed(module.computations)
+    return [i for c in callers_first for i in c.instructions if i.opcode == "while"]
 
 
 def as_module(region: HloComputation, source: HloModule | None = None) -> HloModule:
@@ -69,22 +73,17 @@ def as_module(region: HloComputation, source: HloModule | None = None) -> HloMod
     return module
 
 
-def run_region(program: LaneProgram, source: HloModule, arguments: Sequence[Any]) -> list[Array]:
-    """Runs a lane program's region under plain XLA.
-
-    Args:
-        program: What was formed; its region ends up in a module of its own.
-        source: The user's module.
-        arguments: The user's arguments.
-    Returns:
-        The loop's results in the user's dimensions, in the order of `program.output_indices`.
-    """
-    inputs = [
+def region_inputs(program: LaneProgram, arguments: Sequence[Any]) -> list[Array]:
+    """Returns what the region of a lane program gets when the program runs on these arguments."""
+    return [
         to_memory(evaluate(operand, arguments), operand.shape).reshape(parameter.shape.dimensions)
         for operand, parameter in zip(program.operands, program.inputs, strict=True)
     ]
+
+
+def users_results(program: LaneProgram, results: Sequence[Array]) -> list[Array]:
+    """Returns a region's results in the user's dimensions."""
     shapes = program.site.shape.tuple_shapes
-    results = run_module(as_module(program.region, source), inputs)
     return [
         from_memory(result, shapes[index])
         for result, index in zip(results, program.output_indices, strict=True)
@@ -93,14 +92,23 @@ def run_region(program: LaneProgram, source: HloModule, arguments: Sequence[Any]
 
 def run_module(module: HloModule, inputs: Sequence[Array]) -> list[Array]:
     """Compiles a module with XLA and runs it; all arrays are row-major."""
+    return compile_module(module)(inputs)
+
+
+def compile_module(module: HloModule) -> Callable[[Sequence[Array]], list[Array]]:
+    """Returns what runs a module, compiled by XLA; all arrays are row-major."""
     computation = _hlo.XlaComputation(module.to_bytes())
     text = _jax.mlir.xla_computation_to_mlir_module(computation)
     device = jax.devices("cpu")[0]
     devices = xla_client.DeviceList((device,))
     client: Any = device.client
     executable = client.compile_and_load(text, devices, xla_client.CompileOptions())
-    results = executable.execute_sharded([jax.device_put(value, device) for value in inputs])
-    return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]
+
+    def run(inputs: Sequence[Array]) -> list[Array]:
+        results = executable.execute_sharded([jax.device_put(value, device) for value in inputs])
+        return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]
+
+    return run
 
 
 def evaluate(instruction: HloInstruction, arguments: Sequence[Any]) -> Array:

@@ -1,4 +1,4 @@
-"""Normal form: what vanishes, what becomes of layouts, tuples and calls, and how it hangs together."""
+"""Normal form: what vanishes, and what becomes of layouts, tuples and calls."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_zeros_of_both_signs_differ() -> None:
         d2 = f32[8] broadcast(c2), dimensions={}
         f = f32[8] maximum(e0, d1)
         y = f32[8] minimum(f, d2)"""
-    constants = [i for i in body_of(normal(body, ["y"], ["f32[8]"])).instructions]
+    constants = body_of(normal(body, ["y"], ["f32[8]"])).instructions
     values = [i.literal for i in constants if i.opcode == "constant" and i.shape.rank == 0]
     floats = [value for value in values if value.dtype == np.float32]
     assert sorted(np.signbit(floats)) == [False, True]

@@ -266,17 +266,17 @@ class _Normaliser:
     def _visit_elementwise(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> HloInstruction:
-        shape = self._check_shape(instruction, instruction.shape)
-        values = layout.lower_elementwise(builder, instruction, _arrays(operands))
         opcode = instruction.opcode
+        shape = self._check_shape(instruction, instruction.shape)
+        if opcode == "bitcast-convert" and _bits(_array(operands[0])) != shape.element_type.bits:
+            raise refuse(
+                Reason.UNSUPPORTED_OPCODE, instruction, detail=" between types of different width"
+            )
+        values = layout.lower_elementwise(builder, instruction, _arrays(operands))
         if opcode == "select" and values[1] is values[2]:
             return values[1]
         if opcode == "convert" and values[0].shape.element_type is shape.element_type:
             return values[0]
-        if opcode == "bitcast-convert" and _bits(values[0]) != shape.element_type.bits:
-            raise refuse(
-                Reason.UNSUPPORTED_OPCODE, instruction, detail=" between types of different width"
-            )
         attributes = _elementwise_attributes(instruction)
         return builder.emit(opcode, shape, values, attributes, origin=instruction)
 

@@ -1,0 +1,311 @@
+"""Forming: what is refused and why, and what a program says about its loops."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuselane.decisions import Decision, Reason
+from fuselane.errors import UnsupportedError
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.lanes.form import MAX_LANE_ELEMENTS, describe, form
+from fuselane.lanes.program import ElementKind, LaneProgram
+from tests.lanes.loops import counting_loop, loop_of
+
+LINE = 'metadata={source_file="user.py" source_line=7}'
+CALLS = """
+fused_gather {
+  t0 = f32[8] parameter(0)
+  n0 = s32[8,1] parameter(1)
+  ROOT g0 = f32[8] gather(t0, n0), offset_dims={}, collapsed_slice_dims={0}, start_index_map={0},
+      index_vector_dim=1, slice_sizes={1}, metadata={source_file="user.py" source_line=9}
+}
+second { old0 = f32[] parameter(0)  ROOT new0 = f32[] parameter(1) }
+yes { y0 = f32[8] parameter(0)  ROOT y1 = f32[8] negate(y0) }
+no { n2 = f32[8] parameter(0)  ROOT n3 = f32[8] abs(n2) }
+tanh_f32 { m0 = f32[] parameter(0)  ROOT m1 = f32[] tanh(m0) }
+"""
+
+# Body over e0: f32[8] and e1: f32[8,8], then reason, instruction, opcode and line of the refusal.
+REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
+    "gather": (
+        """n = s32[8] convert(e0)
+        n1 = s32[8,1] reshape(n)
+        y = f32[8] fusion(e0, n1), kind=kLoop, calls=fused_gather""",
+        Reason.UNSUPPORTED_OPCODE,
+        "g0",
+        "gather",
+        9,
+    ),
+    "scatter": (
+        f"""n = s32[8] convert(e0)
+        n1 = s32[8,1] reshape(n)
+        y = f32[8] scatter(e0, n1, e0), update_window_dims={{}}, inserted_window_dims={{0}},
+            scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, to_apply=second, {LINE}""",
+        Reason.UNSUPPORTED_OPCODE,
+        "y",
+        "scatter",
+        7,
+    ),
+    "dot": (
+        f"""y = f32[8] dot(e1, e0), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}},
+            {LINE}""",
+        Reason.UNSUPPORTED_OPCODE,
+        "y",
+        "dot",
+        7,
+    ),
+    "sort": (
+        f"y = f32[8] sort(e0), dimensions={{0}}, to_apply=less_f32, {LINE}",
+        Reason.UNSUPPORTED_OPCODE,
+        "y",
+        "sort",
+        7,
+    ),
+    "map": (
+        f"y = f32[8] map(e0), dimensions={{0}}, to_apply=tanh_f32, {LINE}",
+        Reason.UNSUPPORTED_OPCODE,
+        "y",
+        "map",
+        7,
+    ),
+    "conditional": (
+        f"""early = pred[] compare(i, one), direction=LT
+        y = f32[8] conditional(early, e0, e0), true_computation=yes,
+            false_computation=no, {LINE}""",
+        Reason.UNSUPPORTED_OPCODE,
+        "y",
+        "conditional",
+        7,
+    ),
+    "overlapping_windows": (
+        f"""z = f32[] constant(0)
+        y = f32[8] reduce-window(e0, z), window={{size=3 pad=1_1}}, to_apply=add_f32, {LINE}""",
+        Reason.UNSUPPORTED_OPCODE,
+        "y",
+        "reduce-window",
+        7,
+    ),
+    "custom_call": (
+        f'y = f32[8] custom-call(e0), custom_call_target="TopK", {LINE}',
+        Reason.UNSUPPORTED_OPCODE,
+        "y",
+        "custom-call",
+        7,
+    ),
+    "side_effect": (
+        f"""y = f32[8] custom-call(e0), custom_call_target="print",
+            custom_call_has_side_effect=true, {LINE}""",
+        Reason.SIDE_EFFECT,
+        "y",
+        "custom-call",
+        7,
+    ),
+    "unused_side_effect": (
+        f"""v = f32[8] custom-call(e0), custom_call_target="print",
+            custom_call_has_side_effect=true, {LINE}
+        y = f32[8] sine(e0)""",
+        Reason.SIDE_EFFECT,
+        "v",
+        "custom-call",
+        7,
+    ),
+    "complex": (
+        f"""c = c64[8] convert(e0), {LINE}
+        y = f32[8] sine(e0)
+        d = c64[8] multiply(c, c)
+        y2 = f32[8] real(d)
+        """,
+        Reason.UNSUPPORTED_TYPE,
+        "c",
+        "convert",
+        7,
+    ),
+    "four_bits": (
+        f"""c = s4[8] convert(e0), {LINE}
+        d = f32[8] convert(c)
+        y = f32[8] add(d, e0)""",
+        Reason.UNSUPPORTED_TYPE,
+        "c",
+        "convert",
+        7,
+    ),
+    "eight_bit_float": (
+        f"""c = f8e4m3fn[8] convert(e0), {LINE}
+        d = f32[8] convert(c)
+        y = f32[8] add(d, e0)""",
+        Reason.UNSUPPORTED_TYPE,
+        "c",
+        "convert",
+        7,
+    ),
+    "bitcast_to_other_width": (
+        f"""c = s16[8,2] bitcast-convert(e0), {LINE}
+        d = s16[8,1] slice(c), slice={{[0:8], [0:1]}}
+        f = s16[8] reshape(d)
+        y = f32[8] convert(f)""",
+        Reason.UNSUPPORTED_OPCODE,
+        "c",
+        "bitcast-convert",
+        7,
+    ),
+    "cross_lane": (
+        f"y = f32[8] reverse(e0), dimensions={{0}}, {LINE}",
+        Reason.CROSS_LANE,
+        "y",
+        "reverse",
+        7,
+    ),
+}
+
+
+@pytest.fixture
+def no_loop_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselane.lanes.form.MIN_XLA_TIME_US", 0.0)
+
+
+def refusal(module: HloModule) -> Decision:
+    before = module.to_bytes()
+    with pytest.raises(UnsupportedError) as caught:
+        form(module, loop_of(module))
+    assert module.to_bytes() == before
+    return caught.value.decision
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    body, reason, instruction, opcode, line = REFUSED[name]
+    result = "y2" if "y2 =" in body else "y"
+    module = counting_loop(
+        body, [result, "e1"], ["f32[8]", "f32[8,8]"], more=CALLS, trip_count=100_000
+    )
+    decision = refusal(module)
+    assert decision.reason is reason
+    assert (decision.instruction, decision.opcode) == (instruction, opcode)
+    assert decision.source == f"user.py:{line}"
+    assert decision.sentence.endswith(".")
+
+
+def test_tiny_loops_are_left_to_xla() -> None:
+    module = counting_loop("y = f32[8] sine(e0)", ["y"], ["f32[8]"], trip_count=3)
+    decision = refusal(module)
+    assert decision.reason is Reason.NOT_PROFITABLE
+    assert decision.opcode == "while"
+    assert "3 iterations" in decision.sentence
+
+
+def test_loops_of_unknown_length_are_never_tiny() -> None:
+    module = counting_loop(
+        "y = f32[8] sine(e0)",
+        ["y", "e1"],
+        ["f32[8]", "s32[]"],
+        condition="ROOT go = pred[] compare(i, e1), direction=LT",
+    )
+    assert form(module, loop_of(module)).loop.trip_count is None
+
+
+def test_lanes_that_need_too_much() -> None:
+    size = MAX_LANE_ELEMENTS + 1
+    shape = f"f32[{size},8]"
+    # What is reversed cannot be lanes.
+    body = f"r = {shape} reverse(e0), dimensions={{0}}\ny = {shape} sine(r)"
+    decision = refusal(counting_loop(body, ["y"], [shape]))
+    assert decision.reason is Reason.TOO_LARGE
+
+
+def test_large_streams_need_nothing() -> None:
+    size = MAX_LANE_ELEMENTS * 4
+    body = f"""y = f32[8] sine(e0)
+        row = f32[1,8] reshape(y)
+        up = f32[{size},8] dynamic-update-slice(e1, row, i, zero)"""
+    module = counting_loop(body, ["y", "up"], ["f32[8]", f"f32[{size},8]"], trip_count=size)
+    program = form(module, loop_of(module))
+    assert program.loop.elements[2].kind is ElementKind.STREAM
+    assert program.loop.elements[2].is_fully_overwritten
+
+
+def program_of(body: str, results: list[str], carried: list[str], **more: str) -> LaneProgram:
+    module = counting_loop(body, results, carried, trip_count=1_000, **more)
+    return form(module, loop_of(module))
+
+
+def test_elements_and_their_kinds() -> None:
+    program = program_of(
+        """row = f32[1,8] dynamic-slice(e1, i, zero), dynamic_slice_sizes={1,8}
+        x = f32[8] reshape(row)
+        y = f32[8] add(e0, x)
+        out = f32[1,8] reshape(y)
+        up = f32[1000,8] dynamic-update-slice(e2, out, i, zero)""",
+        ["y", "e1", "up"],
+        ["f32[8]", "f32[1000,8]", "f32[1000,8]"],
+    )
+    loop = program.loop
+    kinds = [element.kind for element in loop.elements]
+    assert kinds == [
+        ElementKind.STATE,
+        ElementKind.STATE,
+        ElementKind.INVARIANT,
+        ElementKind.STREAM,
+    ]
+    assert [element.lane_dimension for element in loop.elements] == [None, 0, 1, 1]
+    assert (loop.trip_count, loop.induction_index) == (1_000, 0)
+    assert program.num_lanes == 8
+    assert [o.name for o in program.operands] == ["in0", "in1", "in2"]
+    assert program.output_indices == (0, 1, 3)
+    assert list(program.invariants) == [2]
+    names = {i.name for i in program.mutable}
+    assert "up" in names
+    assert "row" not in names
+
+
+def test_a_stream_that_is_read_is_always_a_result() -> None:
+    """It lives in the memory of a result, even where the program looks at others only."""
+    module = counting_loop(
+        """old = f32[1,8] dynamic-slice(e1, i, zero), dynamic_slice_sizes={1,8}
+        x = f32[8] reshape(old)
+        y = f32[8] add(e0, x)
+        row = f32[1,8] reshape(y)
+        up = f32[1000,8] dynamic-update-slice(e1, row, i, zero)""",
+        ["y", "up"],
+        ["f32[8]", "f32[1000,8]"],
+        trip_count=1_000,
+    )
+    loop = loop_of(module)
+    only_result = HloInstruction.create(
+        "get-tuple-element", loop.shape.tuple_shapes[1], [loop], tuple_index=1
+    )
+    module.entry.root = module.entry.add(only_result)
+    program = form(module, loop)
+    assert program.output_indices == (1, 2)
+    assert [o.tuple_index for o in program.outputs] == [1, 2]
+    assert all(output in program.lane_dimensions for output in program.outputs)
+
+
+def test_decision_to_fuse() -> None:
+    decision = describe(program_of("y = f32[8] sine(e0)", ["y"], ["f32[8]"]), "user.py:7 (f)")
+    assert decision.fused
+    assert decision.sentence == "The loop runs as one native kernel over 8 lanes."
+    assert decision.source == "user.py:7 (f)"
+    assert decision.numbers["trip_count"] == 1_000
+    assert decision.numbers["lanes"] == 8
+    assert decision.numbers["cost_per_step"] > 0
+
+
+@pytest.mark.usefixtures("no_loop_is_too_small")
+def test_shared_zeros_get_a_copy() -> None:
+    program = program_of(
+        """f = f32[] constant(0)
+        zeros = f32[8] broadcast(f), dimensions={}
+        y = f32[8] maximum(e0, zeros)
+        o = f32[1] constant({1})
+        w = f32[8] add(e1, zeros)
+        v = f32[8] dynamic-update-slice(w, o, i)""",
+        ["y", "v"],
+        ["f32[8]", "f32[8]"],
+    )
+    body = program.loop.instruction.body
+    zeros = [i for i in body.instructions if i.opcode == "broadcast"]
+    assert sorted(str(program.lane_dimensions[z]) for z in zeros) == ["0", "None"]
+    for zero in zeros:
+        for user in zero.users:
+            assert program.lane_dimensions[user] == program.lane_dimensions[zero]

@@ -17,7 +17,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, final, overload
 
 import jax
 from jax._src import cache_key
@@ -137,6 +137,14 @@ def is_enabled() -> bool:
 def decisions() -> Report:
     """Returns what became of all loops compiled in this process so far (`explain` apart)."""
     return Report.of(_log)
+
+
+@overload
+def jit(function: Callable[..., Any], /, **jit_arguments: Any) -> jax.stages.Wrapped: ...
+
+
+@overload
+def jit(**jit_arguments: Any) -> Callable[[Callable[..., Any]], jax.stages.Wrapped]: ...
 
 
 def jit(function: Callable[..., Any] | None = None, /, **jit_arguments: Any) -> Any:

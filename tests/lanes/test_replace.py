@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from jaxlib import _hlo
 
 from fuselane.errors import VerificationError
 from fuselane.hlo.instruction import HloInstruction
@@ -13,6 +12,7 @@ from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
 from fuselane.lanes.form import form
 from fuselane.lanes.replace import replace_loop
 from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
+from tests.hlo.xla import module_of, to_text
 
 ATTRIBUTES = b'{key = "k"}'
 
@@ -63,9 +63,7 @@ _WEIGHTS = "same = f32[1000]{0} get-tuple-element(loop), index=3\n"
 
 
 def parse(entry: str, trips: int = 100, header: str = "") -> HloModule:
-    text = _LOOP.format(entry=entry, trips=trips, header=header)
-    data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    return HloModule.from_bytes(data)
+    return module_of(_LOOP.format(entry=entry, trips=trips, header=header))
 
 
 def find(module: HloModule, name: str) -> HloInstruction:
@@ -80,8 +78,7 @@ def replace(module: HloModule, name: str = "loop") -> HloInstruction:
     call = replace_loop(loop, form(module, loop), "target", ATTRIBUTES)
     module.remove_unused_computations()
     verify(module)
-    again = _hlo.HloModule.from_serialized_hlo_module_proto(module.to_bytes())
-    assert "while" not in again.to_string().replace("fuselane.loop", "")
+    assert "while(" not in to_text(module.to_bytes())
     return call
 
 
@@ -119,7 +116,7 @@ def test_the_call_itself() -> None:
     assert call.backend_config == ATTRIBUTES
     assert not call.has_side_effect
     assert str(module.source(call)) == "user.py:7"
-    text = _hlo.HloModule.from_serialized_hlo_module_proto(module.to_bytes()).to_string()
+    text = to_text(module.to_bytes())
     assert "api_version=API_VERSION_TYPED_FFI" in text
     assert "output_to_operand_aliasing={{0}: (0, {})}" in text
 
@@ -277,8 +274,7 @@ ENTRY main {
   ROOT outer = (s32[], f32[1000]{0}) while(t), body=outer_body, condition=outer_condition
 }
 """
-    proto = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    module = HloModule.from_bytes(proto)
+    module = module_of(text)
     loop = find(module, "loop")
     call = replace_loop(loop, form(module, loop), "target", ATTRIBUTES)
     module.remove_unused_computations()
@@ -321,8 +317,7 @@ ENTRY main"""
 
 def parse_small() -> HloModule:
     text = _LOOP.replace("ENTRY main", _CALLEE.replace("{", "{{").replace("}", "}}"))
-    data = _hlo.hlo_module_from_text(text.format(entry=_SMALL, trips=100, header=""))
-    return HloModule.from_bytes(data.as_serialized_hlo_module_proto())
+    return module_of(text.format(entry=_SMALL, trips=100, header=""))
 
 
 def test_loop_in_a_small_call() -> None:
@@ -341,13 +336,13 @@ def test_loop_in_a_small_call() -> None:
 
 def test_loop_put_back_into_its_small_call() -> None:
     module = parse_small()
-    before = _hlo.HloModule.from_serialized_hlo_module_proto(module.to_bytes()).to_string()
+    before = to_text(module.to_bytes())
     small = find(module, "small")
     loop = take_out_loop(small)
     assert loop is not None
     put_back_loop(small, loop)
     verify(module)
-    after = _hlo.HloModule.from_serialized_hlo_module_proto(module.to_bytes()).to_string()
+    after = to_text(module.to_bytes())
     assert after == before
 
 
@@ -388,8 +383,7 @@ ENTRY main {
   ROOT r = (f32[8]{0}, f32[8]{0}) tuple(x, y)
 }
 """
-    data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    module = HloModule.from_bytes(data)
+    module = module_of(text)
     copy_donated_arguments(module)
     verify(module)
     assert module.entry.root.operands[0].opcode == "copy"

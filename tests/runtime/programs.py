@@ -48,7 +48,7 @@ def expected() -> np.ndarray[Any, Any]:
 
 def main(mode: str, *paths: str) -> None:
     events: list[str] = []
-    jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
     if mode in ("save", "load"):
         fuselane.enable()
     match mode:

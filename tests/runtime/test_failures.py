@@ -14,6 +14,7 @@ from jax import lax
 
 import fuselane
 from fuselane import pipeline
+from fuselane.decisions import DecisionLog
 from fuselane.errors import CodegenError, VerificationError
 from fuselane.hlo.module import HloModule
 from fuselane.runtime import cache, hook
@@ -150,9 +151,9 @@ def test_damaged_cache_files(own_cache: Any) -> None:
 def test_bytes_that_are_no_module(data: bytes) -> None:
     if b"while" in data:
         with pytest.raises(VerificationError):
-            pipeline.transform(data, fuselane.Options(), pipeline.DecisionLog())
+            pipeline.transform(data, fuselane.Options(), DecisionLog())
     else:
-        assert pipeline.transform(data, fuselane.Options(), pipeline.DecisionLog()) is None
+        assert pipeline.transform(data, fuselane.Options(), DecisionLog()) is None
 
 
 def test_hook_describes_where_it_failed() -> None:

@@ -112,14 +112,26 @@ def test_predicates_are_seen_through_broadcasts() -> None:
     assert guard.cost >= 4 * MIN_GUARDED_COST
 
 
-def test_uniform_predicates_are_left_alone() -> None:
+def test_uniform_predicates_guard_too() -> None:
     body = (
         expensive("work", "e0")
         + """early = pred[] compare(i, one), direction=LT
         all = pred[64] broadcast(early), dimensions={}
         y = f32[64] select(all, work, e0)"""
     )
-    assert not guards_of(body, ["y"], ["f32[64]"])
+    (guard,) = guards_of(body, ["y"], ["f32[64]"])
+    assert guard.predicate.name == "early"
+
+
+def test_uniform_selects_are_left_alone() -> None:
+    body = (
+        expensive("work", "e1", shape="f32[5]")
+        + """early = pred[] compare(i, one), direction=LT
+        all = pred[5] broadcast(early), dimensions={}
+        w = f32[5] select(all, work, e1)
+        y = f32[64] negate(e0)"""
+    )
+    assert not guards_of(body, ["y", "w"], ["f32[64]", "f32[5]"])
 
 
 def test_a_select_that_needs_another_of_its_guard() -> None:

@@ -100,78 +100,88 @@ def match_affine(value: HloInstruction, loop: HloInstruction, trip_count: int) -
         loop: A `while` in normal form.
         trip_count: Its trip count.
     """
-    if not value.shape.element_type.is_integral or value.shape.num_elements != 1:
-        return None
-    match value.opcode:
-        case "constant":
-            return Affine(0, int(value.literal.reshape(())))
-        case "get-tuple-element" if value.operands[0] is loop.body.parameters[0]:
-            return match_counter(loop, value.tuple_index)
-        case "reshape" | "convert":
-            if value.shape.element_type.bits < _MIN_INDEX_BITS:
-                return None
-            return match_affine(value.operands[0], loop, trip_count)
-        case "add" | "subtract" | "multiply":
-            return _match_arithmetic(value, loop, trip_count)
-        case "select":
-            outcome = _constant_outcome(value.operands[0], loop, trip_count)
-            if outcome is None:
-                return None
-            return match_affine(value.operands[1 if outcome else 2], loop, trip_count)
-    return None
+    return _AffineMatcher(loop, trip_count).match(value)
 
 
-def _match_arithmetic(
-    value: HloInstruction, loop: HloInstruction, trip_count: int
-) -> Affine | None:
-    left = match_affine(value.operands[0], loop, trip_count)
-    right = match_affine(value.operands[1], loop, trip_count)
-    if left is None or right is None:
+class _AffineMatcher:
+    """Matches the scalars of one loop's body; each is looked at once."""
+
+    def __init__(self, loop: HloInstruction, trip_count: int) -> None:
+        self._loop = loop
+        self._last = max(0, trip_count - 1)
+        self._known: dict[HloInstruction, Affine | None] = {}
+
+    def match(self, value: HloInstruction) -> Affine | None:
+        if value not in self._known:
+            is_index = value.shape.element_type.is_integral and value.shape.num_elements == 1
+            self._known[value] = self._match(value) if is_index else None
+        return self._known[value]
+
+    def _match(self, value: HloInstruction) -> Affine | None:
+        match value.opcode:
+            case "constant":
+                return Affine(0, int(value.literal.reshape(())))
+            case "get-tuple-element" if value.operands[0] is self._loop.body.parameters[0]:
+                return match_counter(self._loop, value.tuple_index)
+            case "reshape":
+                return self.match(value.operands[0])
+            case "convert" if value.shape.element_type.bits >= _MIN_INDEX_BITS:
+                inner = self.match(value.operands[0])
+                return inner if inner and self._fits(value, inner) else None
+            case "add" | "subtract" | "multiply":
+                return self._match_arithmetic(value)
+            case "select":
+                outcome = self._constant_outcome(value.operands[0])
+                return None if outcome is None else self.match(value.operands[1 if outcome else 2])
         return None
-    match value.opcode:
-        case "add":
-            result = Affine(left.slope + right.slope, left.offset + right.offset)
-        case "subtract":
-            result = Affine(left.slope - right.slope, left.offset - right.offset)
-        case _ if left.slope and right.slope:
+
+    def _match_arithmetic(self, value: HloInstruction) -> Affine | None:
+        left, right = map(self.match, value.operands)
+        if left is None or right is None:
             return None
-        case _:
-            slope = left.slope * right.offset + right.slope * left.offset
-            result = Affine(slope, left.offset * right.offset)
-    return result if _fits(value, result, trip_count) else None
+        match value.opcode:
+            case "add":
+                result = Affine(left.slope + right.slope, left.offset + right.offset)
+            case "subtract":
+                result = Affine(left.slope - right.slope, left.offset - right.offset)
+            case _ if left.slope and right.slope:
+                return None
+            case _:
+                slope = left.slope * right.offset + right.slope * left.offset
+                result = Affine(slope, left.offset * right.offset)
+        return result if self._fits(value, result) else None
+
+    def _range(self, affine: Affine) -> tuple[int, int]:
+        ends = (affine.at(0), affine.at(self._last))
+        return min(ends), max(ends)
+
+    def _fits(self, value: HloInstruction, affine: Affine) -> bool:
+        low, high = self._range(affine)
+        return _holds(value, low) and _holds(value, high)
+
+    def _constant_outcome(self, predicate: HloInstruction) -> bool | None:
+        """Returns what a comparison gives if it gives the same in all iterations, else None."""
+        if predicate.opcode != "compare":
+            return None
+        left, right = map(self.match, predicate.operands)
+        if left is None or right is None:
+            return None
+        low, high = self._range(Affine(left.slope - right.slope, left.offset - right.offset))
+        always, never = {
+            "LT": (high < 0, low >= 0),
+            "LE": (high <= 0, low > 0),
+            "GT": (low > 0, high <= 0),
+            "GE": (low >= 0, high < 0),
+            "NE": (low > 0 or high < 0, low == high == 0),
+            "EQ": (low == high == 0, low > 0 or high < 0),
+        }[predicate.comparison_direction]
+        return True if always else False if never else None
 
 
-def _fits(value: HloInstruction, affine: Affine, trip_count: int) -> bool:
-    """Whether the value never wraps around in any iteration."""
+def _holds(value: HloInstruction, number: int) -> bool:
+    """Whether a value's integer type has a number."""
     limits = np.iinfo(value.shape.element_type.dtype)
-    ends = (affine.at(0), affine.at(max(0, trip_count - 1)))
-    return bool(limits.min <= min(ends) and max(ends) <= limits.max)
-
-
-def _constant_outcome(
-    predicate: HloInstruction, loop: HloInstruction, trip_count: int
-) -> bool | None:
-    """Returns what a comparison gives if it gives the same in all iterations, else None."""
-    if predicate.opcode != "compare":
-        return None
-    left = match_affine(predicate.operands[0], loop, trip_count)
-    right = match_affine(predicate.operands[1], loop, trip_count)
-    if left is None or right is None:
-        return None
-    difference = Affine(left.slope - right.slope, left.offset - right.offset)
-    ends = (difference.at(0), difference.at(max(0, trip_count - 1)))
-    low, high = min(ends), max(ends)
-    for direction, always, never in (
-        ("LT", high < 0, low >= 0),
-        ("LE", high <= 0, low > 0),
-        ("GT", low > 0, high <= 0),
-        ("GE", low >= 0, high < 0),
-        ("NE", low > 0 or high < 0, low == high == 0),
-        ("EQ", low == high == 0, low > 0 or high < 0),
-    ):
-        if direction == predicate.comparison_direction:
-            return True if always else False if never else None
-    return None
+    return bool(limits.min <= number <= limits.max)
 
 
 def _match_trip_count(loop: HloInstruction) -> int | None:
@@ -184,7 +194,7 @@ def _match_trip_count(loop: HloInstruction) -> int | None:
     if counter is None or limit is None:
         return None
     count = _count_iterations(counter, direction, limit)
-    if count is None or not _fits(loop.body.root.operands[index], counter, count + 1):
+    if count is None or not _holds(loop.body.root.operands[index], counter.at(count)):
         return None
     return count
 

@@ -75,12 +75,12 @@ def get_predicate(select: HloInstruction) -> HloInstruction:
 def _group_selects(
     computation: HloComputation, lane_dimensions: Mapping[HloInstruction, int | None]
 ) -> dict[HloInstruction, list[HloInstruction]]:
-    """Returns the selects that depend on each predicate with lanes."""
+    """Returns the selects between values with lanes, by what they depend on."""
     groups: dict[HloInstruction, list[HloInstruction]] = {}
     for instruction in computation.instructions:
         if instruction.opcode == "select":
             predicate = get_predicate(instruction)
-            if lane_dimensions[predicate] is not None:
+            if lane_dimensions[instruction] is not None:
                 groups.setdefault(predicate, []).append(instruction)
     return groups
 

@@ -77,8 +77,8 @@ class Guard:
     A block of lanes in which no lane has it may skip `instructions`.
 
     Attributes:
-        predicate: A `pred` value, per lane or the same for all; what every one of the selects decides
-            by, perhaps broadcast or reshaped.
+        predicate: A `pred` value, per lane or the same for all; what every one of the selects
+            decides by, perhaps broadcast or reshaped.
         selects: The `select`s whose guarded operand needs the work.
         side: Operand number of the guarded value: 1 (needed where the predicate is true) or 2
             (where it is false).

@@ -204,6 +204,7 @@ class Emitter:
             [operand.shape.element_type for operand in instruction.operands],
             instruction.shape.element_type,
             direction=_direction(instruction),
+            total_order=instruction.comparison_type == "TOTALORDER",
             mantissa_bits=instruction.mantissa_bits,
             exponent_bits=instruction.exponent_bits,
         )

@@ -16,6 +16,7 @@ from fuselane.analysis.cost import total_cost
 from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.types import any_lane
@@ -38,7 +39,7 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
         elif step.opcode == "while":
             emitter.values[step] = emit_loop_here(emitter, step)
         elif step.opcode != "parameter":
-            emitter.emit(step)
+            emit_instruction(emitter, step)
 
 
 def emit_body(emitter: Emitter, body: HloComputation, arrays: Sequence[Array]) -> list[Array]:

@@ -97,7 +97,7 @@ def _last_uses(
 def _choose_cuts(
     steps: Sequence[Step], last_use: Mapping[HloInstruction, int], program: LaneProgram
 ) -> Iterator[int]:
-    """Yields where to cut: when the rows are used up, at the cheapest place in their second half."""
+    """Yields where to cut: when the rows are used up, at the cheapest place in the second half."""
     live: dict[HloInstruction, float] = {}
     rows = 0
     best: tuple[float, int, int] | None = None

@@ -1,0 +1,80 @@
+"""The rule for each opcode of a lane program but `while`, which `codegen.control` emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from llvmlite import ir
+
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.codegen import movement, slices
+from fuselane.codegen.arrays import Array, Literal
+from fuselane.codegen.emitter import Elemental, Emitter
+from fuselane.codegen.indexing import Element
+from fuselane.codegen.reduction import emit_reduce
+from fuselane.errors import CodegenError
+from fuselane.hlo.instruction import HloInstruction
+
+_MOVEMENT: Final[Mapping[str, Callable[[Emitter, HloInstruction], Elemental]]] = {
+    "broadcast": movement.broadcast,
+    "reshape": movement.reshape,
+    "transpose": movement.transpose,
+    "slice": movement.slice,
+    "reverse": movement.reverse,
+    "concatenate": movement.concatenate,
+    "pad": movement.pad,
+    "iota": movement.iota,
+    "dynamic-slice": slices.dynamic_slice,
+}
+
+
+def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
+    """Emits one instruction; its operands have been emitted.
+
+    Raises:
+        CodegenError: if there is no rule for its opcode.
+    """
+    opcode = instruction.opcode
+    if opcode == "tuple":
+        emitter.values[instruction] = [emitter.array(operand) for operand in instruction.operands]
+    elif opcode == "get-tuple-element":
+        elements = emitter.tuple_elements(instruction.operands[0])
+        emitter.values[instruction] = elements[instruction.tuple_index]
+    elif opcode == "constant":
+        emitter.values[instruction] = _constant(emitter, instruction)
+    elif opcode == "reduce":
+        emit_reduce(emitter, instruction)
+    elif opcode == "dynamic-update-slice":
+        emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
+    elif opcode in ELEMENTWISE_OPCODES:
+        emitter.define(instruction, _elementwise(emitter, instruction))
+    elif opcode in _MOVEMENT:
+        emitter.define(instruction, _MOVEMENT[opcode](emitter, instruction))
+    else:
+        raise CodegenError(f"There is no rule to emit {opcode} ({instruction.name}).")
+
+
+def _constant(emitter: Emitter, instruction: HloInstruction) -> Array:
+    """Constants with lanes are read like an input; others are part of the code where they can."""
+    lane = emitter.lane(instruction)
+    literal = Literal(shape=instruction.shape, lane=lane, values=instruction.literal)
+    return literal if lane is None else literal.in_memory(emitter.place)
+
+
+def _elementwise(emitter: Emitter, instruction: HloInstruction) -> Elemental:
+    """`%z = f32[8,3] add(%x, %y)`: `z[lane, j] = x[lane, j] + y[lane, j]`.
+
+    Operands of rank 0, which select and clamp may have, are read at their only index.
+    """
+    operands = [emitter.array(operand) for operand in instruction.operands]
+    rank = len(instruction.shape.dimensions)
+
+    def element(index: Element) -> ir.Value:
+        values = [
+            operand.get(emitter.place, index if len(operand.shape.dimensions) == rank else ())
+            for operand in operands
+        ]
+        return emitter.apply(instruction, values)
+
+    return element

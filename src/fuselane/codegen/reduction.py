@@ -1,0 +1,150 @@
+"""The rule for reduce: elements of one lane combined in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from llvmlite import ir
+
+from fuselane.codegen import indexing
+from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.loops import emit_counted_loop, emit_for_each
+from fuselane.codegen.types import constant, is_vector
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
+
+
+def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
+    """Emits a reduce of one or several arrays; several give a tuple.
+
+    %r = f32[8] reduce(%x, %zero), dimensions={1}, to_apply=%add
+
+        r[lane] = ((zero + x[lane, 0]) + x[lane, 1]) + ...
+
+    unrolled if few elements are reduced, else a loop.
+    Numerics: bitwise-equal to a reduction in row-major order from the initial value.
+    """
+    count = len(instruction.operands) // 2
+    arrays = [emitter.array(operand) for operand in instruction.operands[:count]]
+    starts = [
+        emitter.array(operand).get(emitter.place, ()) for operand in instruction.operands[count:]
+    ]
+
+    def accumulate(index: Element) -> list[ir.Value]:
+        return _accumulate(emitter, instruction, arrays, starts, index)
+
+    if count == 1:
+        emitter.define(instruction, lambda index: accumulate(index)[0])
+        return
+    lane = _reduced_lane(instruction, arrays[0])
+    emitter.values[instruction] = _elements_of_tuple(
+        emitter, instruction.shape.tuple_shapes, lane, accumulate
+    )
+
+
+def _elements_of_tuple(
+    emitter: Emitter,
+    shapes: Sequence[Shape],
+    lane: int | None,
+    accumulate: Callable[[Element], list[ir.Value]],
+) -> list[Array]:
+    """Emits all elements of several arrays that are made together."""
+    dimensions = indexing.residual_dimensions(shapes[0].dimensions, lane)
+    if math.prod(dimensions) > emitter.max_unrolled:
+        scratch = [new_scratch(emitter.place, shape, lane) for shape in shapes]
+
+        def store(index: tuple[Index, ...]) -> None:
+            at = indexing.with_lane(index, lane)
+            for target, value in zip(scratch, accumulate(at), strict=True):
+                target.put(emitter.place, at, value)
+
+        emit_for_each(emitter.builder, dimensions, store)
+        return [*scratch]
+    elements: list[list[ir.Value]] = []
+    emit_for_each(
+        emitter.builder,
+        dimensions,
+        lambda index: elements.append(accumulate(indexing.with_lane(index, lane))),
+        max_unrolled=emitter.max_unrolled,
+    )
+    columns = zip(*elements, strict=True) if elements else [()] * len(shapes)
+    return [
+        Registers(shape=shape, lane=lane, elements=column)
+        for shape, column in zip(shapes, columns, strict=True)
+    ]
+
+
+def _reduced_lane(instruction: HloInstruction, operand: Array) -> int | None:
+    if operand.lane is None:
+        return None
+    return operand.lane - sum(axis < operand.lane for axis in instruction.dimensions)
+
+
+def _accumulate(
+    emitter: Emitter,
+    instruction: HloInstruction,
+    arrays: Sequence[Array],
+    starts: Sequence[ir.Value],
+    index: Element,
+) -> list[ir.Value]:
+    """Emits one element of every result."""
+    place = emitter.place
+    reduced = instruction.dimensions
+    dimensions = arrays[0].shape.dimensions
+    sizes = [dimensions[axis] for axis in reduced]
+
+    def step(position: Index, carried: Sequence[ir.Value]) -> list[ir.Value]:
+        inner = indexing.unflatten(emitter.builder, position, sizes)
+        at = _interleave(index, reduced, inner, len(dimensions))
+        values = [array.get(place, at) for array in arrays]
+        return _apply(emitter, instruction.to_apply, [*carried, *values])
+
+    total = math.prod(sizes)
+    carried = list(starts)
+    if total <= emitter.max_unrolled:
+        for position in range(total):
+            carried = step(position, carried)
+        return carried
+    if any(array.lane is not None for array in arrays):
+        carried = [widen(place, value) for value in carried]
+    return emit_counted_loop(
+        emitter.builder,
+        total,
+        carried,
+        lambda position, values: [
+            widen(place, value) if is_vector(values[0]) else value
+            for value in step(position, values)
+        ],
+        name="reduce",
+    )
+
+
+def _interleave(
+    index: Element, reduced: Sequence[int], inner: Sequence[Index], rank: int
+) -> Element:
+    kept = iter(index)
+    at = dict(zip(reduced, inner, strict=True))
+    return tuple(at[axis] if axis in at else next(kept) for axis in range(rank))
+
+
+def _apply(
+    emitter: Emitter, computation: HloComputation, arguments: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Emits a computation of scalar elementwise instructions in place."""
+    values: dict[HloInstruction, ir.Value] = dict(
+        zip(computation.parameters, arguments, strict=True)
+    )
+    for instruction in computation.post_order():
+        if instruction.opcode == "constant":
+            element = instruction.shape.element_type
+            values[instruction] = constant(element, instruction.literal[()])
+        elif instruction.opcode not in ("parameter", "tuple"):
+            operands = [values[operand] for operand in instruction.operands]
+            values[instruction] = emitter.apply(instruction, operands)
+    root = computation.root
+    results = root.operands if root.opcode == "tuple" else [root]
+    return [values[result] for result in results]

@@ -1,0 +1,115 @@
+"""Rules for dynamic-slice and dynamic-update-slice, whose starts may be known only at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from fuselane.codegen import folding, indexing
+from fuselane.codegen.arrays import Array, Discarded, Memory, Scratch, View, new_scratch, widen
+from fuselane.codegen.emitter import Elemental, Emitter
+from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.types import is_vector
+from fuselane.codegen.windows import shift, window_position
+from fuselane.errors import CodegenError
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
+
+
+def dynamic_slice(emitter: Emitter, instruction: HloInstruction) -> Elemental:
+    """Returns the rule of a dynamic-slice.
+
+    %s = f32[8,2] dynamic-slice(%x, %z, %i), dynamic_slice_sizes={8,2}
+
+        s[lane, j] = x[lane, clamp(i) + j]     a load if x is in memory, selects if in registers
+    """
+    window = instruction.dynamic_slice_sizes
+    starts = clamped_starts(emitter, instruction, 1, window)
+    operand = emitter.addressable(emitter.array(instruction.operands[0]), starts)
+    return lambda index: operand.get(emitter.place, shift(emitter.place, index, starts))
+
+
+def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array:
+    """Emits a dynamic-update-slice and returns its result.
+
+    %u = f32[9,8] dynamic-update-slice(%x, %y, %i, %z)
+
+    A stream is written in place: `x[clamp(i), lanes] = y[0, lanes]`. Of few elements each one is a
+    select: `u[k] = k == clamp(i) ? y[0] : x[k]`. Many are copied to scratch, and the window stored.
+
+    Raises:
+        CodegenError: if the program says in place and the array is not in memory.
+    """
+    target = emitter.array(instruction.operands[0])
+    update = emitter.array(instruction.operands[1])
+    starts = clamped_starts(emitter, instruction, 2, update.shape.dimensions)
+    if instruction in emitter.program.mutable:
+        if not isinstance(target, Memory | Scratch | Discarded):
+            raise CodegenError(f"{instruction.name} updates an array that is not in memory.")
+        emitter.store(target, update, starts)
+        return target
+    if target.size <= emitter.max_unrolled:
+        return _select_window(emitter, instruction, update, starts)
+    scratch = new_scratch(emitter.place, instruction.shape, emitter.lane(instruction))
+    emitter.copy(target, scratch)
+    emitter.store(scratch, update, starts)
+    return scratch
+
+
+def clamped_starts(
+    emitter: Emitter, instruction: HloInstruction, first: int, window: Sequence[int]
+) -> list[Index]:
+    """Returns the start indices of a dynamic slice, held within bounds as XLA holds them.
+
+    Args:
+        emitter: Where; the start indices have been emitted.
+        instruction: A dynamic-slice or dynamic-update-slice.
+        first: Operand number of the first start index.
+        window: Size of the slice in every dimension.
+    """
+    sizes = instruction.operands[0].shape.dimensions
+    starts: list[Index] = []
+    for axis, (size, taken) in enumerate(zip(sizes, window, strict=True)):
+        operand = instruction.operands[first + axis]
+        if size == taken:
+            starts.append(0)
+            continue
+        value = emitter.array(operand).get(emitter.place, ())
+        wide = _to_index(emitter.builder, value, operand.shape.element_type)
+        starts.append(indexing.clamp(emitter.builder, wide, 0, size - taken))
+    return starts
+
+
+def _to_index(builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType) -> Index:
+    known = folding.integer_value(value, element)
+    if known is not None:
+        return known
+    if value.type.width == 64:
+        return value
+    extend = builder.sext if element.is_signed else builder.zext
+    return extend(value, indexing.I64)
+
+
+def _select_window(
+    emitter: Emitter, instruction: HloInstruction, update: Array, starts: Sequence[Index]
+) -> Array:
+    place = emitter.place
+    target = emitter.array(instruction.operands[0])
+    update = emitter.addressable(update, starts)
+    window = update.shape.dimensions
+
+    def element(index: Element) -> ir.Value:
+        inside, at = window_position(emitter.builder, index, starts, window)
+        if inside is False:
+            return target.get(place, index)
+        new = update.get(place, at)
+        if inside is True:
+            return new
+        old = target.get(place, index)
+        if is_vector(old) or is_vector(new):
+            old, new = widen(place, old), widen(place, new)
+        return emitter.builder.select(inside, new, old)
+
+    lane = emitter.lane(instruction)
+    return emitter.materialize(View(shape=instruction.shape, lane=lane, element=element))

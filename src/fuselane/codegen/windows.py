@@ -1,0 +1,89 @@
+"""Windows of arrays: storing one array into a part of another, and finding one's way in it.
+
+target f32[8,5]   update f32[8,2]   starts (0, 3)
+target[:, 3] = update[:, 0]
+target[:, 4] = update[:, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from fuselane.codegen import indexing
+from fuselane.codegen.arrays import Array, Discarded, Memory, Place, Stored
+from fuselane.codegen.indexing import LANE, Element, Index
+from fuselane.codegen.loops import emit_for_each
+
+
+def store_window(
+    place: Place, target: Stored, update: Array, starts: Sequence[Index], max_unrolled: int
+) -> None:
+    """Stores an array into a window of another, whole runs of neighbours at once if it can.
+
+    Args:
+        place: Where the code goes.
+        target: What is written; an array that is discarded gets nothing.
+        update: What is stored, of the rank of `target`.
+        starts: Where the window starts, within bounds.
+        max_unrolled: The most elements per lane that are stored without a loop.
+    """
+    if isinstance(target, Discarded):
+        return
+    small = update.size <= max_unrolled
+    if small and isinstance(target, Memory) and _store_by_runs(place, target, update, starts):
+        return
+
+    def move(index: tuple[Index, ...]) -> None:
+        at = indexing.with_lane(index, update.lane)
+        value = update.get(place, at)
+        target.put(place, shift(place, indexing.with_lane(index, target.lane), starts), value)
+
+    emit_for_each(place.builder, update.dimensions, move, max_unrolled=max_unrolled)
+
+
+def _store_by_runs(place: Place, target: Memory, update: Array, starts: Sequence[Index]) -> bool:
+    run = target.run
+    if run == 1 or update.size % run:
+        return False
+    positions = [update.flat(place, number) for number in range(update.size)]
+    shifted = [shift(place, at, starts) for at in positions]
+    if [target.place_in_run(at) for at in shifted] != list(range(run)) * (update.size // run):
+        return False
+    values = [update.get(place, at) for at in positions]
+    for first in range(0, update.size, run):
+        target.put_run(place, shifted[first], values[first : first + run])
+    return True
+
+
+def shift(place: Place, index: Element, starts: Sequence[Index]) -> Element:
+    """Returns the index in the whole array of an index in its window."""
+    return tuple(
+        LANE if at is None else indexing.add(place.builder, at, start)
+        for at, start in zip(index, starts, strict=True)
+    )
+
+
+def window_position(
+    builder: ir.IRBuilder, index: Element, starts: Sequence[Index], window: Sequence[int]
+) -> tuple[bool | ir.Value, Element]:
+    """Returns whether an index of the whole array is in a window, and its index there.
+
+    An index outside gets that of some element inside.
+    """
+    inside: bool | ir.Value = True
+    position: list[Index | None] = []
+    for at, start, size in zip(index, starts, window, strict=True):
+        if at is None:
+            position.append(LANE)
+            continue
+        offset = indexing.subtract(builder, at, start)
+        if size == 1:
+            inside = indexing.both(builder, inside, indexing.equal(builder, offset, 0))
+        else:
+            low = indexing.less(builder, -1, offset)
+            high = indexing.less(builder, offset, size)
+            inside = indexing.both(builder, inside, indexing.both(builder, low, high))
+        position.append(indexing.clamp(builder, offset, 0, size - 1))
+    return inside, tuple(position)

@@ -1,0 +1,136 @@
+"""What a kernel consists of whatever its layout: arguments, scratch memory, lane blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from llvmlite import ir
+
+from fuselane.codegen.arrays import Array, Discarded, Memory, Place
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexing import I64, i64
+from fuselane.codegen.memory import LaneBlock, lane_numbers
+from fuselane.codegen.plan import Plan
+from fuselane.codegen.types import splat
+from fuselane.errors import CodegenError
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
+
+_MAX_STACK_BYTES: Final = 1 << 20
+_POINTER: Final = ir.PointerType()
+
+
+@final
+class Frame:
+    """The function a lane program becomes, and what all of its code shares.
+
+    Attributes:
+        program: What is being emitted.
+        plan: How its work is laid out.
+        builder: Where code goes.
+        first, last: `i64`, the range of tiles the call is to run.
+        inputs, outputs: Addresses of the arrays.
+    """
+
+    def __init__(self, program: LaneProgram, plan: Plan, module: ir.Module, symbol: str) -> None:
+        signature = ir.FunctionType(ir.VoidType(), [_POINTER, _POINTER, I64, I64])
+        function = ir.Function(module, signature, symbol)
+        function.attributes.add("nounwind")
+        inputs, outputs, self.first, self.last = function.args
+        self.program = program
+        self.plan = plan
+        self._entry = function.append_basic_block("entry")
+        self._body = function.append_basic_block("body")
+        self._stack_bytes = 0
+        self.builder = ir.IRBuilder(self._entry)
+        self.inputs = self._load_pointers(inputs, len(program.inputs))
+        self.outputs = self._load_pointers(outputs, len(program.outputs))
+        self.builder.position_at_end(self._body)
+
+    def _load_pointers(self, array: ir.Value, count: int) -> list[ir.Value]:
+        builder = self.builder
+        return [
+            builder.load(builder.gep(array, [i64(number)], source_etype=_POINTER), typ=_POINTER)
+            for number in range(count)
+        ]
+
+    def finish(self) -> None:
+        """Ends the function; nothing can be allocated any more."""
+        self.builder.ret_void()
+        ir.IRBuilder(self._entry).branch(self._body)
+
+    def allocate(self, element: ir.Type, count: int) -> ir.Value:
+        """Returns the address of uninitialised scratch memory that lives as long as the call.
+
+        Raises:
+            CodegenError: if it is more than a thread's stack may give.
+        """
+        bits = getattr(element, "width", 0) or {"half": 16, "float": 32, "double": 64}[str(element)]
+        self._stack_bytes += max(count * bits // 8, 64)
+        if self._stack_bytes > _MAX_STACK_BYTES:
+            raise CodegenError(
+                f"The kernel needs more than {_MAX_STACK_BYTES} bytes of scratch memory per thread."
+            )
+        slot = ir.IRBuilder(self._entry).alloca(element, size=max(count, 1))
+        slot.align = 64
+        slot.type = _POINTER
+        return slot
+
+    def block(self, offset: ir.Value, is_first: ir.Value) -> LaneBlock:
+        """Returns the lane block that starts at a lane; masked if the last one can be partial."""
+        width, mask = self.plan.width, None
+        if self.program.num_lanes % width:
+            lanes = self.builder.add(splat(self.builder, offset, width), lane_numbers(width))
+            count = splat(self.builder, i64(self.program.num_lanes), width)
+            mask = self.builder.icmp_signed("<", lanes, count)
+        return LaneBlock(width=width, offset=offset, mask=mask, is_first=is_first)
+
+    def emitter(self, block: LaneBlock) -> Emitter:
+        """Returns an emitter that knows the inputs, for a lane block."""
+        place = Place(builder=self.builder, block=block, allocate=self.allocate)
+        emitter = Emitter(program=self.program, place=place, max_unrolled=self.plan.max_unrolled)
+        for parameter, pointer in zip(self.program.inputs, self.inputs, strict=True):
+            emitter.values[parameter] = self._memory(parameter, pointer, invariant=True)
+        return emitter
+
+    def results(self) -> list[Memory]:
+        """Returns the arrays that the outputs are written to."""
+        return [
+            self._memory(output, pointer, invariant=False)
+            for output, pointer in zip(self.program.outputs, self.outputs, strict=True)
+        ]
+
+    def _memory(self, instruction: HloInstruction, pointer: ir.Value, *, invariant: bool) -> Memory:
+        return Memory(
+            shape=instruction.shape,
+            lane=self.program.lane_dimensions[instruction],
+            pointer=pointer,
+            strides=instruction.shape.strides,
+            invariant=invariant,
+        )
+
+    def is_prologue(self, step: object) -> bool:
+        """Returns whether a step of the region stands in front of the loop's results."""
+        root = self.program.region.root
+        return step is not root and step not in self.program.outputs
+
+    def initial(self, emitter: Emitter, outputs: Sequence[Memory]) -> list[Array]:
+        """Returns the loop's arrays at entry; streams stand for the outputs they are written to."""
+        loop = self.program.loop
+        operands = loop.instruction.operands[0].operands
+        arrays: list[Array] = []
+        for element, operand in zip(loop.elements, operands, strict=True):
+            if element.kind is ElementKind.STREAM:
+                arrays.append(self._stream(element, outputs))
+            elif operand in emitter.values:
+                arrays.append(emitter.array(operand))
+            else:
+                arrays.append(Discarded(shape=element.shape, lane=element.lane_dimension))
+        return arrays
+
+    def _stream(self, element: LoopElement, outputs: Sequence[Memory]) -> Array:
+        for output, memory in zip(self.program.outputs, outputs, strict=True):
+            if output.tuple_index == element.index:
+                return memory
+        return Discarded(shape=element.shape, lane=element.lane_dimension)

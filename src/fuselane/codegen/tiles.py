@@ -1,0 +1,241 @@
+"""Tiles of several lane blocks: for every step, every block, with the state in scratch memory.
+
+for each tile                                 state: scratch, [elements, lanes of the tile]
+    for each block   bring its state in
+    for each step
+        what all lanes share
+        for each sweep, for each block        read state, work, read and write rows of streams,
+                                              write state
+    for each block   write its state out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+from llvmlite import ir
+
+from fuselane.codegen import indexing
+from fuselane.codegen.arrays import Array, Memory, Scratch
+from fuselane.codegen.control import emit_loop, emit_steps, rewrite
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.frame import Frame
+from fuselane.codegen.indexing import i64
+from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.schedule import Step
+from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
+from fuselane.codegen.types import memory_type
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import ElementKind, LoopElement
+
+
+@final
+class _Passed:
+    """Scratch memory for what one sweep over a tile leaves to later ones, used again and again."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.slots: dict[HloInstruction, ir.Value] = {}
+        self.free: dict[tuple[str, int], list[ir.Value]] = {}
+
+    def assign(self, values: Sequence[HloInstruction]) -> None:
+        """Gives a slot to every value a sweep leaves."""
+        for value in values:
+            element, size = memory_type(value.shape.element_type), self._size(value)
+            free = self.free.get((str(element), size))
+            if free:
+                self.slots[value] = free.pop()
+            else:
+                count = size * self.frame.plan.pitch
+                self.slots[value] = self.frame.allocate(element, count)
+
+    def release(self, values: Sequence[HloInstruction]) -> None:
+        """Takes back the slots of values for the last time received.
+
+        The sweep that receives them may leave others there: each block of lanes reads all it
+        receives into registers before it writes. Values too large for registers keep their slots.
+        """
+        for value in values:
+            size = self._size(value)
+            if size <= self.frame.plan.max_unrolled:
+                key = (str(memory_type(value.shape.element_type)), size)
+                self.free.setdefault(key, []).append(self.slots[value])
+
+    def _size(self, value: HloInstruction) -> int:
+        lane = self.frame.program.lane_dimensions[value]
+        return indexing.residual_size(value.shape.dimensions, lane)
+
+    def view(self, value: HloInstruction, slot: ir.Value, start: ir.Value) -> Scratch:
+        """Returns a value's array for the block that starts at a lane of the tile."""
+        return Scratch(
+            shape=value.shape,
+            lane=self.frame.program.lane_dimensions[value],
+            pointer=slot,
+            pitch=self.frame.plan.pitch,
+            start=start,
+        )
+
+
+@final
+class TiledLoop:
+    """The loop of a tile of several lane blocks: steps outside, blocks inside."""
+
+    def __init__(
+        self, frame: Frame, emitter: Emitter, outputs: Sequence[Memory], offset: ir.Value
+    ) -> None:
+        self.frame = frame
+        self.emitter = emitter
+        self.outputs = outputs
+        self.offset = offset
+        self.program = frame.program
+        self.loop = frame.program.loop
+        self.builder = frame.builder
+        self.state = [
+            e
+            for e in self.loop.elements
+            if e.kind is ElementKind.STATE and e.lane_dimension is not None
+        ]
+        self.scratch = {element.index: self._allocate(element) for element in self.state}
+        self.per_lane_prologue: Sequence[Step] = ()
+
+    def emit(self) -> None:
+        """Emits entry, steps and exit of the tile."""
+        self._emit_entry()
+        initial = self.frame.initial(self.emitter, self.outputs)
+        results = emit_loop(
+            self.emitter, self.loop, initial, self._emit_step, but=tuple(self.scratch)
+        )
+        self._emit_exit(results)
+
+    def _allocate(self, element: LoopElement) -> ir.Value:
+        size = indexing.residual_size(element.shape.dimensions, element.lane_dimension)
+        count = size * self.frame.plan.pitch
+        return self.frame.allocate(memory_type(element.shape.element_type), count)
+
+    def _emit_entry(self) -> None:
+        loop = self.loop.instruction
+        program = self.program
+        schedule = self.emitter.schedule(program.region)
+        prologue = [s for s in schedule.steps if self.frame.is_prologue(s)]
+        skipped = (loop, loop.operands[0])
+        uniform = set(map(id, schedule.uniform(program)))
+        emit_steps(self.emitter, [s for s in prologue if id(s) in uniform and s not in skipped])
+        per_lane = [s for s in prologue if id(s) not in uniform and s not in skipped]
+        self.per_lane_prologue = per_lane
+
+        def enter(block: Emitter, start: ir.Value) -> None:
+            emit_steps(block, per_lane)
+            for element in self.state:
+                source = block.array(loop.operands[0].operands[element.index])
+                block.copy(source, self._view(element, start))
+
+        self._for_each_block(enter)
+
+    def _emit_step(self, arrays: list[Array]) -> list[Array]:
+        body = self.loop.instruction.body
+        schedule = self.emitter.schedule(body)
+        self.emitter.values[body.parameters[0]] = arrays
+        emit_steps(self.emitter, (s for s in schedule.uniform(self.program) if s is not body.root))
+        per_lane = [s for s in schedule.per_lane(self.program) if s is not body.root]
+        results = [body.root.operands[element.index] for element in self.state]
+        sweeps = cut_into_sweeps(per_lane, results, self.program)
+        passed = _Passed(self.frame)
+        for number, sweep in enumerate(sweeps):
+            later = {value for following in sweeps[number + 1 :] for value in following.received}
+            received = {value: passed.slots[value] for value in sweep.received}
+            passed.release([value for value in sweep.received if value not in later])
+            passed.assign(sweep.left)
+            self._emit_sweep(sweep, arrays, passed, received)
+        return self._uniform_roots(arrays)
+
+    def _emit_sweep(
+        self,
+        sweep: Sweep,
+        arrays: Sequence[Array],
+        passed: _Passed,
+        received: Mapping[HloInstruction, ir.Value],
+    ) -> None:
+        body = self.loop.instruction.body
+
+        def advance(block: Emitter, start: ir.Value) -> None:
+            current = self._with_lane_invariants(block, arrays)
+            views = {element.index: self._view(element, start) for element in self.state}
+            for index, view in views.items():
+                current[index] = block.materialize(view)
+            block.values[body.parameters[0]] = current
+            for value, slot in received.items():
+                block.values[value] = block.materialize(passed.view(value, slot, start))
+            emit_steps(block, sweep.steps)
+            for value in sweep.left:
+                block.copy(block.array(value), passed.view(value, passed.slots[value], start))
+            if sweep.is_last:
+                roots = body.root.operands
+                following = {e.index: block.array(roots[e.index]) for e in self.state}
+                changed = [i for i in views if following[i] is not current[i]]
+                rewrite(block, [(views[i], following[i]) for i in changed])
+
+        self._for_each_block(advance)
+
+    def _with_lane_invariants(self, block: Emitter, arrays: Sequence[Array]) -> list[Array]:
+        """Adds the invariants that the region makes per lane, such as an iota over the lanes."""
+        operands = self.loop.instruction.operands[0].operands
+        late = [
+            e.index
+            for e in self.loop.elements
+            if e.kind is ElementKind.INVARIANT and operands[e.index] not in self.emitter.values
+        ]
+        current = list(arrays)
+        if late:
+            emit_steps(block, self.per_lane_prologue)
+        for index in late:
+            current[index] = block.array(operands[index])
+        return current
+
+    def _uniform_roots(self, arrays: list[Array]) -> list[Array]:
+        roots = self.loop.instruction.body.root.operands
+        following = list(arrays)
+        for element in self.loop.elements:
+            if element.index not in self.scratch and element.kind is ElementKind.STATE:
+                following[element.index] = self.emitter.array(roots[element.index])
+        return following
+
+    def _emit_exit(self, results: Sequence[Array]) -> None:
+        pairs = list(zip(self.program.outputs, self.outputs, strict=True))
+        by_index = {element.index: element for element in self.state}
+
+        def leave(block: Emitter, start: ir.Value) -> None:
+            for output, target in pairs:
+                element = by_index.get(output.tuple_index)
+                if element is not None:
+                    block.copy(self._view(element, start), target)
+
+        self._for_each_block(leave)
+        for output, target in pairs:
+            element = self.loop.elements[output.tuple_index]
+            if element.kind is ElementKind.STATE and element.lane_dimension is None:
+                self.emitter.copy(results[element.index], target)
+
+    def _view(self, element: LoopElement, start: ir.Value) -> Scratch:
+        return Scratch(
+            shape=element.shape,
+            lane=element.lane_dimension,
+            pointer=self.scratch[element.index],
+            pitch=self.frame.plan.pitch,
+            start=start,
+        )
+
+    def _for_each_block(self, body: Callable[[Emitter, ir.Value], None]) -> None:
+        plan, builder = self.frame.plan, self.builder
+        remaining = builder.sub(i64(self.program.num_lanes), self.offset)
+        whole = builder.icmp_signed("<", remaining, i64(plan.tile_lanes))
+        lanes = builder.select(whole, remaining, i64(plan.tile_lanes))
+        rounded = builder.add(lanes, i64(plan.width - 1))
+        with counted_loop(builder, 0, builder.udiv(rounded, i64(plan.width)), name="block") as v:
+            start = builder.mul(v, i64(plan.width), flags=("nsw", "nuw"))
+            offset = builder.add(self.offset, start, flags=("nsw", "nuw"))
+            first = builder.and_(
+                self.emitter.place.block.is_first, builder.icmp_signed("==", v, i64(0))
+            )
+            block = self.frame.block(offset, first)
+            body(self.emitter.at(block), start)

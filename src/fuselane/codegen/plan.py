@@ -20,7 +20,8 @@ from fuselane.lanes.program import ElementKind, LaneProgram
 
 _MAX_UNROLLED: Final = 64
 _MAX_EMITTED: Final = 6_000
-_MAX_VECTORS_IN_FLIGHT: Final = 4
+_MAX_VECTORS_IN_FLIGHT: Final = 8
+_FREE_UNIFORM_OPS: Final = 4
 _UNIFORM_SHARE: Final = 0.04
 _TILES_PER_THREAD: Final = 4
 _MIN_TILE_VECTORS: Final = 16
@@ -79,12 +80,15 @@ class _Work:
 def make_plan(program: LaneProgram, options: Options, device: DeviceDescription) -> Plan:
     """Chooses the layout for a CPU from estimates of work, registers and caches."""
     work = _measure(program)
-    registers = max(device.vector_bits, options.vector_bits or 0)
-    lanes = (options.vector_bits or registers) // _element_bits(program)
+    lanes = (options.vector_bits or device.vector_bits) // _element_bits(program)
+    trips = program.loop.trip_count
+    total = (math.inf if trips is None else trips) * program.num_lanes / lanes * work.lane_ops
     threads = min(device.num_cores, options.threads or device.num_cores)
+    if total < _MIN_PARALLEL_OPS:
+        threads = 1
     in_registers = _fits_registers(work, device)
     unroll = options.unroll or (_vectors_in_flight(work, device) if in_registers else 1)
-    while unroll > 1 and lanes * unroll * threads > program.num_lanes:
+    while options.unroll is None and unroll > 1 and lanes * unroll * threads > program.num_lanes:
         unroll //= 2
     width = max(2, lanes * unroll)
     num_vectors = math.ceil(program.num_lanes / width)
@@ -96,14 +100,12 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         tile_vectors = _tile_vectors(work, device, width, num_vectors, threads)
     tile_vectors = min(tile_vectors, num_vectors)
     num_tiles = math.ceil(num_vectors / tile_vectors)
-    trips = program.loop.trip_count
-    total = (trips if trips is not None else 1_000_000) * num_vectors * work.lane_ops
     return Plan(
         width=width,
         tile_vectors=tile_vectors,
         num_tiles=num_tiles,
         max_unrolled=_max_unrolled(program),
-        parallel=num_tiles > 1 and threads > 1 and total >= _MIN_PARALLEL_OPS,
+        parallel=num_tiles > 1 and threads > 1,
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,
     )
@@ -111,7 +113,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
 
 def _fits_registers(work: _Work, device: DeviceDescription) -> bool:
     """Streams want long rows and shared work wants many lanes: both want tiles instead."""
-    if work.has_streams or work.uniform_ops > 0.25 * work.lane_ops:
+    if work.has_streams or work.uniform_ops > 0.25 * work.lane_ops + _FREE_UNIFORM_OPS:
         return False
     return work.state_elements <= device.num_vector_registers // 2
 

@@ -123,7 +123,7 @@ class ComputationBuilder:
             "get-tuple-element", shape, (operand,), (("tuple_index", index),), origin=operand
         )
 
-    def tuple(self, elements: Sequence[HloInstruction]) -> HloInstruction:
+    def make_tuple(self, elements: Sequence[HloInstruction]) -> HloInstruction:
         """Returns the tuple of these."""
         return self.emit("tuple", Shape.tuple_of([e.shape for e in elements]), elements)
 

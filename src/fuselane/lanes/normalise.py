@@ -152,7 +152,7 @@ class _Normaliser:
         results = self._visit_while(loop, initial_values, self._region)
         indices = get_indices_used(site)
         changing = [i for i in indices if i not in carry.invariant]
-        root = self._region.tuple([_array(results[i]) for i in changing])
+        root = self._region.make_tuple([_array(results[i]) for i in changing])
         region = self._region.finish(root)
         operands = self._drop_unused_parameters(region)
         return NormalLoop(
@@ -320,7 +320,7 @@ class _Normaliser:
             for i, p in enumerate(original.parameters)
         ]
         value = self._inline(original, parameters, builder)
-        root = value if isinstance(value, HloInstruction) else builder.tuple(_leaves(value))
+        root = value if isinstance(value, HloInstruction) else builder.make_tuple(_leaves(value))
         result = builder.finish(root)
         for instruction in result.instructions:
             if instruction.opcode not in ELEMENTWISE_OPCODES | {"parameter", "constant", "tuple"}:
@@ -347,7 +347,7 @@ class _Normaliser:
         if loop is self._loop:
             self._kept_elements = kept
         leaves = [leaf for i in kept for leaf in _leaves(initial[i])]
-        initial_tuple = builder.tuple(leaves)
+        initial_tuple = builder.make_tuple(leaves)
         called = []
         for computation, inlined in ((loop.body, self._body), (loop.condition, self._condition)):
             inner = ComputationBuilder(computation.name)
@@ -385,7 +385,7 @@ class _Normaliser:
     ) -> HloComputation:
         value = self._inline(computation, (argument,), builder)
         values = value if isinstance(value, tuple) else (value,)
-        return builder.finish(builder.tuple([leaf for i in kept for leaf in _leaves(values[i])]))
+        return builder.finish(builder.make_tuple([leaf for i in kept for leaf in _leaves(values[i])]))
 
     def _condition(
         self,

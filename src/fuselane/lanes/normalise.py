@@ -385,7 +385,9 @@ class _Normaliser:
     ) -> HloComputation:
         value = self._inline(computation, (argument,), builder)
         values = value if isinstance(value, tuple) else (value,)
-        return builder.finish(builder.make_tuple([leaf for i in kept for leaf in _leaves(values[i])]))
+        return builder.finish(
+            builder.make_tuple([leaf for i in kept for leaf in _leaves(values[i])])
+        )
 
     def _condition(
         self,

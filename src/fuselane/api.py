@@ -156,7 +156,8 @@ def jit(function: Callable[..., Any] | None = None, /, **jit_arguments: Any) -> 
     """
     if function is None:
         return functools.partial(jit, **jit_arguments)
-    return functools.update_wrapper(_Scoped(jax.jit(function, **jit_arguments)), function)
+    setting = _make_setting(config.from_environment())
+    return functools.update_wrapper(_Scoped(jax.jit(function, **jit_arguments), setting), function)
 
 
 def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Report:
@@ -189,34 +190,32 @@ def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -
 class _Scoped:
     """Something of JAX's whose calls and stages of compilation run with Fuselane on."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, setting: _Setting) -> None:
         self.inner = inner
+        self._setting = setting
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        with _enabled_anyway():
+        with self._scope():
             return self.inner(*arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)
-        return _scoped_method(value) if name in _STAGES else value
+        return functools.partial(self._run_stage, value) if name in _STAGES else value
+
+    def _run_stage(self, stage: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        with self._scope():
+            result = stage(*arguments, **keywords)
+        is_stage = any(hasattr(result, name) for name in ("lower", "compile"))
+        return _Scoped(result, self._setting) if is_stage else result
+
+    def _scope(self) -> contextlib.AbstractContextManager[None]:
+        if is_enabled() or config.switch() is False:
+            return contextlib.nullcontext()
+        _install()
+        return _switchboard.scope(self._setting)
 
 
 _STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})
-
-
-def _scoped_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        with _enabled_anyway():
-            result = method(*arguments, **keywords)
-        is_stage = any(hasattr(result, name) for name in ("lower", "compile"))
-        return _Scoped(result) if is_stage else result
-
-    return call
-
-
-def _enabled_anyway() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if is_enabled() else enabled()
 
 
 def _make_setting(options: Options) -> _Setting:

@@ -2,8 +2,8 @@
 
     python -m tests.runtime.programs MODE
 
-`plain` runs the program as it stands; `enabled` inside `fuselane.enabled()`; `save FILE` serializes
-the executable and `load FILE` runs it, both after `fuselane.enable()`.
+`plain` runs the program as it stands; `enabled` inside `fuselane.enabled()`; `explain` explains it;
+`save FILE` serializes the executable and `load FILE` runs it, both after `fuselane.enable()`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ def main(mode: str, *paths: str) -> None:
         case "enabled":
             with fuselane.enabled():
                 result = jax.jit(program)(argument())
+        case "explain":
+            assert fuselane.explain(program, argument()).num_fused == 1
+            result = jnp.asarray(expected())
         case "save":
             compiled = jax.jit(program).lower(argument()).compile()
             Path(paths[0]).write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))

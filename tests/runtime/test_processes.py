@@ -71,6 +71,10 @@ def test_persistent_cache(persistent: dict[str, str], own_cache: Path) -> None:
     assert plain["cache_hits"] >= 1 and plain["num_kernels"] == 0
     other = run("enabled", FUSELANE_UNROLL="1", **persistent)
     assert other["num_fused"] == 1, "options are part of the key"
+    entries = sorted(os.listdir(persistent["JAX_COMPILATION_CACHE_DIR"]))
+    run("explain", **persistent)
+    new = set(os.listdir(persistent["JAX_COMPILATION_CACHE_DIR"])) - set(entries)
+    assert not [name for name in new if name.startswith("jit_program")]
 
 
 def test_serialized_executable(tmp_path: Path, own_cache: Path) -> None:

@@ -30,7 +30,7 @@ _SHARING_OPCODES: Final = frozenset(
         "copy-start",
         "domain",
         "get-tuple-element",
-        "optimization-barrier",
+        "opt-barrier",
         "tuple",
         "while",
     }

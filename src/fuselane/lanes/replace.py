@@ -42,7 +42,7 @@ _SHARED_BUFFER_OPCODES: Final = frozenset(
         "conditional",
         "custom-call",
         "get-tuple-element",
-        "optimization-barrier",
+        "opt-barrier",
         "parameter",
         "while",
     }

@@ -146,8 +146,8 @@ def _describe(
     repeated: set[Step],
 ) -> Iterator[Sweep]:
     made_by = {value: n for n, group in enumerate(groups) for s in group for value in _produced(s)}
-    needed = [_needed_by(group, steps, repeated) for group in groups]
-    needed[-1] |= set(results)
+    needed = [_needed_by(group, (), steps, repeated) for group in groups[:-1]]
+    needed.append(_needed_by(groups[-1], results, steps, repeated))
     for number, group in enumerate(groups):
         members = set(map(id, group))
         wanted = needed[number]
@@ -161,10 +161,13 @@ def _describe(
 
 
 def _needed_by(
-    group: Sequence[Step], steps: Sequence[Step], repeated: set[Step]
+    group: Sequence[Step],
+    results: Sequence[HloInstruction],
+    steps: Sequence[Step],
+    repeated: set[Step],
 ) -> set[HloInstruction]:
-    """Returns what a group needs, and what the repeated steps in front of it need."""
-    wanted = {operand for step in group for operand in _needed(step)}
+    """Returns what a group and these results need, and what the repeated steps in front need."""
+    wanted = {operand for step in group for operand in _needed(step)} | set(results)
     for step in reversed(steps):
         if step in repeated and step in wanted:
             wanted.update(_needed(step))

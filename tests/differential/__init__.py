@@ -1,0 +1,1 @@
+"""Whole programs under Fuselane against the same programs under plain XLA."""

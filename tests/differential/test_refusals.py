@@ -1,0 +1,257 @@
+"""Loops that cannot run lane by lane: left to XLA, with the expected reason and the same
+results."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from tests.differential.comparison import CLOSE, EXACT, Tolerance
+from tests.differential.harness import Program, check, linear_values
+
+LANES: Final = 40
+MIXED: Final = ("cross-lane", "no-lanes")
+
+
+def repeat(body: Program, steps: int = 4) -> Program:
+    """Returns a program that applies `body` to its argument in a loop."""
+
+    def program(x: jax.Array) -> Any:
+        return lax.scan(lambda x, i: (body(x, i), x), x, jnp.arange(steps))
+
+    return program
+
+
+def gather_at_own_index(x: jax.Array, i: jax.Array) -> jax.Array:
+    return x[jnp.abs(x * 7 + i) % LANES]
+
+
+def scatter_at_own_index(x: jax.Array, i: jax.Array) -> jax.Array:
+    return jnp.zeros_like(x).at[jnp.abs(x + i) % LANES].add(x)
+
+
+# What mixes the lanes of one array [LANES], and the reasons one of which must be given.
+MIXING: Final[dict[str, tuple[Program, tuple[str, ...]]]] = {
+    "roll": (lambda x, i: jnp.roll(x, 1), MIXED),
+    "reverse": (lambda x, i: x[::-1] + 1, MIXED),
+    "neighbours": (lambda x, i: x.at[1:-1].set(x[2:] + x[:-2]), MIXED),
+    "sum_of_lanes": (lambda x, i: x - x.sum() // LANES, MIXED),
+    "largest_lane": (lambda x, i: x - jnp.max(x), MIXED),
+    "index_of_largest": (lambda x, i: x.at[jnp.argmax(x)].set(0), (*MIXED, "unsupported-opcode")),
+    "one_lane_for_all": (lambda x, i: x + x[3], MIXED),
+    "lane_of_the_step": (lambda x, i: x.at[i].add(x[i + 1]), MIXED),
+    "padded": (lambda x, i: jnp.pad(x[:-2], (1, 1)) + i, MIXED),
+    "concatenated": (lambda x, i: jnp.concatenate([x[5:], x[:5]]), MIXED),
+    "reshaped": (lambda x, i: x.reshape(8, 5).T.reshape(-1), MIXED),
+    "cumulative_sum": (lambda x, i: jnp.cumsum(x), (*MIXED, "unsupported-opcode")),
+    "associative_scan": (lambda x, i: lax.associative_scan(jnp.add, x), MIXED),
+    "sort": (lambda x, i: jnp.sort(x ^ i), ("unsupported-opcode",)),
+    "top_k": (lambda x, i: x - lax.top_k(x, 3)[0].sum(), (*MIXED, "unsupported-opcode")),
+    "gather": (gather_at_own_index, (*MIXED, "unsupported-opcode")),
+    "scatter": (scatter_at_own_index, (*MIXED, "unsupported-opcode")),
+    "permutation": (
+        lambda x, i: jax.random.permutation(jax.random.key(i), x),
+        (*MIXED, "unsupported-opcode"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_mixing_lanes(name: str) -> None:
+    body, reasons = MIXING[name]
+    check(repeat(body), linear_values((LANES,), "int32"), refused=reasons)
+
+
+def test_matrix_product() -> None:
+    matrix = np.random.default_rng(0).standard_normal((LANES, LANES)).astype(np.float32) / 8
+
+    def program(x: jax.Array) -> Any:
+        return lax.scan(lambda x, _: (jnp.tanh(matrix @ x), None), x, length=4)
+
+    check(
+        program,
+        linear_values((LANES,)) / LANES,
+        refused=(*MIXED, "unsupported-opcode"),
+        tolerance=CLOSE,
+    )
+
+
+def test_convolution_over_lanes() -> None:
+    kernel = np.array([0.25, 0.5, 0.25], np.float32)
+    body = repeat(lambda x, i: jnp.convolve(x, kernel, mode="same"))
+    check(body, linear_values((LANES,)), refused=(*MIXED, "unsupported-opcode"), tolerance=CLOSE)
+
+
+def test_lane_dependent_index_into_residual_dimension() -> None:
+    """Each lane picks another entry of its own table."""
+
+    def per_lane(table: jax.Array, x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            return (table[x % 6] + x) % 100, x
+
+        return lax.scan(step, x, length=4)
+
+    check(
+        jax.vmap(per_lane),
+        np.abs(linear_values((LANES, 6), "int32")),
+        np.abs(linear_values((LANES,), "int32")),
+        refused=(*MIXED, "unsupported-opcode"),
+    )
+
+
+def test_data_dependent_trip_count() -> None:
+    """`vmap` of a while loop goes on until the last lane is done."""
+
+    def collatz(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, steps = carry
+            return jnp.where(x % 2 == 0, x // 2, 3 * x + 1), steps + 1
+
+        return lax.while_loop(lambda c: c[0] > 1, body, (x, jnp.int32(0)))
+
+    check(
+        jax.vmap(collatz),
+        np.arange(1, LANES, dtype=np.int32),
+        refused=(*MIXED, "data-dependent-trip-count"),
+    )
+
+
+def test_condition_over_all_lanes() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: jnp.sum(x) < 1e5, lambda x: jnp.abs(x) * 2 + 1, x)
+
+    check(program, linear_values((LANES,)), refused=(*MIXED, "data-dependent-trip-count"))
+
+
+def test_scalars_only() -> None:
+    def program(x: jax.Array) -> Any:
+        return lax.fori_loop(0, 100, lambda i, x: x * 3 + i, x)
+
+    check(program, np.int32(5), refused="no-lanes")
+
+
+def test_complex_numbers() -> None:
+    def program(x: jax.Array) -> Any:
+        return lax.scan(lambda z, _: (z * z + (0.1 + 0.2j), jnp.abs(z)), x * 0.1j, length=4)
+
+    check(
+        program,
+        linear_values((LANES,)) / LANES,
+        refused=("unsupported-type", "unsupported-opcode"),
+        tolerance=CLOSE,
+    )
+
+
+def fourier(x: jax.Array, i: jax.Array) -> jax.Array:
+    return jnp.fft.irfft(jnp.fft.rfft(x), LANES) + i
+
+
+def cholesky(x: jax.Array, i: jax.Array) -> jax.Array:
+    return x + jnp.linalg.cholesky(jnp.eye(LANES) * (i + 2))[0]
+
+
+@pytest.mark.parametrize("body", [fourier, cholesky])
+def test_library_calls(body: Program) -> None:
+    check(
+        repeat(body),
+        linear_values((LANES,)) / LANES,
+        refused=(*MIXED, "unsupported-opcode", "unsupported-type", "side-effect"),
+        tolerance=CLOSE,
+    )
+
+
+def test_matrix_product_within_each_lane() -> None:
+    """Lane-local, but products have no form yet."""
+    weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32) / 2
+    check(
+        repeat(lambda x, i: jnp.tanh(weights @ x)),
+        linear_values((4, LANES)) / LANES,
+        fused=None,
+        tolerance=CLOSE,
+    )
+
+
+def test_random_bits_of_another_generator() -> None:
+    """The `rbg` generator is one opaque instruction."""
+
+    def program(x: jax.Array) -> Any:
+        def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, None]:
+            key, x = carry
+            key, subkey = jax.random.split(key)
+            return (key, x + jax.random.uniform(subkey, x.shape)), None
+
+        (_, x), _ = lax.scan(step, (jax.random.key(0, impl="rbg"), x), length=4)
+        return x
+
+    check(program, linear_values((LANES,)), fused=None)
+
+
+CALLBACK_REASONS: Final = ("side-effect", "unsupported-opcode", *MIXED)
+
+
+def test_pure_callback() -> None:
+    def body(x: jax.Array, i: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda y: np.asarray(y) * 2, shape, x) + i
+
+    check(repeat(body), linear_values((LANES,), "int32"), refused=CALLBACK_REASONS)
+
+
+def test_ordered_callback() -> None:
+    """Its effects happen once a step, in order, with and without Fuselane."""
+    seen: list[int] = []
+
+    def body(x: jax.Array, i: jax.Array) -> jax.Array:
+        io_callback(lambda number: seen.append(int(number)), None, i, ordered=True)
+        return x + i
+
+    check(repeat(body), linear_values((LANES,), "int32"), refused=CALLBACK_REASONS)
+    jax.effects_barrier()
+    assert seen
+    assert seen == [0, 1, 2, 3] * (len(seen) // 4)
+
+
+def test_debug_callback() -> None:
+    seen: list[int] = []
+
+    def body(x: jax.Array, i: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda number: seen.append(int(number)), i)
+        return x + i
+
+    check(repeat(body), linear_values((LANES,), "int32"), refused=CALLBACK_REASONS)
+    jax.effects_barrier()
+    assert sorted(set(seen)) == [0, 1, 2, 3]
+
+
+def test_program_without_loop() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.sin(x)) + x.sum()
+
+    check(program, linear_values((LANES,)), fused=None)
+
+
+def test_while_opcode_in_a_name_only() -> None:
+    """A program that only looks like it had a loop."""
+
+    def while_(x: jax.Array) -> jax.Array:
+        with jax.named_scope("while"):
+            return x * 2
+
+    check(while_, linear_values((LANES,)), fused=None, tolerance=EXACT)
+
+
+def test_one_lane_local_loop_beside_a_mixing_one() -> None:
+    """What one loop is refused for does not touch the other."""
+
+    def program(x: jax.Array) -> Any:
+        first, _ = lax.scan(lambda x, i: (x * 3 + i, None), x, jnp.arange(5))
+        second, _ = lax.scan(lambda x, i: (jnp.sort(x + i), None), x, jnp.arange(5))
+        return first, second
+
+    check(program, linear_values((LANES,), "int32"), fused=None, tolerance=Tolerance())

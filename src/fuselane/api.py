@@ -16,7 +16,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, final, overload
 
 import jax
@@ -28,6 +28,7 @@ from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.explain.report import Report
 from fuselane.runtime import ffi, hook
+from fuselane.runtime.cache import open_cache
 
 _OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
 
@@ -67,14 +68,15 @@ class _Switchboard:
     @contextlib.contextmanager
     def scope(self, setting: _Setting) -> Iterator[None]:
         """Puts a setting in force for the process, and its key on this thread."""
+        own = replace(setting)  # told apart from the same setting in another block
         with self._lock:
-            self._scopes = [*self._scopes, setting]
+            self._scopes = [*self._scopes, own]
         try:
             with _context(setting.key):
                 yield
         finally:
             with self._lock:
-                self._scopes = [other for other in self._scopes if other is not setting]
+                self._scopes = [other for other in self._scopes if other is not own]
 
 
 # Part of the key under which `jax.jit` looks up what it has traced and compiled.
@@ -96,8 +98,7 @@ def enable(**options: Any) -> None:
     """
     chosen = config.options_from(options)
     if config.switch() is not False:
-        _install()
-        _switchboard.set_base(_make_setting(chosen))
+        _switchboard.set_base(_prepare(chosen))
 
 
 def disable() -> None:
@@ -124,8 +125,7 @@ def enabled(**options: Any) -> Iterator[None]:
     if config.switch() is False:
         yield
         return
-    _install()
-    with _switchboard.scope(_make_setting(chosen)):
+    with _switchboard.scope(_prepare(chosen)):
         yield
 
 
@@ -156,8 +156,8 @@ def jit(function: Callable[..., Any] | None = None, /, **jit_arguments: Any) -> 
     """
     if function is None:
         return functools.partial(jit, **jit_arguments)
-    setting = _make_setting(config.from_environment())
-    return functools.update_wrapper(_Scoped(jax.jit(function, **jit_arguments), setting), function)
+    scoped = _Scoped(jax.jit(function, **jit_arguments), config.from_environment())
+    return functools.update_wrapper(scoped, function)
 
 
 def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Report:
@@ -170,12 +170,10 @@ def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -
     """
     if config.switch() is False:
         return Report(loops=(), note=_OFF_NOTE)
-    _install()
-    current = _switchboard.active
-    options = config.options_from({}) if current is None else current.options
+    current = _switchboard.active or _prepare(config.from_environment())
     # A key never used before: neither JAX nor its persistent cache can have the result.
     key = f"explain {next(_explain_numbers)}"
-    setting = _Setting(options=options, key=key, log=DecisionLog())
+    setting = _Setting(options=current.options, key=key, log=DecisionLog())
     inner = function.inner if isinstance(function, _Scoped) else function
     jitted: Any = inner if hasattr(inner, "lower") else jax.jit(inner)
     with _switchboard.scope(setting), _not_persistent():
@@ -190,9 +188,9 @@ def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -
 class _Scoped:
     """Something of JAX's whose calls and stages of compilation run with Fuselane on."""
 
-    def __init__(self, inner: Any, setting: _Setting) -> None:
+    def __init__(self, inner: Any, options: Options) -> None:
         self.inner = inner
-        self._setting = setting
+        self._options = options
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         with self._scope():
@@ -206,19 +204,30 @@ class _Scoped:
         with self._scope():
             result = stage(*arguments, **keywords)
         is_stage = any(hasattr(result, name) for name in ("lower", "compile"))
-        return _Scoped(result, self._setting) if is_stage else result
+        return _Scoped(result, self._options) if is_stage else result
 
     def _scope(self) -> contextlib.AbstractContextManager[None]:
         if is_enabled() or config.switch() is False:
             return contextlib.nullcontext()
-        _install()
-        return _switchboard.scope(self._setting)
+        return _switchboard.scope(_prepare(self._options))
 
 
 _STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})
 
 
-def _make_setting(options: Options) -> _Setting:
+def _prepare(options: Options) -> _Setting:
+    """Connects Fuselane to XLA and returns the setting with these options."""
+    with _preparing:
+        return _prepare_once(options)
+
+
+_preparing: Final = threading.Lock()
+
+
+@functools.lru_cache(maxsize=64)
+def _prepare_once(options: Options) -> _Setting:
+    open_cache(config.cache_dir(), options.cache_mib * 2**20)
+    _install()
     return _Setting(options=options, key=f"fuselane {options.fingerprint()}", log=_log)
 
 

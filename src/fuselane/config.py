@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,10 +123,13 @@ def cache_dir() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    # A relative $XDG_CACHE_HOME is invalid by the XDG base directory specification and has to be
-    # ignored.
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "fuselane"
+    # By the XDG base directory specification a relative path is invalid and has to be ignored.
+    if os.path.isabs(base):
+        return Path(base) / "fuselane"
+    try:
+        return Path.home() / ".cache" / "fuselane"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / f"fuselane-{os.getuid()}"
 
 
 @functools.lru_cache(maxsize=1)

@@ -110,6 +110,14 @@ def test_nested_blocks_and_options(watch: Watch) -> None:
     assert [options.unroll for options in watch.options] == [2, 1, 3]
 
 
+def test_blocks_with_equal_options_nest() -> None:
+    with fuselane.enabled():
+        with fuselane.enabled():
+            pass
+        assert fuselane.is_enabled()
+    assert not fuselane.is_enabled()
+
+
 def test_disable_inside_a_block_ends_enable_only() -> None:
     fuselane.enable()
     with fuselane.enabled():

@@ -7,6 +7,8 @@ for `lanes`.
 
 from __future__ import annotations
 
+import enum
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,9 +31,10 @@ from fuselane.codegen.memory import (
     store_runs,
 )
 from fuselane.codegen.types import constant, memory_type, splat
-from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.shape import Shape
 
 _MAX_RUN = 16
+_MAX_RUN_TIMES_WIDTH = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +118,14 @@ def _pick(place: Place, elements: Sequence[ir.Value], position: ir.Value) -> ir.
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literal(Array):
-    """A constant all lanes share: scalars in the code, larger ones read at run-time indices."""
+    """A constant all lanes share: scalars in the code, larger ones read at run-time indices.
+
+    values: The constant.
+    placed: Its array in memory, once something needs it.
+    """
 
     values: np.ndarray
+    placed: list[Memory] = field(default_factory=list)
 
     def get(self, place: Place, index: Element) -> ir.Value:
         """See `Array.get`."""
@@ -130,11 +138,26 @@ class Literal(Array):
 
     def in_memory(self, place: Place) -> Memory:
         """Returns the same constant as a read-only array of the LLVM module."""
-        pointer = global_constant(place.builder.module, self.shape.element_type, self.values)
-        strides = row_major_strides(self.shape.dimensions)
-        return Memory(
-            shape=self.shape, lane=self.lane, pointer=pointer, strides=strides, invariant=True
-        )
+        if not self.placed:
+            memory = Memory(
+                shape=self.shape,
+                lane=self.lane,
+                pointer=global_constant(place.builder.module, self.values),
+                strides=row_major_strides(self.shape.dimensions),
+                written=Written.NEVER,
+            )
+            self.placed.append(memory)
+        return self.placed[0]
+
+
+@final
+class Written(enum.Enum):
+    """When a kernel writes to memory that it also reads."""
+
+    NEVER = "never"
+    AFTER_READS = "after reads"
+    """A tile's state: its memory gets the final values when all initial ones have been read."""
+    ANY_TIME = "any time"
 
 
 @final
@@ -144,20 +167,24 @@ class Memory(Array):
 
     pointer: Its first element.
     strides: Elements from one index to the next, for every dimension of the whole array.
-    invariant: Whether nothing writes it while the kernel runs.
+    written: When the kernel writes it.
     loaded: Runs loaded so far, by basic block and address; see `run`.
     """
 
     pointer: ir.Value
     strides: tuple[int, ...]
-    invariant: bool
+    written: Written
     loaded: dict[object, list[ir.Value]] = field(default_factory=dict)
 
     @property
-    def run(self) -> int:
-        """How many neighbouring elements a lane holds between its neighbour lanes'; 1 if strided.
+    def _is_invariant(self) -> bool:
+        return self.written is Written.NEVER
 
-        Such runs are moved whole, by contiguous loads and stores and shuffles.
+    def run(self, block: LaneBlock) -> int:
+        """Returns how many neighbouring elements a lane holds between its neighbour lanes'.
+
+        Such runs are moved whole, by contiguous loads and stores and shuffles. What is too long for
+        that, or strided, is a run of 1: LLVM's time to compile shuffles grows with their square.
         """
         if self.lane is None:
             return 1
@@ -165,7 +192,8 @@ class Memory(Array):
         sizes = self.shape.dimensions
         minor = [axis for axis, step in enumerate(self.strides) if step < stride]
         is_dense = math.prod(sizes[axis] for axis in minor if axis != self.lane) == stride
-        return stride if is_dense and 1 < stride <= _MAX_RUN else 1
+        is_short = stride <= _MAX_RUN and stride * block.width <= _MAX_RUN_TIMES_WIDTH
+        return stride if is_dense and is_short else 1
 
     def place_in_run(self, index: Element) -> int | None:
         """Returns which element of its run an index is, None if that isn't known."""
@@ -183,13 +211,15 @@ class Memory(Array):
         builder, element = place.builder, self.shape.element_type
         if self.lane is None:
             return load(builder, self._address(place, index), element)
-        if self.invariant and self.run > 1:
+        if self.written is not Written.ANY_TIME and self.run(place.block) > 1:
             number = self.place_in_run(index)
             if number is not None:
                 return self._load_run(place, index)[number]
         stride = self.strides[self.lane]
         pointer = self._address(place, index)
-        return load_lanes(builder, pointer, element, stride, place.block, invariant=self.invariant)
+        return load_lanes(
+            builder, pointer, element, stride, place.block, invariant=self._is_invariant
+        )
 
     def put_run(self, place: Place, index: Element, values: Sequence[ir.Value]) -> None:
         """Stores a whole run of every lane; `index` is that of its first element."""
@@ -210,7 +240,12 @@ class Memory(Array):
             pointer = self._address(place, first)
             element = self.shape.element_type
             found = self.loaded[key] = load_runs(
-                place.builder, pointer, element, self.run, place.block, invariant=True
+                place.builder,
+                pointer,
+                element,
+                stride,
+                place.block,
+                invariant=self._is_invariant,
             )
         return found
 
@@ -316,10 +351,16 @@ def row_major_strides(dimensions: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides)) if dimensions else ()
 
 
-def global_constant(module: ir.Module, element: PrimitiveType, values: np.ndarray) -> ir.Value:
-    """Returns a pointer to the values, row-major, as read-only data of the module."""
+def global_constant(module: ir.Module, values: np.ndarray) -> ir.Value:
+    """Returns a pointer to the values, row-major, as read-only data of the module.
+
+    Equal values share their memory.
+    """
     data = np.ascontiguousarray(values).tobytes()
-    name = f"constant.{len(module.globals)}"
+    name = f"constant.{hashlib.sha256(data).hexdigest()[:32]}"
+    known = module.globals.get(name)
+    if known is not None:
+        return known
     array = ir.ArrayType(ir.IntType(8), len(data))
     variable = ir.GlobalVariable(module, array, name)
     variable.initializer = ir.Constant(array, bytearray(data))

@@ -13,12 +13,12 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.analysis.cost import total_cost
-from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch, widen
+from fuselane.codegen.arrays import Array, Discarded, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
-from fuselane.codegen.schedule import Step
+from fuselane.codegen.schedule import Step, needs_lanes
 from fuselane.codegen.types import any_lane
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -40,6 +40,48 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
             emitter.values[step] = emit_loop_here(emitter, step)
         elif step.opcode != "parameter":
             emit_instruction(emitter, step)
+
+
+def emit_shared_steps(emitter: Emitter, computation: HloComputation) -> None:
+    """Emits what all lanes share of a computation, but a root tuple.
+
+    Of a loop that carries both what is shared and what is not, this is a loop of the shared part:
+
+        (i, x) = while(..), i s32[], x f32[8]        here a loop over i alone
+        k = get-tuple-element(..), index=0           its end
+    """
+    program = emitter.program
+    for step in emitter.schedule(computation).steps:
+        if isinstance(step, Guard) or (step is computation.root and step.opcode == "tuple"):
+            continue
+        if not needs_lanes(step, program):
+            emit_steps(emitter, [step])
+        elif step.opcode == "while" and not all(needs_lanes(u, program) for u in step.users):
+            emitter.values[step] = _emit_shared_part(emitter, step)
+
+
+def _emit_shared_part(emitter: Emitter, instruction: HloInstruction) -> list[Array]:
+    loop = emitter.program.loops[instruction]
+    initial = _shared_arrays(emitter, loop, instruction.operands[0])
+
+    def body(arrays: list[Array]) -> list[Array]:
+        emitter.values[instruction.body.parameters[0]] = arrays
+        emit_shared_steps(emitter, instruction.body)
+        return _shared_arrays(emitter, loop, instruction.body.root)
+
+    others = tuple(e.index for e in loop.elements if e.lane_dimension is not None)
+    emit = _emit_unrolled if _should_unroll(emitter, loop) else emit_loop
+    return emit(emitter, loop, initial, body, but=others)
+
+
+def _shared_arrays(emitter: Emitter, loop: LaneLoop, elements: HloInstruction) -> list[Array]:
+    """Returns the operands of a tuple, without those that differ from lane to lane."""
+    return [
+        emitter.array(operand)
+        if element.lane_dimension is None
+        else Discarded(shape=element.shape, lane=element.lane_dimension)
+        for element, operand in zip(loop.elements, elements.operands, strict=True)
+    ]
 
 
 def emit_body(emitter: Emitter, body: HloComputation, arrays: Sequence[Array]) -> list[Array]:
@@ -180,7 +222,7 @@ def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
 def _emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> ir.Value:
     condition = loop.instruction.condition
     emitter.values[condition.parameters[0]] = list(arrays)
-    emit_steps(emitter, emitter.schedule(condition).steps)
+    emit_shared_steps(emitter, condition)
     return emitter.array(condition.root).get(emitter.place, ())
 
 
@@ -195,13 +237,13 @@ def _should_unroll(emitter: Emitter, loop: LaneLoop) -> bool:
 
 
 def _emit_unrolled(
-    emitter: Emitter, loop: LaneLoop, initial: Sequence[Array], body: Body
+    emitter: Emitter, loop: LaneLoop, initial: Sequence[Array], body: Body, *, but: Carried = ()
 ) -> list[Array]:
     arrays = list(initial)
     for _ in range(loop.trip_count or 0):
         following = body(arrays)
         for element in loop.elements:
-            if element.kind is ElementKind.STATE:
+            if element.kind is ElementKind.STATE and element.index not in but:
                 arrays[element.index] = emitter.materialize(following[element.index])
     return arrays
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.codegen.arrays import Array, Discarded, Memory, Place
+from fuselane.codegen.arrays import Array, Discarded, Memory, Place, Written
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.memory import LaneBlock, lane_numbers
@@ -90,24 +90,34 @@ class Frame:
         """Returns an emitter that knows the inputs, for a lane block."""
         place = Place(builder=self.builder, block=block, allocate=self.allocate)
         emitter = Emitter(program=self.program, place=place, max_unrolled=self.plan.max_unrolled)
+        overwritten = set(self._initial_states())
         for parameter, pointer in zip(self.program.inputs, self.inputs, strict=True):
-            emitter.values[parameter] = self._memory(parameter, pointer, invariant=True)
+            is_state = parameter in overwritten
+            written = Written.AFTER_READS if is_state else Written.NEVER
+            emitter.values[parameter] = self._memory(parameter, pointer, written)
         return emitter
+
+    def _initial_states(self) -> Iterator[HloInstruction]:
+        """Yields the initial values of states with lanes, whose memory the results may share."""
+        loop = self.program.loop
+        for element in loop.elements:
+            if element.kind is ElementKind.STATE and element.lane_dimension is not None:
+                yield loop.instruction.operands[0].operands[element.index]
 
     def results(self) -> list[Memory]:
         """Returns the arrays that the outputs are written to."""
         return [
-            self._memory(output, pointer, invariant=False)
+            self._memory(output, pointer, Written.ANY_TIME)
             for output, pointer in zip(self.program.outputs, self.outputs, strict=True)
         ]
 
-    def _memory(self, instruction: HloInstruction, pointer: ir.Value, *, invariant: bool) -> Memory:
+    def _memory(self, instruction: HloInstruction, pointer: ir.Value, written: Written) -> Memory:
         return Memory(
             shape=instruction.shape,
             lane=self.program.lane_dimensions[instruction],
             pointer=pointer,
             strides=instruction.shape.strides,
-            invariant=invariant,
+            written=written,
         )
 
     def is_prologue(self, step: object) -> bool:

@@ -82,9 +82,14 @@ def clamped_starts(
 
 
 def _to_index(builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType) -> Index:
+    """Returns a start index as `i64`; what doesn't fit becomes the largest."""
     known = folding.integer_value(value, element)
     if known is not None:
         return known
+    if element is PrimitiveType.U64:
+        largest = indexing.i64((1 << 63) - 1)
+        is_larger = builder.icmp_signed("<", value, indexing.i64(0))
+        return builder.select(is_larger, largest, value)
     if value.type.width == 64:
         return value
     extend = builder.sext if element.is_signed else builder.zext

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Memory, Scratch
-from fuselane.codegen.control import emit_loop, emit_steps, rewrite
+from fuselane.codegen.control import emit_loop, emit_shared_steps, emit_steps, rewrite
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.indexing import i64
@@ -136,7 +136,7 @@ class TiledLoop:
         body = self.loop.instruction.body
         schedule = self.emitter.schedule(body)
         self.emitter.values[body.parameters[0]] = arrays
-        emit_steps(self.emitter, (s for s in schedule.uniform(self.program) if s is not body.root))
+        emit_shared_steps(self.emitter, body)
         per_lane = [s for s in schedule.per_lane(self.program) if s is not body.root]
         results = [body.root.operands[element.index] for element in self.state]
         sweeps = cut_into_sweeps(per_lane, results, self.program)

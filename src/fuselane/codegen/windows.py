@@ -44,7 +44,7 @@ def store_window(
 
 
 def _store_by_runs(place: Place, target: Memory, update: Array, starts: Sequence[Index]) -> bool:
-    run = target.run
+    run = target.run(place.block)
     if run == 1 or update.size % run:
         return False
     positions = [update.flat(place, number) for number in range(update.size)]

@@ -173,9 +173,11 @@ class KernelCache:
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yields the kernels on disk; deletes what crashed writers left behind."""
-        if self.directory is None or not self.directory.is_dir():
+        try:
+            entries = [] if self.directory is None else list(os.scandir(self.directory))
+        except OSError:
             return
-        for entry in os.scandir(self.directory):
+        for entry in entries:
             try:
                 status = entry.stat()
                 if entry.name.endswith(_SUFFIX):

@@ -32,8 +32,8 @@ def install(transformation: Transformation) -> None:
     """Makes XLA's CPU compiler call a function with every module; replaces the one before.
 
     The function gets a serialized HloModuleProto and returns a changed one, or None to leave it.
-    It stays registered for the life of the process: taking it out while another thread compiles
-    could deadlock on a lock inside XLA, so switching off is up to the function.
+    It stays registered for the life of the process, as other threads may be compiling; switching
+    off is up to the function.
     """
     with _lock:
         _current[:] = [transformation]

@@ -1,0 +1,76 @@
+"""The report as text and JSON."""
+
+from __future__ import annotations
+
+import json
+
+from fuselane.decisions import Decision, LoopDecision, Reason
+from fuselane.explain.report import Report
+
+REFUSAL = Reason.UNSUPPORTED_OPCODE.decide(
+    instruction="sort.3", opcode="sort", source="user.py:8 (f)", numbers={"size": 3.0}
+)
+FUSED = Reason.FUSED.decide(instruction="while.1", opcode="while", lanes=1000)
+
+
+def loop(name: str, decision: Decision, *, lanes: int | None = 1000) -> LoopDecision:
+    return LoopDecision(
+        module="jit_f",
+        loop=name,
+        source="user.py:7 (f)",
+        trip_count=12_345 if decision.fused else None,
+        lanes=lanes,
+        decision=decision,
+        kernel="abc" if decision.fused else "",
+    )
+
+
+def test_text() -> None:
+    report = Report.of([loop("while.1", FUSED), loop("while.2", REFUSAL, lanes=None)])
+    assert report.text().splitlines() == [
+        "while.1 at user.py:7 (f): 12,345 steps, 1,000 lanes: fused",
+        "while.2 at user.py:7 (f): ? steps, no lanes: not fused, unsupported-opcode: The opcode "
+        "`sort` has no lane-by-lane form yet. (sort.3, a sort at user.py:8 (f))",
+    ]
+    assert str(report) == report.text()
+    assert report.num_fused == 1
+
+
+def test_no_loops() -> None:
+    assert Report.of([]).text() == "The program has no loops."
+    assert Report.of([], note="Off.").text() == "Off."
+
+
+def test_json() -> None:
+    report = json.loads(Report.of([loop("while.2", REFUSAL, lanes=None)], note="x").json())
+    assert report["note"] == "x"
+    assert report["loops"] == [
+        {
+            "module": "jit_f",
+            "loop": "while.2",
+            "source": "user.py:7 (f)",
+            "trip_count": None,
+            "lanes": None,
+            "fused": False,
+            "reason": "unsupported-opcode",
+            "sentence": "The opcode `sort` has no lane-by-lane form yet.",
+            "instruction": "sort.3",
+            "opcode": "sort",
+            "instruction_source": "user.py:8 (f)",
+            "numbers": {"size": 3.0},
+            "kernel": "",
+        }
+    ]
+
+
+def test_modules_shown_twice_count_once() -> None:
+    """XLA may call the hook again with what it made of the first answer."""
+    decisions = [
+        loop("while.1", FUSED),
+        loop("while.2", REFUSAL),
+        loop("while.1", REFUSAL),
+        loop("while.2", FUSED),
+    ]
+    report = Report.of(decisions)
+    assert [entry.loop for entry in report.loops] == ["while.1", "while.2"]
+    assert report.num_fused == 2

@@ -1,0 +1,207 @@
+"""Rules for instructions that move, pick and combine elements of a lane, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pytest
+
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.instructions import emit_instruction
+from fuselane.errors import CodegenError
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType, Shape
+from tests.codegen.kernels import (
+    NumpyArray,
+    Settings,
+    assert_equal,
+    check,
+    compile_loop,
+    iterate,
+    some,
+)
+from tests.lanes.loops import counting_loop
+
+LANES: Final = 37
+
+either = pytest.mark.parametrize(
+    "options", [{}, {"unroll": 1, "tile_lanes": 64}], ids=["registers", "tiles"]
+)
+sizes = pytest.mark.parametrize("size", [5, 20, 70])
+"""Elements per lane: selected among, put in memory to be picked from, always in memory."""
+
+
+@either
+@sizes
+def test_moving_elements(options: Settings, size: int) -> None:
+    """What is known while the kernel is built for few elements is worked out in a loop for many."""
+    shape = f"s32[{LANES},{size}]"
+    padded, doubled = 2 * size + 4, 3 * size
+    body = f"""
+      v = s32[] constant(9)
+      wide = s32[{LANES},{padded}] pad(e0, v), padding=0_0x3_2_1
+      back = s32[{LANES},{padded}] reverse(wide), dimensions={{1}}
+      some = {shape} slice(back), slice={{[0:{LANES}], [1:{2 * size}:2]}}
+      long = s32[{LANES},{doubled}] concatenate(some, e0, wide_end), dimensions={{1}}
+      table = s32[{LANES},3,{size}] reshape(long)
+      turned = s32[{LANES},{size},3] transpose(table), dimensions={{0,2,1}}
+      flat = s32[{LANES},{doubled}] reshape(turned)
+      middle = {shape} slice(flat), slice={{[0:{LANES}], [{size}:{2 * size}]}}
+      y = {shape} pad(middle, v), padding=0_0x-2_2"""
+    end = f"wide_end = {shape} slice(wide), slice={{[0:{LANES}], [4:{size + 4}]}}\n      long"
+    module = counting_loop(body.replace("long", end, 1), ["y"], [shape], trip_count=3)
+
+    def step(i: int, x: NumpyArray) -> Sequence[NumpyArray]:
+        wide = np.full((LANES, padded), 9)
+        wide[:, 3 : 2 + 2 * size : 2] = x
+        parts = [wide[:, ::-1][:, 1 : 2 * size : 2], x, wide[:, 4 : size + 4]]
+        flat = np.stack(parts, axis=2).reshape(LANES, doubled)
+        y = np.full_like(x, 9)
+        y[:, :-2] = flat[:, size + 2 : 2 * size]
+        return [y]
+
+    check(module, step, 3, some([LANES, size], np.int32), **options)
+
+
+@either
+@sizes
+def test_windows_at_run_time_indices(options: Settings, size: int) -> None:
+    """Slices are read and written at indices that leave the array and are held within it."""
+    shape = f"s32[{LANES},{size}]"
+    body = f"""
+      old = s32[{LANES},3] slice(e0), slice={{[0:{LANES}], [1:4]}}
+      new = s32[{LANES},3] negate(old)
+      a = {shape} dynamic-update-slice(e0, new, zero, i)
+      two = s32[{LANES},2] dynamic-slice(a, zero, next), dynamic_slice_sizes={{{LANES},2}}
+      b = {shape} dynamic-update-slice(a, two, zero, e1)
+      y = {shape} add(b, e0)"""
+    module = counting_loop(body, ["y", "e1"], [shape, "s32[]"], trip_count=size + 3)
+
+    def step(i: int, x: NumpyArray, at: int) -> Sequence[object]:
+        a = x.copy()
+        first = np.clip(i, 0, size - 3)
+        a[:, first : first + 3] = -x[:, 1:4]
+        first = np.clip(i + 1, 0, size - 2)
+        two = a[:, first : first + 2].copy()
+        first = np.clip(at, 0, size - 2)
+        a[:, first : first + 2] = two
+        return a + x, at
+
+    compiled = compile_loop(module, **options)
+    state = some([LANES, size], np.int32)
+    for at in (-5, 2, 1000):
+        expected = iterate(step, size + 3, state, np.int32(at))
+        assert_equal(compiled.run(state, np.int32(at)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64"])
+def test_start_indices_of_every_type(dtype: str) -> None:
+    """The largest unsigned ones are not negative."""
+    body = f"""
+      nought = {dtype}[] constant(0)
+      at_row = s32[1,{LANES}] dynamic-slice(e1, e2, nought), dynamic_slice_sizes={{1,{LANES}}}
+      x = s32[{LANES}] reshape(at_row)
+      y = s32[{LANES}] add(e0, x)"""
+    carried = [f"s32[{LANES}]", f"s32[6,{LANES}]", f"{dtype}[]"]
+    module = counting_loop(body, ["y", "e1", "e2"], carried, trip_count=2)
+    compiled = compile_loop(module)
+    index_type = module.entry.parameters[2].shape.element_type.dtype
+    limits = np.iinfo(index_type)
+    state, table = some([LANES], np.int32), some([6, LANES], np.int32, seed=1)
+    for start in (0, 3, 7, limits.min, limits.max, limits.max // 2 + 1):
+        row = table[min(max(start, 0), 5)]
+        actual = compiled.run(state, table, np.array(start, index_type))
+        np.testing.assert_array_equal(actual[1], state + 2 * row)
+
+
+ARGMAX: Final = """
+argmax {
+  a = f32[] parameter(0)
+  i = s32[] parameter(1)
+  b = f32[] parameter(2)
+  j = s32[] parameter(3)
+  first = pred[] compare(a, b), direction=GE
+  m = f32[] select(first, a, b)
+  n = s32[] select(first, i, j)
+  ROOT t = (f32[], s32[]) tuple(m, n)
+}"""
+
+
+@either
+@pytest.mark.parametrize(("rows", "columns"), [(4, 3), (100, 3), (2, 90)])
+def test_reduce_of_two_arrays(options: Settings, rows: int, columns: int) -> None:
+    """The largest element and where it is: few and many results, of few and many elements."""
+    shape, result = f"f32[{LANES},{rows},{columns}]", f"f32[{LANES},{rows}]"
+    places, place = shape.replace("f32", "s32"), result.replace("f32", "s32")
+    body = f"""
+      lowest = f32[] constant(-inf)
+      at = {places} iota(), iota_dimension=2
+      r = ({result}, {place}) reduce(e0, at, lowest, zero), dimensions={{2}}, to_apply=argmax
+      top = {result} get-tuple-element(r), index=0
+      where = {place} get-tuple-element(r), index=1
+      tops = {shape} broadcast(top), dimensions={{0,1}}
+      y = {shape} subtract(tops, e0)"""
+    carried = [shape, result, place]
+    module = counting_loop(body, ["y", "top", "where"], carried, trip_count=3, more=ARGMAX)
+
+    def step(i: int, x: NumpyArray, *_: NumpyArray) -> Sequence[NumpyArray]:
+        return x.max(axis=2, keepdims=True) - x, x.max(axis=2), x.argmax(axis=2)
+
+    state = some([LANES, rows, columns])
+    others = some([LANES, rows]), some([LANES, rows], np.int32)
+    check(module, step, 3, state, *others, **options)
+
+
+@either
+@pytest.mark.parametrize("size", [7, 100])
+def test_reduce_over_several_dimensions(options: Settings, size: int) -> None:
+    """In row-major order: with a subtraction, every other order gives something else."""
+    shape = f"f32[2,{LANES},{size}]"
+    less = """
+    alternate {
+      a = f32[] parameter(0)
+      b = f32[] parameter(1)
+      n = f32[] negate(a)
+      ROOT d = f32[] subtract(n, b)
+    }"""
+    body = f"""
+      start = f32[] constant(1)
+      r = f32[{LANES}] reduce(e0, start), dimensions={{0,2}}, to_apply=alternate
+      y = f32[{LANES}] add(r, e1)"""
+    module = counting_loop(body, ["e0", "y"], [shape, f"f32[{LANES}]"], trip_count=2, more=less)
+
+    def step(i: int, x: NumpyArray, y: NumpyArray) -> Sequence[NumpyArray]:
+        total = np.ones(LANES, np.float32)
+        for row in (*x[0].T, *x[1].T):
+            total = -total - row
+        return x, total + y
+
+    check(module, step, 2, some([2, LANES, size]), some([LANES], seed=1), **options)
+
+
+def test_table_is_in_the_kernel_once() -> None:
+    """However many of its elements are read."""
+    table = ", ".join(str(number * 7 % 1000) for number in range(1000))
+    body = f"""
+      table = s32[1000] constant({{{table}}})
+      part = s32[32] dynamic-slice(table, e1), dynamic_slice_sizes={{32}}
+      parts = s32[{LANES},32] broadcast(part), dimensions={{1}}
+      y = s32[{LANES},32] add(e0, parts)"""
+    module = counting_loop(body, ["y", "e1"], [f"s32[{LANES},32]", "s32[]"], trip_count=2)
+
+    def step(i: int, x: NumpyArray, at: int) -> Sequence[object]:
+        return x + np.arange(at, at + 32) * 7 % 1000, at
+
+    compiled = check(module, step, 2, some([LANES, 32], np.int32), np.int32(500))
+    assert compiled.code.ir.count("private constant") == 1
+
+
+def test_unknown_opcode_is_refused() -> None:
+    operand = HloInstruction.create("parameter", Shape.array(PrimitiveType.F32, (8, 8)))
+    unknown = HloInstruction.create("cholesky", operand.shape, [operand])
+    program = compile_loop(counting_loop("y = f32[8] add(e0, e0)", ["y"], ["f32[8]"])).program
+    emitter = Emitter(program=program, place=None, max_unrolled=64)  # type: ignore[arg-type]
+    with pytest.raises(CodegenError, match="no rule to emit cholesky"):
+        emit_instruction(emitter, unknown)

@@ -1,0 +1,395 @@
+"""Kernels of small loops against NumPy, in every layout of their work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fuselane.codegen.llvm import HostTarget
+from fuselane.errors import CodegenError
+from fuselane.lanes.program import ElementKind
+from tests.codegen.kernels import (
+    NumpyArray,
+    Settings,
+    assert_equal,
+    check,
+    compile_loop,
+    iterate,
+    layouts,
+    replace_row,
+    run_at_page_ends,
+    some,
+)
+from tests.hlo.xla import module_of
+from tests.lanes.loops import counting_loop
+
+
+@layouts
+def test_state_of_one_element(lanes: int, options: Settings) -> None:
+    shape = f"f32[{lanes}]"
+    module = counting_loop(f"y = {shape} add(e0, e1)", ["y", "e0"], [shape] * 2)
+
+    def step(i: int, x: NumpyArray, y: NumpyArray) -> Sequence[NumpyArray]:
+        return x + y, x
+
+    check(module, step, 10, some([lanes]), some([lanes], seed=1), **options)
+
+
+@layouts
+def test_rows_of_lanes(lanes: int, options: Settings) -> None:
+    """Lanes are not the minor dimension: their elements lie between those of other lanes."""
+    body = f"""
+      z = f32[] constant(0)
+      sum = f32[{lanes}] reduce(e0, z), dimensions={{1}}, to_apply=add_f32
+      sums = f32[{lanes},4] broadcast(sum), dimensions={{0}}
+      back = f32[{lanes},4] reverse(e0), dimensions={{1}}
+      y = f32[{lanes},4] subtract(back, sums)
+      top = f32[{lanes}] reduce(y, z), dimensions={{1}}, to_apply=max_f32"""
+    module = counting_loop(body, ["y", "top"], [f"f32[{lanes},4]", f"f32[{lanes}]"], trip_count=5)
+
+    def step(i: int, x: NumpyArray, top: NumpyArray) -> Sequence[NumpyArray]:
+        y = x[:, ::-1] - x.sum(axis=1, keepdims=True)
+        return y, np.maximum(y.max(axis=1), 0)
+
+    check(module, step, 5, some([lanes, 4]), some([lanes]), **options)
+
+
+@layouts
+def test_lanes_in_the_middle(lanes: int, options: Settings) -> None:
+    body = f"""
+      first = s32[1,{lanes},3] slice(e0), slice={{[0:1], [0:{lanes}], [0:3]}}
+      second = s32[1,{lanes},3] slice(e0), slice={{[1:2], [0:{lanes}], [0:3]}}
+      sum = s32[1,{lanes},3] add(first, second)
+      y = s32[2,{lanes},3] concatenate(second, sum), dimensions={{0}}
+      t = s32[{lanes},3,2] transpose(y), dimensions={{1,2,0}}"""
+    shapes = [f"s32[2,{lanes},3]", f"s32[{lanes},3,2]"]
+    module = counting_loop(body, ["y", "t"], shapes, trip_count=7)
+
+    def step(i: int, x: NumpyArray, t: NumpyArray) -> Sequence[NumpyArray]:
+        y = np.stack([x[1], x[0] + x[1]])
+        return y, y.transpose(1, 2, 0)
+
+    check(module, step, 7, some([2, lanes, 3], np.int32), some([lanes, 3, 2], np.int32), **options)
+
+
+@layouts
+def test_more_elements_than_registers(lanes: int, options: Settings) -> None:
+    """Large states swap places, through scratch memory of their own."""
+    shape = f"s32[{lanes},100]"
+    body = f"""
+      turned = {shape} reverse(e1), dimensions={{1}}
+      y = {shape} add(e0, turned)
+      s = s32[{lanes}] reduce(y, zero), dimensions={{1}}, to_apply=add_s32"""
+    more = "add_s32 { l = s32[] parameter(0) r = s32[] parameter(1) ROOT o = s32[] add(l, r) }"
+    carried = [shape, shape, f"s32[{lanes}]"]
+    module = counting_loop(body, ["y", "e0", "s"], carried, trip_count=4, more=more)
+
+    def step(i: int, x: NumpyArray, y: NumpyArray, s: NumpyArray) -> Sequence[NumpyArray]:
+        new = x + y[:, ::-1]
+        return new, x, new.sum(axis=1)
+
+    big = some([lanes, 100], np.int32), some([lanes, 100], np.int32, seed=1)
+    check(module, step, 4, *big, some([lanes], np.int32), **options)
+
+
+@layouts
+def test_streams_in_and_out(lanes: int, options: Settings) -> None:
+    """Rows are read and written; the memory written to holds rubbish before."""
+    rows, row = f"f32[6,{lanes}]", f"f32[{lanes}]"
+    body = f"""
+      x1 = f32[1,{lanes}] dynamic-slice(e1, i, zero), dynamic_slice_sizes={{1,{lanes}}}
+      x = {row} reshape(x1)
+      y = {row} add(e0, x)
+      y1 = f32[1,{lanes}] reshape(y)
+      five = s32[] constant(5)
+      back = s32[] subtract(five, i)
+      ys = {rows} dynamic-update-slice(e2, y1, back, zero)"""
+    module = counting_loop(body, ["y", "e1", "ys"], [row, rows, rows], trip_count=6)
+
+    def step(i: int, c: NumpyArray, xs: NumpyArray, ys: NumpyArray) -> Sequence[NumpyArray]:
+        y = c + xs[i]
+        return y, xs, replace_row(ys, 5 - i, y)
+
+    xs, ys = some([6, lanes], seed=1), some([6, lanes], seed=2)
+    compiled = check(module, step, 6, some([lanes]), xs, ys, **options)
+    kinds = [element.kind for element in compiled.program.loop.elements]
+    assert kinds[2:] == [ElementKind.INVARIANT, ElementKind.STREAM]
+    assert compiled.program.loop.elements[3].is_fully_overwritten
+
+
+@layouts
+def test_rows_read_and_written_in_place(lanes: int, options: Settings) -> None:
+    """A table of 100 rows per lane: the next row is made from this one and the last."""
+    rows = f"s32[100,{lanes}]"
+    body = f"""
+      sizes = s32[] constant(98)
+      at = s32[] subtract(sizes, i)
+      here = s32[1,{lanes}] dynamic-slice(e0, i, zero), dynamic_slice_sizes={{1,{lanes}}}
+      there = s32[1,{lanes}] dynamic-slice(e0, at, zero), dynamic_slice_sizes={{1,{lanes}}}
+      y = s32[1,{lanes}] subtract(here, there)
+      ys = {rows} dynamic-update-slice(e0, y, next, zero)"""
+    module = counting_loop(body, ["ys"], [rows], trip_count=90)
+
+    def step(i: int, ys: NumpyArray) -> Sequence[NumpyArray]:
+        return [replace_row(ys, i + 1, ys[i] - ys[98 - i])]
+
+    compiled = check(module, step, 90, some([100, lanes], np.int32), **options)
+    assert compiled.program.loop.elements[1].kind is ElementKind.STREAM
+
+
+@layouts
+def test_streams_all_lanes_share(lanes: int, options: Settings) -> None:
+    """Weights read step by step, and a log of the weights, which only one block may write."""
+    row = f"f32[{lanes}]"
+    body = f"""
+      w1 = f32[1] dynamic-slice(e1, i), dynamic_slice_sizes={{1}}
+      w = f32[] reshape(w1)
+      total = f32[] add(e3, w)
+      ws = {row} broadcast(w), dimensions={{}}
+      y = {row} add(e0, ws)
+      t1 = f32[1] reshape(total)
+      log = f32[8] dynamic-update-slice(e2, t1, i)"""
+    results = ["y", "e1", "log", "total"]
+    module = counting_loop(body, results, [row, "f32[8]", "f32[8]", "f32[]"], trip_count=8)
+
+    def step(
+        i: int, x: NumpyArray, weights: NumpyArray, log: NumpyArray, total: NumpyArray
+    ) -> Sequence[NumpyArray]:
+        new = total + weights[i]
+        return x + weights[i], weights, replace_row(log, i, new), new
+
+    arguments = some([lanes]), some([8], seed=1), some([8], seed=2), np.float32(3)
+    compiled = check(module, step, 8, *arguments, **options)
+    assert compiled.program.loop.elements[3].lane_dimension is None
+
+
+@layouts
+def test_constants_and_lane_numbers(lanes: int, options: Settings) -> None:
+    """A constant per lane, a table read at a run-time index, an iota along the lanes."""
+    row = f"s32[{lanes}]"
+    per_lane = np.arange(lanes) * 7 % 11 - 5
+    table = np.arange(300) * 13 % 101
+    body = f"""
+      own = {row} constant({{{", ".join(map(str, per_lane))}}})
+      table = s32[300] constant({{{", ".join(map(str, table))}}})
+      t1 = s32[1] dynamic-slice(table, e1), dynamic_slice_sizes={{1}}
+      t = s32[] reshape(t1)
+      ts = {row} broadcast(t), dimensions={{}}
+      number = {row} iota(), iota_dimension=0
+      a = {row} multiply(own, ts)
+      b = {row} add(a, number)
+      y = {row} subtract(b, e0)"""
+    module = counting_loop(body, ["y", "t"], [row, "s32[]"], trip_count=9)
+
+    def step(i: int, x: NumpyArray, at: NumpyArray) -> Sequence[NumpyArray]:
+        value = table[np.clip(at, 0, 299)]
+        return per_lane * value + np.arange(lanes) - x, value
+
+    check(module, step, 9, some([lanes], np.int32), np.int32(290), **options)
+
+
+@layouts
+def test_initial_values_made_in_the_region(lanes: int, options: Settings) -> None:
+    """Zeros, constants and lane numbers are made by the kernel; the results still need memory."""
+    row = f"f32[{lanes}]"
+    text = f"""
+    HloModule test
+    body {{
+      p = (s32[], {row}, {row}, {row}) parameter(0)
+      i = s32[] get-tuple-element(p), index=0
+      a = {row} get-tuple-element(p), index=1
+      b = {row} get-tuple-element(p), index=2
+      c = {row} get-tuple-element(p), index=3
+      one = s32[] constant(1)
+      next = s32[] add(i, one)
+      x = {row} add(a, b)
+      y = {row} add(x, c)
+      ROOT t = (s32[], {row}, {row}, {row}) tuple(next, y, a, x)
+    }}
+    condition {{
+      p = (s32[], {row}, {row}, {row}) parameter(0)
+      i = s32[] get-tuple-element(p), index=0
+      n = s32[] constant(4)
+      ROOT go = pred[] compare(i, n), direction=LT
+    }}
+    ENTRY main {{
+      start = s32[] constant(0)
+      two = f32[] constant(2)
+      twos = {row} broadcast(two), dimensions={{}}
+      numbers = {row} iota(), iota_dimension=0
+      in = {row} parameter(0)
+      init = (s32[], {row}, {row}, {row}) tuple(start, in, twos, numbers)
+      loop = (s32[], {row}, {row}, {row}) while(init), condition=condition, body=body
+      i = s32[] get-tuple-element(loop), index=0
+      a = {row} get-tuple-element(loop), index=1
+      b = {row} get-tuple-element(loop), index=2
+      ROOT t = (s32[], {row}, {row}) tuple(i, a, b)
+    }}"""
+    compiled = compile_loop(module_of(text), **options)
+    initial = some([lanes]), np.full(lanes, 2, np.float32), np.arange(lanes, dtype=np.float32)
+    expected = iterate(lambda i, a, b, c: (a + b + c, a, a + b), 4, *initial)
+    assert_equal(compiled.run(initial[0]), expected[:3])
+
+
+@layouts
+def test_many_rows_in_several_sweeps(lanes: int, options: Settings) -> None:
+    """Steps unrolled by hand: thirty rows read and written, so tiles are swept several times."""
+    row, rows = f"s32[{lanes}]", f"s32[60,{lanes}]"
+    window = f"s32[1,{lanes}]"
+    lines = [
+        "x0 = " + row + " add(e0, e0)",
+        "six = s32[] constant(15)",
+        "at = s32[] multiply(i, six)",
+    ]
+    for k in range(15):
+        previous = "e2" if k == 0 else f"ys{k - 1}"
+        lines += [
+            f"k{k} = s32[] constant({k})",
+            f"at{k} = s32[] add(at, k{k})",
+            f"in_{k} = {window} dynamic-slice(e1, at{k}, zero), dynamic_slice_sizes={{1,{lanes}}}",
+            f"v{k} = {row} reshape(in_{k})",
+            f"x{k + 1} = {row} subtract(v{k}, x{k})",
+            f"out{k} = {window} reshape(x{k + 1})",
+            f"ys{k} = {rows} dynamic-update-slice({previous}, out{k}, at{k}, zero)",
+        ]
+    results, carried = ["x15", "e1", "ys14"], [row, rows, rows]
+    module = counting_loop("\n".join(lines), results, carried, trip_count=4)
+
+    def step(i: int, x: NumpyArray, xs: NumpyArray, ys: NumpyArray) -> Sequence[NumpyArray]:
+        x, ys = x + x, ys.copy()
+        for k in range(15 * i, 15 * i + 15):
+            x = xs[k] - x
+            ys[k] = x
+        return x, xs, ys
+
+    arguments = [some([lanes], np.int32)] + [some([60, lanes], np.int32, seed=s) for s in (1, 2)]
+    compiled = check(module, step, 4, *arguments, **options)
+    if compiled.plan.tile_vectors > 1:
+        assert compiled.code.ir.count("\nblock:") + compiled.code.ir.count("\nblock.") > 3
+
+
+@pytest.mark.parametrize(
+    "dtype", ["pred", "s8", "u8", "s16", "u16", "s64", "u32", "u64", "f16", "bf16", "f64"]
+)
+@pytest.mark.parametrize(("lanes", "options"), [(37, {}), (37, {"tile_lanes": 64}), (64, {})])
+def test_types_in_every_memory(dtype: str, lanes: int, options: Settings) -> None:
+    """A state in registers, one in runs, one in scratch, and rows, of types of all sizes."""
+    shapes = [f"{dtype}[{lanes}]", f"{dtype}[{lanes},3]", f"{dtype}[{lanes},70]"]
+    row, rows = f"{dtype}[1,{lanes}]", f"{dtype}[5,{lanes}]"
+    opcode = "xor" if dtype == "pred" else "add"
+    body = f"""
+      a = {shapes[0]} {opcode}(e0, e0)
+      last = {dtype}[{lanes},1] slice(e2), slice={{[0:{lanes}], [69:70]}}
+      b = {shapes[0]} reshape(last)
+      bs = {shapes[1]} broadcast(b), dimensions={{0}}
+      y = {shapes[1]} {opcode}(e1, bs)
+      flip = {shapes[2]} reverse(e2), dimensions={{1}}
+      z = {row} reshape(a)
+      zs = {rows} dynamic-update-slice(e3, z, i, zero)
+      old = {row} dynamic-slice(e4, i, zero), dynamic_slice_sizes={{1,{lanes}}}
+      x1 = {shapes[0]} reshape(old)
+      x = {shapes[0]} {opcode}(x1, b)"""
+    carried = [*shapes, rows, rows]
+    module = counting_loop(body, ["x", "y", "flip", "zs", "e4"], carried, trip_count=5)
+    numpy_type = module.entry.parameters[0].shape.element_type.dtype
+
+    def plus(left: NumpyArray, right: NumpyArray) -> NumpyArray:
+        return left ^ right if dtype == "pred" else left + right
+
+    def step(i: int, *e: NumpyArray) -> Sequence[NumpyArray]:
+        last = e[2][:, 69]
+        return (
+            plus(e[4][i], last),
+            plus(e[1], last[:, None]),
+            e[2][:, ::-1],
+            replace_row(e[3], i, plus(e[0], e[0])),
+            e[4],
+        )
+
+    sizes = [[lanes], [lanes, 3], [lanes, 70], [5, lanes], [5, lanes]]
+    arguments = [some(size, numpy_type.type, seed=n) for n, size in enumerate(sizes)]
+    check(module, step, 5, *arguments, **options)
+
+
+@pytest.mark.parametrize(("lanes", "options"), [(37, {}), (37, {"tile_lanes": 64}), (64, {})])
+def test_other_layouts_in_memory(lanes: int, options: Settings) -> None:
+    """The first dimension is the minor one: what is logically rows lies as columns."""
+    shape = f"f32[{lanes},3]{{0,1}}"
+    body = f"y = {shape} add(e0, e1)"
+    module = counting_loop(body, ["y", "e0"], [shape, shape], trip_count=3)
+    arguments = some([lanes, 3]), some([lanes, 3], seed=1)
+    check(module, lambda i, a, b: (a + b, a), 3, *arguments, **options)
+
+
+def test_all_tiles_in_one_call() -> None:
+    module = counting_loop("y = f32[99] add(e0, e1)", ["y", "e0"], ["f32[99]"] * 2)
+    compiled = compile_loop(module, unroll=1, tile_lanes=16)
+    arguments = some([99]), some([99], seed=1)
+    expected = iterate(lambda i, a, b: (a + b, a), 10, *arguments)
+    assert compiled.code.num_tiles == 7
+    assert_equal(compiled.run(*arguments, tiles=[(0, 7)]), expected)
+    assert_equal(compiled.run(*arguments, tiles=[(5, 7), (3, 3), (0, 5)]), expected)
+
+
+def test_tiles_that_are_not_run_leave_their_lanes_alone() -> None:
+    module = counting_loop("y = f32[64] add(e0, e0)", ["y"], ["f32[64]"], trip_count=1)
+    compiled = compile_loop(module, unroll=1, tile_lanes=16)
+    before = some([64])
+    (_, after) = compiled.run(before, tiles=[(0, 1), (2, 3)])
+    expected = before.reshape(4, 16) * np.array([[2], [1], [2], [1]])
+    np.testing.assert_array_equal(after, expected.reshape(64))
+
+
+def test_a_lane_sees_only_itself() -> None:
+    """Another input in one lane changes that lane of the results, and no other."""
+    body = """
+      z = f32[] constant(0)
+      s = f32[50] reduce(e0, z), dimensions={1}, to_apply=add_f32
+      b = f32[50,5] broadcast(s), dimensions={0}
+      y = f32[50,5] add(e0, b)"""
+    compiled = compile_loop(counting_loop(body, ["y"], ["f32[50,5]"], trip_count=3))
+    before = some([50, 5])
+    for lane in (0, 15, 16, 31, 32, 49):
+        changed = before.copy()
+        changed[lane, 2] += 1
+        differs = (compiled.run(before)[1] != compiled.run(changed)[1]).any(axis=1)
+        assert differs.tolist() == [number == lane for number in range(50)]
+
+
+def test_memory_behind_the_last_lane_is_not_touched() -> None:
+    """Inputs end where a page ends, and the next one cannot be read."""
+    shapes = ["f32[37]", "f32[37,4]", "f32[3,37]", "f32[37,100]", "pred[37]"]
+    body = """
+      x1 = f32[1,37] dynamic-slice(e2, i, zero), dynamic_slice_sizes={1,37}
+      x = f32[37] reshape(x1)
+      y = f32[37] add(e0, x)
+      n = pred[37] not(e4)
+      ys = f32[37,4] broadcast(y), dimensions={0}
+      zs = f32[37,100] broadcast(y), dimensions={0}
+      a = f32[37,4] add(e1, ys)
+      b = f32[37,100] add(e3, zs)"""
+    module = counting_loop(body, ["y", "a", "e2", "b", "n"], shapes, trip_count=3)
+    choices: list[Settings] = [{}, {"unroll": 1, "tile_lanes": 64}, {"vector_bits": 256}]
+    for options in choices:
+        compiled = compile_loop(module, **options)
+        run_at_page_ends(compiled)
+
+
+def test_scratch_memory_has_a_limit() -> None:
+    body = """
+      a = f32[4096,500] sine(e0)
+      b = f32[4096,500] reverse(a), dimensions={1}
+      y = f32[4096,500] add(a, b)"""
+    module = counting_loop(body, ["y"], ["f32[4096,500]"])
+    with pytest.raises(CodegenError, match="bytes of scratch memory"):
+        compile_loop(module, tile_lanes=4096)
+
+
+def test_same_kernel_every_time() -> None:
+    """The cache finds a kernel by its text."""
+    module = counting_loop("y = f32[64] add(e0, e1)", ["y", "e0"], ["f32[64]"] * 2)
+    first = compile_loop(module).code.ir
+    assert compile_loop(module).code.ir == first
+    assert HostTarget.host().triple not in first

@@ -27,14 +27,9 @@ class Report:
     def of(decisions: Iterable[LoopDecision], note: str = "") -> Report:
         """Returns the report of decisions in the order they were taken.
 
-        XLA may show the same module more than once; of each loop the first fused decision counts,
-        or else the last.
+        Equal ones count once: XLA may show a module again, and programs are compiled again.
         """
-        loops: dict[tuple[str, str], LoopDecision] = {}
-        for decision in decisions:
-            name = decision.module, decision.loop
-            if name not in loops or not loops[name].decision.fused:
-                loops[name] = decision
+        loops = {_identity(decision): decision for decision in decisions}
         return Report(loops=tuple(loops.values()), note=note)
 
     @property
@@ -56,6 +51,13 @@ class Report:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _identity(loop: LoopDecision) -> tuple[object, ...]:
+    """Returns what tells one loop's entry from another's; programs may share their names."""
+    decision = loop.decision
+    outcome = (loop.kernel, decision.reason, decision.sentence)
+    return (loop.module, loop.loop, loop.source, loop.trip_count, loop.lanes, *outcome)
 
 
 def _line(loop: LoopDecision) -> str:

@@ -25,6 +25,7 @@ _FREE_UNIFORM_OPS: Final = 4
 _UNIFORM_SHARE: Final = 0.04
 _TILES_PER_THREAD: Final = 4
 _MIN_TILE_VECTORS: Final = 16
+_PAGE_ELEMENTS: Final = 512  # of 8 bytes, the largest there are
 _MIN_PARALLEL_OPS: Final = 200_000
 
 
@@ -59,10 +60,11 @@ class Plan:
     def pitch(self) -> int:
         """Lanes from one row of a tile's scratch memory to the next.
 
-        One vector more than the tile has: rows a whole page apart would compete for the same
+        One vector more than the tile has, or two: rows whole pages apart would compete for the same
         cache sets, and loads from one would wait for stores to another.
         """
-        return self.tile_lanes + self.width
+        pitch = self.tile_lanes + self.width
+        return pitch if pitch % _PAGE_ELEMENTS else pitch + self.width
 
 
 @final

@@ -3,7 +3,7 @@
 A body that touches many rows of streams (a loop unrolled by the user, say) would walk through all
 of them at once, more than a CPU's prefetchers follow. Cut into sweeps, each walks through a few,
 and what one sweep leaves for a later one passes through scratch memory. Cuts are made where little
-has to pass.
+has to pass. Streams need not pass: they are in memory anyway.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def cut_into_sweeps(
     last_use = _last_uses(once, results)
     cuts = [*_choose_cuts(once, last_use, program), len(once)]
     groups = [once[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
-    return list(_describe(groups, steps, results, repeated))
+    return list(_describe(groups, steps, results, repeated, program))
 
 
 def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
@@ -118,7 +118,9 @@ def _choose_cuts(
 
 
 def _passing_size(value: HloInstruction, program: LaneProgram) -> float:
-    if not value.shape.is_array or value in program.mutable:
+    if value in program.mutable:
+        return 0
+    if not value.shape.is_array:
         return float("inf")
     return residual_size(value.shape.dimensions, program.lane_dimensions.get(value))
 
@@ -144,8 +146,15 @@ def _describe(
     steps: Sequence[Step],
     results: Sequence[HloInstruction],
     repeated: set[Step],
+    program: LaneProgram,
 ) -> Iterator[Sweep]:
-    made_by = {value: n for n, group in enumerate(groups) for s in group for value in _produced(s)}
+    made_by = {
+        value: number
+        for number, group in enumerate(groups)
+        for step in group
+        for value in _produced(step)
+        if value not in program.mutable
+    }
     needed = [_needed_by(group, (), steps, repeated) for group in groups[:-1]]
     needed.append(_needed_by(groups[-1], results, steps, repeated))
     for number, group in enumerate(groups):

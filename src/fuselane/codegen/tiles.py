@@ -167,6 +167,8 @@ class TiledLoop:
             for value, slot in received.items():
                 block.values[value] = block.materialize(passed.view(value, slot, start))
             emit_steps(block, sweep.steps)
+            for version in self.program.mutable.intersection(block.values):
+                self.emitter.values[version] = block.values[version]
             for value in sweep.left:
                 block.copy(block.array(value), passed.view(value, passed.slots[value], start))
             if sweep.is_last:

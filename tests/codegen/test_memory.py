@@ -1,0 +1,210 @@
+"""Vectors of lanes to and from memory: every layout, every type, and nothing beyond the lanes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pytest
+from llvmlite import ir
+
+from fuselane.codegen import memory
+from fuselane.codegen.memory import (
+    all_lanes,
+    element_pointer,
+    lane_numbers,
+    load_lanes,
+    load_runs,
+    store_lanes,
+    store_runs,
+)
+from fuselane.hlo.shape import PrimitiveType
+from tests.codegen.functions import Function, NumpyArray, make_block, run
+
+TYPES: Final = [
+    PrimitiveType.PRED,
+    PrimitiveType.S8,
+    PrimitiveType.U16,
+    PrimitiveType.F16,
+    PrimitiveType.BF16,
+    PrimitiveType.S32,
+    PrimitiveType.F32,
+    PrimitiveType.U64,
+    PrimitiveType.F64,
+]
+BEFORE: Final = 0x5A
+"""What bytes hold that nothing has written."""
+
+types = pytest.mark.parametrize("element", TYPES, ids=lambda element: element.lower)
+blocks = pytest.mark.parametrize(("width", "lanes"), [(2, None), (16, None), (16, 11), (8, 1)])
+
+
+def numbered(element: PrimitiveType, size: int) -> NumpyArray:
+    """Returns values that differ from their neighbours, as memory holds them."""
+    numbers = np.arange(size) * 7 % 23
+    if element is PrimitiveType.PRED:
+        return (numbers % 3 == 0).astype(np.uint8)
+    return numbers.astype(element.dtype)
+
+
+def untouched(element: PrimitiveType, size: int) -> NumpyArray:
+    stored = np.dtype(np.uint8) if element is PrimitiveType.PRED else element.dtype
+    return np.full(size * stored.itemsize, BEFORE, np.uint8).view(stored)
+
+
+def assert_same_bytes(actual: NumpyArray, expected: NumpyArray) -> None:
+    assert actual.view(np.uint8).tolist() == expected.view(np.uint8).tolist()
+
+
+@types
+@blocks
+@pytest.mark.parametrize(("source_stride", "target_stride"), [(1, 3), (3, 1)])
+def test_lanes_moved(
+    element: PrimitiveType, width: int, lanes: int | None, source_stride: int, target_stride: int
+) -> None:
+    source = numbered(element, 64)
+    target = untouched(element, 64)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        block = make_block(function, width, lanes=lanes)
+        value = load_lanes(function.builder, start, element, source_stride, block)
+        store_lanes(function.builder, value, end, element, target_stride, block)
+
+    expected = target.copy()
+    for lane in range(width if lanes is None else lanes):
+        expected[lane * target_stride] = source[lane * source_stride]
+    run(emit, source, target)
+    assert_same_bytes(target, expected)
+
+
+@types
+@blocks
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
+def test_runs_loaded(element: PrimitiveType, width: int, lanes: int | None, length: int) -> None:
+    """A run of every lane becomes one vector for each place in the run."""
+    source = numbered(element, 16 * length)
+    target = untouched(element, 16 * length)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        builder = function.builder
+        block = make_block(function, width, lanes=lanes)
+        for number, value in enumerate(load_runs(builder, start, element, length, block)):
+            offset = ir.Constant(ir.IntType(64), number * width)
+            place = element_pointer(builder, end, offset, element)
+            store_lanes(builder, value, place, element, 1, block)
+
+    expected = target.copy()
+    for number in range(length):
+        for lane in range(width if lanes is None else lanes):
+            expected[number * width + lane] = source[lane * length + number]
+    run(emit, source, target)
+    assert_same_bytes(target, expected)
+
+
+@types
+@blocks
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
+def test_runs_stored(element: PrimitiveType, width: int, lanes: int | None, length: int) -> None:
+    source = numbered(element, 16 * length)
+    target = untouched(element, 16 * length)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        builder = function.builder
+        whole, block = make_block(function, width), make_block(function, width, lanes=lanes)
+        values = []
+        for number in range(length):
+            offset = ir.Constant(ir.IntType(64), number * width)
+            place = element_pointer(builder, start, offset, element)
+            values.append(load_lanes(builder, place, element, 1, whole))
+        store_runs(builder, values, end, element, block)
+
+    expected = target.copy()
+    for number in range(length):
+        for lane in range(width if lanes is None else lanes):
+            expected[lane * length + number] = source[number * width + lane]
+    run(emit, source, target)
+    assert_same_bytes(target, expected)
+
+
+@pytest.mark.parametrize(("width", "stride"), [(1, 1), (8, 1), (8, 2)])
+def test_every_byte_but_zero_is_true(width: int, stride: int) -> None:
+    """Whatever a byte holds, what is stored is 0 or 1."""
+    source = np.tile(np.array([0, 1, 2, 128, 255], np.uint8), 4)[:16]
+    target = np.full(8, BEFORE, np.uint8)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        builder = function.builder
+        if width == 1:
+            value = memory.load(builder, start, PrimitiveType.PRED)
+            assert value.type == ir.IntType(1)
+            memory.store(builder, value, end, PrimitiveType.PRED)
+            return
+        block = make_block(function, width)
+        value = load_lanes(builder, start, PrimitiveType.PRED, stride, block)
+        store_lanes(builder, value, end, PrimitiveType.PRED, 1, block)
+
+    run(emit, source, target)
+    expected = (source[: width * stride : stride] != 0).astype(np.uint8)
+    assert target[:width].tolist() == expected.tolist()
+    assert (target[width:] == BEFORE).all()
+
+
+@types
+def test_one_element(element: PrimitiveType) -> None:
+    source, target = numbered(element, 8), untouched(element, 8)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value, at: ir.Value) -> None:
+        builder = function.builder
+        value = memory.load(builder, element_pointer(builder, start, at, element), element)
+        memory.store(builder, value, end, element)
+
+    run(emit, source, target, 5)
+    assert target[0] == source[5]
+    assert_same_bytes(target[1:], untouched(element, 7))
+
+
+def test_lanes_that_do_not_exist_are_zero() -> None:
+    """What a masked load puts in their place must not trap or be poison."""
+    source, target = numbered(PrimitiveType.S32, 16) + 1, untouched(PrimitiveType.S32, 32)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        builder = function.builder
+        part, whole = make_block(function, 8, lanes=3), make_block(function, 8)
+        for number, stride in enumerate((1, 2)):
+            value = load_lanes(builder, start, PrimitiveType.S32, stride, part)
+            offset = ir.Constant(ir.IntType(64), number * 8)
+            place = element_pointer(builder, end, offset, PrimitiveType.S32)
+            store_lanes(builder, value, place, PrimitiveType.S32, 1, whole)
+
+    run(emit, source, target)
+    assert target[:8].tolist() == [*source[:3], 0, 0, 0, 0, 0]
+    assert target[8:16].tolist() == [*source[:6:2], 0, 0, 0, 0, 0]
+
+
+def test_what_never_changes_is_marked_so() -> None:
+    """Only then may LLVM move loads over stores."""
+    array = np.zeros(64, np.float32)
+
+    def emit(function: Function, start: ir.Value) -> None:
+        for stride in (1, 2):
+            for lanes in (None, 3):
+                block = make_block(function, 4, lanes=lanes)
+                for invariant in (False, True):
+                    load_lanes(
+                        function.builder,
+                        start,
+                        PrimitiveType.F32,
+                        stride,
+                        block,
+                        invariant=invariant,
+                    )
+
+    assert run(emit, array).count("!invariant.load") == 4
+
+
+def test_lane_constants() -> None:
+    function = Function([])
+    assert str(lane_numbers(3, 32)) == "<3 x i32> <i32 0, i32 1, i32 2>"
+    assert "i1 1, i1 1" in str(all_lanes(make_block(function, 2)))
+    block = make_block(function, 2, lanes=1)
+    assert all_lanes(block) is block.mask

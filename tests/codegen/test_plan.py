@@ -1,0 +1,172 @@
+"""Layouts of work: what must hold of every one, and which kind a loop gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from fuselane.codegen.plan import Plan, make_plan
+from fuselane.config import Options
+from fuselane.device import DeviceDescription
+from fuselane.lanes.program import LaneProgram
+from tests.codegen.kernels import DEVICE, form_program
+from tests.lanes.loops import counting_loop
+
+SMALL: Final = dataclasses.replace(
+    DEVICE, vector_bits=128, num_vector_registers=16, l1_bytes=16 * 1024, l2_bytes=64 * 1024
+)
+MANY_CORES: Final = dataclasses.replace(DEVICE, num_cores=64)
+
+
+def small_state(lanes: int, trips: int = 10_000, dtype: str = "f32") -> LaneProgram:
+    row = f"{dtype}[{lanes}]"
+    body = f"y = {row} add(e0, e1)"
+    return form_program(counting_loop(body, ["y", "e0"], [row, row], trip_count=trips))
+
+
+def large_state(lanes: int) -> LaneProgram:
+    shape = f"f32[{lanes},100]"
+    body = f"y = {shape} reverse(e0), dimensions={{1}}"
+    return form_program(counting_loop(body, ["y"], [shape], trip_count=10_000))
+
+
+def streams(lanes: int) -> LaneProgram:
+    body = f"""
+      x = f32[1,{lanes}] dynamic-slice(e1, i, zero), dynamic_slice_sizes={{1,{lanes}}}
+      x1 = f32[{lanes}] reshape(x)
+      y = f32[{lanes}] add(e0, x1)"""
+    carried = [f"f32[{lanes}]", f"f32[10000,{lanes}]"]
+    return form_program(counting_loop(body, ["y", "e1"], carried, trip_count=10_000))
+
+
+def shared_work(lanes: int) -> LaneProgram:
+    names = ["e1", *(f"w{k}" for k in range(20))]
+    work = "\n".join(f"{y} = f32[] sine({x})" for x, y in itertools.pairwise(names))
+    body = f"""
+      {work}
+      ws = f32[{lanes}] broadcast(w19), dimensions={{}}
+      y = f32[{lanes}] add(e0, ws)"""
+    carried = [f"f32[{lanes}]", "f32[]"]
+    return form_program(counting_loop(body, ["y", "w19"], carried, trip_count=10_000))
+
+
+KINDS: Final[list[Any]] = [small_state, large_state, streams, shared_work]
+
+
+def all_options() -> Iterator[Options]:
+    for bits, unroll, tile, threads in itertools.product(
+        (None, 128, 256, 512), (None, 1, 3, 16), (None, 1, 64, 100_000), (None, 1)
+    ):
+        yield Options(vector_bits=bits, unroll=unroll, tile_lanes=tile, threads=threads)
+
+
+def check_plan(plan: Plan, lanes: int, device: DeviceDescription) -> None:
+    assert plan.width >= 2
+    assert plan.tile_vectors >= 1
+    assert plan.num_tiles >= 1
+    assert plan.tile_lanes * plan.num_tiles >= lanes, "lanes are left out"
+    assert plan.tile_lanes * (plan.num_tiles - 1) < lanes, "a tile has no lanes"
+    assert plan.pitch >= plan.tile_lanes
+    for element_bytes in (4, 8):
+        assert plan.pitch * element_bytes % 4096, "rows whole pages apart"
+    assert 1 <= plan.max_unrolled <= 64
+    assert not plan.parallel or (plan.num_tiles > 1 and device.num_cores > 1)
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("lanes", [2, 3, 16, 17, 100, 496, 1000, 2048, 65_536])
+def test_tiles_cover_all_lanes(make: Any, lanes: int) -> None:
+    """Whatever the machine and the options."""
+    program = make(lanes)
+    for device in (DEVICE, SMALL, MANY_CORES):
+        for options in all_options():
+            check_plan(make_plan(program, options, device), lanes, device)
+
+
+def plan_of(program: LaneProgram, device: DeviceDescription = DEVICE, **options: Any) -> Plan:
+    return make_plan(program, Options(**options), device)
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+def test_vectors_are_as_wide_as_asked_for(bits: int) -> None:
+    assert plan_of(small_state(2048), vector_bits=bits, unroll=1).width == bits // 32
+    assert plan_of(small_state(2048), vector_bits=bits, unroll=3).width == 3 * bits // 32
+    doubles = small_state(2048, dtype="f64")
+    assert plan_of(doubles, vector_bits=bits, unroll=1).width == bits // 64
+    narrow = dataclasses.replace(DEVICE, vector_bits=bits)
+    assert plan_of(small_state(2048), narrow, unroll=1).width == bits // 32
+
+
+def test_small_state_stays_in_registers() -> None:
+    """Several vectors at once hide latencies, as long as there are lanes for all threads."""
+    plan = plan_of(small_state(65_536))
+    assert plan.tile_vectors == 1
+    assert plan.width > 16
+    assert plan_of(small_state(16)).width == 16
+
+
+@pytest.mark.parametrize("make", [large_state, streams, shared_work])
+def test_what_wants_tiles_gets_them(make: Any) -> None:
+    """State beyond the registers, rows of streams, work that all lanes share."""
+    plan = plan_of(make(65_536))
+    assert plan.tile_vectors > 1
+    assert plan.width == 16
+
+
+def test_shared_work_is_spread_over_many_lanes() -> None:
+    assert plan_of(shared_work(65_536)).tile_lanes > plan_of(large_state(65_536)).tile_lanes
+
+
+def test_state_of_a_tile_stays_in_the_cache() -> None:
+    for device in (DEVICE, SMALL):
+        plan = plan_of(streams(65_536), device)
+        assert plan.pitch * 4 <= device.l2_bytes // 2
+
+
+@pytest.mark.parametrize("lanes", [64, 100, 1000])
+@pytest.mark.parametrize("tile", [16, 64, 1000])
+def test_tiles_are_as_large_as_asked_for(lanes: int, tile: int) -> None:
+    plan = plan_of(small_state(lanes), unroll=1, tile_lanes=tile)
+    assert plan.tile_lanes == min(tile // 16, -(-lanes // 16)) * 16
+
+
+def test_threads_only_for_much_work() -> None:
+    assert plan_of(small_state(65_536), MANY_CORES).parallel
+    assert not plan_of(small_state(65_536, trips=1), DEVICE).parallel
+    assert not plan_of(small_state(65_536), dataclasses.replace(DEVICE, num_cores=1)).parallel
+    assert not plan_of(small_state(65_536), threads=1).parallel
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("cores", [2, 3, 8])
+def test_every_thread_has_a_tile(make: Any, cores: int) -> None:
+    device = dataclasses.replace(DEVICE, num_cores=cores)
+    plan = plan_of(make(65_536), device)
+    assert plan.parallel
+    assert plan.num_tiles >= cores
+
+
+def test_long_bodies_keep_fewer_elements_in_registers() -> None:
+    """Thousands of unrolled elements would take LLVM minutes."""
+    shape = "f32[512,50]"
+    names = ["e0", *(f"x{k}" for k in range(300))]
+    body = "\n".join(
+        f"{y} = {shape} reverse({x}), dimensions={{1}}" for x, y in itertools.pairwise(names)
+    )
+    long = form_program(counting_loop(body, ["x299"], [shape]))
+    short = form_program(
+        counting_loop(f"y = {shape} reverse(e0), dimensions={{1}}", ["y"], [shape])
+    )
+    assert plan_of(short).max_unrolled == 64
+    assert plan_of(long).max_unrolled < 50
+
+
+def test_work_is_measured() -> None:
+    """Loops inside count as often as they run; what all lanes share counts by itself."""
+    plan = plan_of(shared_work(512))
+    assert plan.uniform_ops > 20 * plan.lane_ops
+    assert plan_of(large_state(512)).lane_ops >= 1

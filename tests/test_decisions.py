@@ -35,7 +35,7 @@ def test_details_are_filled_in() -> None:
 def entry(number: int) -> LoopDecision:
     decision = Decision(reason=Reason.FUSED, sentence="")
     return LoopDecision(
-        module="m", loop=str(number), source="", trip_count=None, lanes=None, decision=decision
+        module="m", name=str(number), source="", trip_count=None, lanes=None, decision=decision
     )
 
 
@@ -43,7 +43,7 @@ def test_log_is_bounded() -> None:
     log = DecisionLog(max_decisions=3)
     for number in range(5):
         log.append(entry(number))
-    assert [e.loop for e in log] == ["2", "3", "4"]
+    assert [e.name for e in log] == ["2", "3", "4"]
     assert len(log) == 3
     log.clear()
     assert not list(log)

@@ -125,7 +125,7 @@ class LoopDecision:
 
     Attributes:
         module: Name of the HLO module.
-        loop: Name of the `while` instruction.
+        name: Name of the `while` instruction.
         source: The user's source line of the loop, or "".
         trip_count: Number of iterations, or None if it is only known at run time.
         lanes: Number of lanes, or None if none were found.
@@ -134,12 +134,22 @@ class LoopDecision:
     """
 
     module: str
-    loop: str
+    name: str
     source: str
     trip_count: int | None
     lanes: int | None
     decision: Decision
     kernel: str = ""
+
+    @property
+    def fused(self) -> bool:
+        """Whether a kernel replaces the loop."""
+        return self.decision.fused
+
+    @property
+    def reason(self) -> Reason:
+        """The kind of answer; `decision.sentence` has the details."""
+        return self.decision.reason
 
 
 @final

@@ -159,7 +159,7 @@ class _Fusion:
         trip_count = program.loop.trip_count if program else compute_trip_count(loop)
         entry = LoopDecision(
             module=self.module.name,
-            loop=loop.name,
+            name=loop.name,
             source=self._source(loop),
             trip_count=trip_count,
             lanes=program.num_lanes if program else None,

@@ -61,6 +61,6 @@ def check_description(description: Description) -> list[str]:
     assert_same_results(expected[1], actual[1], NEAR)
     codes = [loop.decision.reason.code for loop in report.loops]
     for loop in report.loops:
-        note(f"{loop.loop}: {loop.decision.sentence}")
+        note(f"{loop.name}: {loop.decision.sentence}")
     assert set(codes) <= ALLOWED, codes
     return codes

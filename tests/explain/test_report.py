@@ -17,7 +17,7 @@ FUSED = Reason.FUSED.decide(instruction="while.1", opcode="while", lanes=1000)
 def loop(name: str, decision: Decision, *, lanes: int | None = 1000) -> LoopDecision:
     return LoopDecision(
         module="jit_f",
-        loop=name,
+        name=name,
         source="user.py:7 (f)",
         trip_count=12_345 if decision.fused else None,
         lanes=lanes,
@@ -48,7 +48,7 @@ def test_json() -> None:
     assert report["loops"] == [
         {
             "module": "jit_f",
-            "loop": "while.2",
+            "name": "while.2",
             "source": "user.py:7 (f)",
             "trip_count": None,
             "lanes": None,

@@ -35,7 +35,7 @@ class Report:
     @property
     def num_fused(self) -> int:
         """How many loops run as kernels."""
-        return sum(loop.decision.fused for loop in self.loops)
+        return sum(loop.fused for loop in self.loops)
 
     def text(self) -> str:
         """Returns one line per loop: name, source line, trip count, lanes, fused or why not."""
@@ -45,7 +45,7 @@ class Report:
         return "\n".join([*lines, self.note] if self.note else lines)
 
     def json(self) -> str:
-        """Returns the report as a JSON object: `{"loops": [{"loop", "source", ...}], "note"}`."""
+        """Returns the report as a JSON object: `{"loops": [{"name", "source", ...}], "note"}`."""
         loops = [_fields(loop) for loop in self.loops]
         return json.dumps({"loops": loops, "note": self.note}, indent=2)
 
@@ -57,14 +57,14 @@ def _identity(loop: LoopDecision) -> tuple[object, ...]:
     """Returns what tells one loop's entry from another's; programs may share their names."""
     decision = loop.decision
     outcome = (loop.kernel, decision.reason, decision.sentence)
-    return (loop.module, loop.loop, loop.source, loop.trip_count, loop.lanes, *outcome)
+    return (loop.module, loop.name, loop.source, loop.trip_count, loop.lanes, *outcome)
 
 
 def _line(loop: LoopDecision) -> str:
     steps = "? steps" if loop.trip_count is None else _count(loop.trip_count, "step")
     lanes = "no lanes" if loop.lanes is None else _count(loop.lanes, "lane")
     place = f" at {loop.source}" if loop.source else ""
-    return f"{loop.loop}{place}: {steps}, {lanes}: {_outcome(loop.decision)}"
+    return f"{loop.name}{place}: {steps}, {lanes}: {_outcome(loop.decision)}"
 
 
 def _outcome(decision: Decision) -> str:
@@ -90,12 +90,12 @@ def _fields(loop: LoopDecision) -> dict[str, Any]:
     decision = loop.decision
     return {
         "module": loop.module,
-        "loop": loop.loop,
+        "name": loop.name,
         "source": loop.source,
         "trip_count": loop.trip_count,
         "lanes": loop.lanes,
-        "fused": decision.fused,
-        "reason": decision.reason.code,
+        "fused": loop.fused,
+        "reason": loop.reason.code,
         "sentence": decision.sentence,
         "instruction": decision.instruction,
         "opcode": decision.opcode,

@@ -97,7 +97,7 @@ def assert_decisions(report: fuselane.Report, refused: Sequence[str] = ()) -> No
         return
     assert report.loops, "no loop reached Fuselane"
     codes = [loop.decision.reason.code for loop in report.loops]
-    told = "\n".join(f"{loop.loop}: {loop.decision.sentence}" for loop in report.loops)
+    told = "\n".join(f"{loop.name}: {loop.decision.sentence}" for loop in report.loops)
     if refused:
         assert codes[0] in refused, told
     else:

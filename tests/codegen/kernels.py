@@ -28,6 +28,7 @@ from fuselane.device import DeviceDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
+from fuselane.lanes.carry import get_indices_used
 from fuselane.lanes.form import form
 from fuselane.lanes.program import ElementKind, LaneProgram
 from tests.lanes.loops import loop_of
@@ -100,7 +101,7 @@ class CompiledLoop:
         return self.code.plan
 
     def run(self, *arguments: Any, tiles: Sequence[tuple[int, int]] | None = None) -> list[Any]:
-        """Returns the loop's result for arguments of its module: one array per tuple element.
+        """Returns the loop's result for arguments of its module: each tuple element that is used.
 
         Args:
             arguments: As the module's entry computation has them.
@@ -120,7 +121,9 @@ class CompiledLoop:
             self.call([b.address for b in inputs], [b.address for b in outputs], first, last)
         for buffer in (*inputs, *outputs):
             buffer.check(may_change=buffer in outputs)
-        results = {i: evaluate(v, arguments) for i, v in self.program.invariants.items()}
+        used = get_indices_used(self.program.site)
+        invariants = self.program.invariants.items()
+        results = {index: evaluate(v, arguments) for index, v in invariants if index in used}
         for index, buffer in zip(self.program.output_indices, outputs, strict=True):
             results[index] = from_memory(buffer.array, self._shape(index))
         return [results[index] for index in sorted(results)]

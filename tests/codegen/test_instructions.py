@@ -36,33 +36,39 @@ sizes = pytest.mark.parametrize("size", [5, 20, 70])
 @either
 @sizes
 def test_moving_elements(options: Settings, size: int) -> None:
-    """What is known while the kernel is built for few elements is worked out in a loop for many."""
-    shape = f"s32[{LANES},{size}]"
-    padded, doubled = 2 * size + 4, 3 * size
+    """What is known while the kernel is built for few elements is worked out in a loop for many.
+
+    Every element of every instruction counts, those at the ends too.
+    """
+    shape, padded, total = f"s32[{LANES},{size}]", 2 * size + 4, 4 * size + 4
     body = f"""
       v = s32[] constant(9)
       wide = s32[{LANES},{padded}] pad(e0, v), padding=0_0x3_2_1
       back = s32[{LANES},{padded}] reverse(wide), dimensions={{1}}
-      some = {shape} slice(back), slice={{[0:{LANES}], [1:{2 * size}:2]}}
-      long = s32[{LANES},{doubled}] concatenate(some, e0, wide_end), dimensions={{1}}
-      table = s32[{LANES},3,{size}] reshape(long)
-      turned = s32[{LANES},{size},3] transpose(table), dimensions={{0,2,1}}
-      flat = s32[{LANES},{doubled}] reshape(turned)
-      middle = {shape} slice(flat), slice={{[0:{LANES}], [{size}:{2 * size}]}}
-      y = {shape} pad(middle, v), padding=0_0x-2_2"""
-    end = f"wide_end = {shape} slice(wide), slice={{[0:{LANES}], [4:{size + 4}]}}\n      long"
-    module = counting_loop(body.replace("long", end, 1), ["y"], [shape], trip_count=3)
+      less = {shape} slice(back), slice={{[0:{LANES}], [1:{2 * size}:2]}}
+      long = s32[{LANES},{total}] concatenate(less, e0, back), dimensions={{1}}
+      table = s32[{LANES},2,{total // 2}] reshape(long)
+      turned = s32[{LANES},{total // 2},2] transpose(table), dimensions={{0,2,1}}
+      flat = s32[{LANES},{total}] reshape(turned)
+      shifted = s32[{LANES},{total}] pad(flat, v), padding=0_0x-1_1
+      low = {shape} slice(shifted), slice={{[0:{LANES}], [0:{size}]}}
+      middle = {shape} slice(shifted), slice={{[0:{LANES}], [{size}:{2 * size}]}}
+      high = s32[{LANES},{2 * size + 4}] slice(shifted), slice={{[0:{LANES}], [{2 * size}:{total}]}}
+      y = {shape} subtract(low, middle)"""
+    carried = [shape, f"s32[{LANES},{2 * size + 4}]"]
+    module = counting_loop(body, ["y", "high"], carried, trip_count=3)
 
-    def step(i: int, x: NumpyArray) -> Sequence[NumpyArray]:
+    def step(i: int, x: NumpyArray, _: NumpyArray) -> Sequence[NumpyArray]:
         wide = np.full((LANES, padded), 9)
         wide[:, 3 : 2 + 2 * size : 2] = x
-        parts = [wide[:, ::-1][:, 1 : 2 * size : 2], x, wide[:, 4 : size + 4]]
-        flat = np.stack(parts, axis=2).reshape(LANES, doubled)
-        y = np.full_like(x, 9)
-        y[:, :-2] = flat[:, size + 2 : 2 * size]
-        return [y]
+        back = wide[:, ::-1]
+        long = np.concatenate([back[:, 1 : 2 * size : 2], x, back], axis=1)
+        flat = long.reshape(LANES, 2, total // 2).transpose(0, 2, 1).reshape(LANES, total)
+        shifted = np.concatenate([flat[:, 1:], np.full((LANES, 1), 9)], axis=1)
+        return shifted[:, :size] - shifted[:, size : 2 * size], shifted[:, 2 * size :]
 
-    check(module, step, 3, some([LANES, size], np.int32), **options)
+    others = some([LANES, 2 * size + 4], np.int32)
+    check(module, step, 3, some([LANES, size], np.int32), others, **options)
 
 
 @either

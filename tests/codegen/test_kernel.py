@@ -234,6 +234,52 @@ def test_initial_values_made_in_the_region(lanes: int, options: Settings) -> Non
 
 
 @layouts
+def test_rows_picked_in_front_of_the_loop(lanes: int, options: Settings) -> None:
+    """An invariant that is a row of a larger array is read where it lies."""
+    row, table = f"f32[{lanes}]", f"f32[5,{lanes}]"
+    carried = f"(s32[], {row}, {row})"
+    text = f"""
+    HloModule test
+    pick {{
+      table = {table} parameter(0)
+      third = f32[1,{lanes}] slice(table), slice={{[2:3], [0:{lanes}]}}
+      ROOT picked = {row} bitcast(third)
+    }}
+    body {{
+      p = {carried} parameter(0)
+      i = s32[] get-tuple-element(p), index=0
+      x = {row} get-tuple-element(p), index=1
+      r = {row} get-tuple-element(p), index=2
+      one = s32[] constant(1)
+      next = s32[] add(i, one)
+      y = {row} subtract(r, x)
+      ROOT t = {carried} tuple(next, y, r)
+    }}
+    condition {{
+      p = {carried} parameter(0)
+      i = s32[] get-tuple-element(p), index=0
+      n = s32[] constant(5)
+      ROOT go = pred[] compare(i, n), direction=LT
+    }}
+    ENTRY main {{
+      start = s32[] constant(0)
+      in = {row} parameter(0)
+      table = {table} parameter(1)
+      picked = {row} fusion(table), kind=kLoop, calls=pick
+      init = {carried} tuple(start, in, picked)
+      loop = {carried} while(init), condition=condition, body=body
+      i = s32[] get-tuple-element(loop), index=0
+      x = {row} get-tuple-element(loop), index=1
+      ROOT t = (s32[], {row}) tuple(i, x)
+    }}"""
+    compiled = compile_loop(module_of(text), **options)
+    assert [p.shape.dimensions for p in compiled.program.inputs] == [(lanes,), (5, lanes)]
+    state, rows = some([lanes]), some([5, lanes], seed=1)
+    expected = iterate(lambda i, x: [rows[2] - x], 5, state)
+    assert_equal(compiled.run(state, rows)[:2], expected)
+
+
+@layouts
 def test_many_rows_in_several_sweeps(lanes: int, options: Settings) -> None:
     """Steps unrolled by hand: thirty rows read and written, so tiles are swept several times."""
     row, rows = f"s32[{lanes}]", f"s32[60,{lanes}]"
@@ -323,6 +369,51 @@ def test_other_layouts_in_memory(lanes: int, options: Settings) -> None:
     check(module, lambda i, a, b: (a + b, a), 3, *arguments, **options)
 
 
+def test_rows_of_lanes_move_whole() -> None:
+    """Four elements of sixteen lanes are one load or store, not four gathers or scatters."""
+    shape = "f32[64,4]"
+    body = f"y = {shape} reverse(e0), dimensions={{1}}"
+    text = compile_loop(counting_loop(body, ["y"], [shape]), unroll=1).code.ir
+    assert text.count("load <64 x float>") == text.count("store <64 x float>") == 1
+    assert "gather" not in text and "scatter" not in text
+
+
+def test_large_values_pass_from_sweep_to_sweep() -> None:
+    """Arrays of 70 elements a lane, one made of the other in each of 30 steps of a body."""
+    shape, rows = "s32[40,70]", "s32[1000,40]"
+    lines = ["many = s32[] constant(30)", "first = s32[] multiply(i, many)"]
+    for k in range(30):
+        source = f"x{k - 1}" if k else "e0"
+        lines += [
+            f"k{k} = s32[] constant({k})",
+            f"at{k} = s32[] add(first, k{k})",
+            f"in_{k} = s32[1,40] dynamic-slice(e1, at{k}, zero), dynamic_slice_sizes={{1,40}}",
+            f"v{k} = s32[40] reshape(in_{k})",
+            f"vs{k} = {shape} broadcast(v{k}), dimensions={{0}}",
+            f"turned{k} = {shape} reverse({source}), dimensions={{1}}",
+            f"x{k} = {shape} subtract(vs{k}, turned{k})",
+        ]
+    lines.append(f"y = {shape} add(x29, x9)")
+    module = counting_loop("\n".join(lines), ["y", "e1"], [shape, rows], trip_count=2)
+
+    def step(i: int, x: NumpyArray, table: NumpyArray) -> Sequence[NumpyArray]:
+        made = [x]
+        for k in range(30):
+            made.append(table[30 * i + k][:, None] - made[-1][:, ::-1])
+        return made[30] + made[10], table
+
+    compiled = check(
+        module,
+        step,
+        2,
+        some([40, 70], np.int32),
+        some([1000, 40], np.int32, seed=1),
+        unroll=1,
+        tile_lanes=64,
+    )
+    assert compiled.code.ir.count("\nblock") > 8
+
+
 def test_all_tiles_in_one_call() -> None:
     module = counting_loop("y = f32[99] add(e0, e1)", ["y", "e0"], ["f32[99]"] * 2)
     compiled = compile_loop(module, unroll=1, tile_lanes=16)
@@ -340,6 +431,50 @@ def test_tiles_that_are_not_run_leave_their_lanes_alone() -> None:
     (_, after) = compiled.run(before, tiles=[(0, 1), (2, 3)])
     expected = before.reshape(4, 16) * np.array([[2], [1], [2], [1]])
     np.testing.assert_array_equal(after, expected.reshape(64))
+
+
+@pytest.mark.parametrize("tile_lanes", [16, 32])
+def test_the_first_tile_alone_writes_what_all_lanes_share(tile_lanes: int) -> None:
+    """Others would write the same, but at the same time. Loops in the loop are no exception."""
+    row, log = "s32[96]", "s32[100]"
+    more = f"""
+    inner_body {{
+      p = (s32[], {log}, {row}) parameter(0)
+      k = s32[] get-tuple-element(p), index=0
+      a = {log} get-tuple-element(p), index=1
+      v = {row} get-tuple-element(p), index=2
+      one = s32[] constant(1)
+      k1 = s32[] add(k, one)
+      seven = s32[1] constant({{7}})
+      u = {log} dynamic-update-slice(a, seven, k)
+      ks = {row} broadcast(k), dimensions={{}}
+      c = {row} add(v, ks)
+      ROOT t = (s32[], {log}, {row}) tuple(k1, u, c)
+    }}
+    stop {{
+      p = (s32[], {log}, {row}) parameter(0)
+      k = s32[] get-tuple-element(p), index=0
+      n = s32[] constant(50)
+      ROOT go = pred[] compare(k, n), direction=LT
+    }}"""
+    body = f"""
+      init = (s32[], {log}, {row}) tuple(i, e0, e1)
+      w = (s32[], {log}, {row}) while(init), condition=stop, body=inner_body
+      x = {log} get-tuple-element(w), index=1
+      v = {row} get-tuple-element(w), index=2
+      total = s32[] add(e2, i)"""
+    carried = [log, row, "s32[]"]
+    module = counting_loop(body, ["x", "v", "total"], carried, trip_count=3, more=more)
+    compiled = compile_loop(module, unroll=1, tile_lanes=tile_lanes)
+    arguments = [some([100], np.int32), some([96], np.int32), np.int32(5)]
+    last = compiled.code.num_tiles
+    before = compiled.run(*arguments, tiles=[])
+    after = compiled.run(*arguments, tiles=[(1, last)])
+    for number in (0, 1, 3):
+        np.testing.assert_array_equal(after[number], before[number])
+    whole = compiled.run(*arguments, tiles=[(0, last)])
+    assert whole[1].tolist() == [7] * 50 + before[1][50:].tolist()
+    assert whole[3] == 8
 
 
 def test_a_lane_sees_only_itself() -> None:

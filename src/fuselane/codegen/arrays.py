@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +165,8 @@ class Memory(Array):
     """An array in memory, of any layout: an input, an output, or a large constant.
 
     pointer: Its first element.
-    strides: Elements from one index to the next, for every dimension of the whole array.
+    strides: Elements from one index to the next, for every dimension of the whole array, which is
+        dense: what lies between two lanes belongs to the first of them.
     written: When the kernel writes it.
     loaded: Runs loaded so far, by basic block and address; see `run`.
     """
@@ -189,11 +189,8 @@ class Memory(Array):
         if self.lane is None:
             return 1
         stride = self.strides[self.lane]
-        sizes = self.shape.dimensions
-        minor = [axis for axis, step in enumerate(self.strides) if step < stride]
-        is_dense = math.prod(sizes[axis] for axis in minor if axis != self.lane) == stride
         is_short = stride <= _MAX_RUN and stride * block.width <= _MAX_RUN_TIMES_WIDTH
-        return stride if is_dense and is_short else 1
+        return stride if is_short else 1
 
     def place_in_run(self, index: Element) -> int | None:
         """Returns which element of its run an index is, None if that isn't known."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import jax
@@ -57,16 +58,23 @@ def check(
         assert_decisions(report, codes)
 
 
-def run_fused(program: Program, *arguments: Any, **jit_arguments: Any) -> Any:
+def run_fused(
+    program: Program,
+    *arguments: Any,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **jit_arguments: Any,
+) -> Any:
     """Returns the program's results under Fuselane; a warning of Fuselane's fails the test."""
-    with fuselane.enabled(verify=True), no_warnings():
+    with fuselane.enabled(verify=True, **options), no_warnings():
         return jax.block_until_ready(jax.jit(program, **jit_arguments)(*arguments))
 
 
-def run_and_explain(program: Program, *arguments: Any) -> tuple[Any, fuselane.Report]:
+def run_and_explain(
+    program: Program, *arguments: Any, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Any, fuselane.Report]:
     """Returns the program's results under Fuselane and what became of its loops."""
     num_before = len(fuselane.decisions().loops)
-    results = run_fused(program, *arguments)
+    results = run_fused(program, *arguments, options=options)
     loops = fuselane.decisions().loops[num_before:]
     # Nothing new is logged where JAX had the program already.
     return results, fuselane.Report(loops=loops) if loops else explain(program, *arguments)

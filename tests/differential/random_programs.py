@@ -15,8 +15,9 @@ continuous functions of bounded slope, never decides anything, and is compared w
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
 
@@ -41,6 +42,8 @@ DTYPES: Final = (
 )
 WIDE_DTYPES: Final = ("int64", "float64", "uint64", "int32", "float32")
 RESIDUALS: Final = ((), (3,), (2, 3), (1,), (4,))
+# What is carried may also be too large for registers.
+CARRIED_RESIDUALS: Final = (*RESIDUALS, (80,), (67, 2))
 # Step and bound of the grid on which the exact floats of each dtype lie.
 GRIDS: Final = {
     "float64": (0.125, 64.0),
@@ -48,6 +51,17 @@ GRIDS: Final = {
     "float16": (0.5, 8.0),
     "bfloat16": (1.0, 8.0),
 }
+
+# How kernels may be laid out, other than as the cost model chooses.
+OPTIONS: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "vector_bits": st.sampled_from((128, 256, 512)),
+        "unroll": st.sampled_from((1, 2, 3)),
+        "tile_lanes": st.sampled_from((1, 24, 64, 1000)),
+        "threads": st.sampled_from((1, 3)),
+    },
+)
 
 
 @final
@@ -80,7 +94,7 @@ class Slot:
 @final
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A whole random program."""
+    """A whole random program, and the options under which it is compiled."""
 
     lanes: int
     lanes_in_front: bool
@@ -94,6 +108,7 @@ class Description:
     updates: tuple[int, ...]
     results: tuple[int, ...]
     seed: int
+    options: Mapping[str, Any]
 
     @property
     def x64(self) -> bool:
@@ -128,23 +143,26 @@ def descriptions(draw: st.DrawFn) -> Description:
     """Draws a program of up to three carries, two streams and a dozen operations, with an inner
     loop."""
     dtypes = st.sampled_from(WIDE_DTYPES if draw(st.booleans()) else DTYPES)
-    slot = st.builds(Slot, dtypes, st.sampled_from(RESIDUALS))
-    first = draw(slot)
-    others = st.builds(Slot, dtypes, st.sampled_from(RESIDUALS), st.booleans(), st.booleans())
+    residuals = st.sampled_from(RESIDUALS)
+    carried = st.sampled_from(CARRIED_RESIDUALS)
+    first = draw(st.builds(Slot, dtypes, carried))
+    carries = st.builds(Slot, dtypes, carried, st.booleans(), st.booleans())
+    streams = st.builds(Slot, dtypes, residuals, st.booleans(), st.booleans())
     picks = st.integers(0, 30)
     return Description(
-        lanes=draw(st.sampled_from((7, 16, 17, 33, 100))),
+        lanes=draw(st.sampled_from((7, 16, 33, 100, 131))),
         lanes_in_front=draw(st.booleans()),
         steps=draw(st.sampled_from((2, 3, 5, 70))),
         reverse=draw(st.booleans()),
-        carries=(first, *draw(st.lists(others, max_size=2))),
-        streams=tuple(draw(st.lists(others, max_size=2))),
+        carries=(first, *draw(st.lists(carries, max_size=2))),
+        streams=tuple(draw(st.lists(streams, max_size=2))),
         genes=draw(genes(14, min_size=3)),
         inner_genes=draw(genes(4)),
         inner_trips=draw(st.integers(0, 4)),
         updates=tuple(draw(st.lists(picks, min_size=3, max_size=3))),
         results=tuple(draw(st.lists(picks, min_size=1, max_size=5))),
         seed=draw(st.integers(0, 1000)),
+        options=draw(OPTIONS),
     )
 
 
@@ -444,6 +462,7 @@ def apply_shape_operation(builder: Builder, gene: Gene) -> Value:
     axis = builder.axis(value, gene.second % len(residual))
     size = value.array.shape[axis]
     array = value.array
+    flat = full_shape(builder.description, (math.prod(residual),), value.has_lanes)
     padding = [(0, 0, 0)] * array.ndim
     padding[axis] = (1, -1, 1)
     moves: tuple[Callable[[], jax.Array], ...] = (
@@ -454,9 +473,11 @@ def apply_shape_operation(builder: Builder, gene: Gene) -> Value:
         lambda: lax.slice_in_dim(array, 0, size, 2, axis),
         lambda: lax.index_in_dim(array, size - 1, axis, keepdims=False),
         lambda: jnp.roll(array, 1, axis),
+        lambda: jnp.swapaxes(array, axis, builder.axis(value, 0)),
+        lambda: lax.reshape(array, flat),
     )
     moved = moves[gene.variant % len(moves)]()
-    return Value(moved, value.has_lanes) if moved.size < 4000 else value
+    return Value(moved, value.has_lanes) if moved.size < 40_000 else value
 
 
 def apply_reduction(builder: Builder, gene: Gene) -> Value:
@@ -467,10 +488,12 @@ def apply_reduction(builder: Builder, gene: Gene) -> Value:
     if value.dtype == "bool":
         return Value(value.array.any(axes), value.has_lanes)
     if is_floating(value.dtype):
-        # Up to a few dozen values on the grid add up without rounding.
+        # This many small values on the grid add up without rounding.
         floats: tuple[Callable[..., jax.Array], ...] = (jnp.max, jnp.min, jnp.sum)
-        array = jnp.clip(value.array, -2, 2) if gene.variant % 3 == 2 else value.array
+        array = jnp.clip(value.array, -1, 1) if gene.variant % 3 == 2 else value.array
         return on_grid(value, floats[gene.variant % 3](array, axis=axes))
+    if len(axes) == 1 and gene.second % 4 == 0:
+        return Value(jnp.argmax(value.array, axes[0]).astype(jnp.int32), value.has_lanes)
     integers = (lax.reduce_xor, lax.reduce_max, lax.reduce_min, lax.reduce_or, lax.reduce_sum)
     return Value(integers[gene.variant % len(integers)](value.array, axes), value.has_lanes)
 

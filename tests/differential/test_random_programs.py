@@ -24,8 +24,8 @@ from tests.differential.random_programs import (
 
 NUM_EXAMPLES: Final = int(os.environ.get("FUSELANE_EXAMPLES", "40"))
 IS_DEFAULT: Final = "FUSELANE_EXAMPLES" not in os.environ
-# Reasons a random program may give: XLA simplified away all that depends on the lanes.
-ALLOWED: Final = {"fused", "no-lanes"}
+# Reasons there may be when XLA has simplified away all that depends on the lanes.
+WITHOUT_LANES: Final = {"cross-lane", "no-lanes"}
 NEAR: Final = Tolerance(relative=1e-3, absolute=1e-3)
 
 
@@ -56,11 +56,13 @@ def check_description(description: Description) -> list[str]:
     with jax.enable_x64(description.x64):
         arguments = make_inputs(description)
         expected = jax.jit(program)(*arguments)
-        actual, report = run_and_explain(program, *arguments)
+        actual, report = run_and_explain(program, *arguments, options=description.options)
     assert_same_results(expected[0], actual[0])
     assert_same_results(expected[1], actual[1], NEAR)
     codes = [loop.decision.reason.code for loop in report.loops]
     for loop in report.loops:
         note(f"{loop.name}: {loop.decision.sentence}")
-    assert set(codes) <= ALLOWED, codes
+    refusals = [loop.decision for loop in report.loops if not loop.decision.fused]
+    assert {decision.reason.code for decision in refusals} <= WITHOUT_LANES
+    assert not any(f"size {description.lanes}" in decision.sentence for decision in refusals)
     return codes

@@ -14,7 +14,7 @@ from tests.differential.comparison import CLOSE, Tolerance
 from tests.differential.harness import Program, check, check_operations, linear_values, place_lanes
 from tests.differential.values import sample
 
-LANES: Final = 23
+LANES: Final = 83
 STEPS: Final = 3
 
 

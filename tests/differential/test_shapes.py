@@ -18,7 +18,7 @@ from tests.differential.harness import (
     place_lanes,
 )
 
-LANES: Final = 21
+LANES: Final = 83
 STEPS: Final = 3
 
 

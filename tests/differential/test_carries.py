@@ -213,6 +213,13 @@ def test_number_of_trips(trips: int) -> None:
     check(program, vector(), rows, fused=True if trips >= 2 else None)
 
 
+def test_many_trips() -> None:
+    def program(x: jax.Array, table: jax.Array) -> Any:
+        return lax.fori_loop(0, 30_000, lambda i, y: y * 3 + table[i % 7], x)
+
+    check(program, vector(), linear_values((7, LANES), "int32"))
+
+
 @pytest.mark.parametrize("start", [0, -3, 7])
 @pytest.mark.parametrize("step", [1, 3])
 def test_induction_variables(start: int, step: int) -> None:

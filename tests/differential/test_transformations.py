@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 from typing import Any, Final
 
@@ -147,6 +148,38 @@ def test_uniform_branches() -> None:
         return lax.scan(step, x, jnp.arange(5))
 
     check(program, linear_values((LANES,), "int32"), fused=None)
+
+
+def test_loop_inside_a_branch() -> None:
+    """The branch that is taken runs a loop of its own."""
+
+    def program(x: jax.Array, flag: jax.Array) -> jax.Array:
+        def looped(x: jax.Array) -> jax.Array:
+            return lax.fori_loop(0, 40, lambda i, y: y * 3 + i, x)
+
+        return lax.cond(flag, looped, lambda x: x - 1, x)
+
+    for flag in (True, False):
+        check(program, linear_values((LANES,), "int32"), np.bool_(flag))
+
+
+def test_calls_from_several_threads() -> None:
+    """One kernel runs on several threads at once, and each has its own results."""
+
+    @jax.jit
+    def program(x: jax.Array) -> Any:
+        return lax.scan(lambda x, i: (x * 3 + i, x), x, jnp.arange(50))
+
+    inputs = [linear_values((5000,), "int32") + i for i in range(8)]
+    expected = [program(x) for x in inputs]
+
+    def call(x: Any) -> Any:
+        with fuselane.enabled():
+            return jax.block_until_ready(program(x))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for wanted, got in zip(expected, pool.map(call, inputs), strict=True):
+            assert_same_results(wanted, got)
 
 
 def test_jit_inside_jit() -> None:

@@ -99,9 +99,10 @@ def reduce_small_angle_accurately(emitter: FloatEmitter, angle: ir.Value) -> Red
     product = emitter.multiply(count, second)
     product_low = emitter.fma(count, second, emitter.negate(product))
     remainder = emitter.add(after_first, product)
+    # Exact where the result is the larger, and near enough where most of it cancels.
     low = emitter.add(emitter.subtract(after_first, remainder), product)
-    low = emitter.add(low, product_low)
-    return ReducedAngle(quadrant, remainder, emitter.fma(count, third, low))
+    low = emitter.fma(count, third, emitter.add(low, product_low))
+    return ReducedAngle(quadrant, remainder, low)
 
 
 def _subtract_quarters(
@@ -122,7 +123,7 @@ def _parts(emitter: FloatEmitter) -> list[ir.Constant]:
 def reduce_large_angle(emitter: FloatEmitter, angle: ir.Value) -> ReducedAngle:
     """Returns the parts of one scalar angle >= 1, however large; NaN for inf and NaN.
 
-    Numerics: relative error of remainder + low below 2**-60 (double) for every angle.
+    Numerics: the error is below 2**-52 of the remainder for every double, far less for most.
     """
     builder = emitter.builder
     signature = ir.FunctionType(_REDUCED, [_F64])

@@ -48,7 +48,7 @@ _EXPM1_DOUBLE = coefficients(
 def emit_exponential(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns e**x.
 
-    Numerics: <= 1.2 ulp, denormal results included where the machine does not flush them.
+    Numerics: <= 1.1 ulp, denormal results included where the machine does not flush them.
     """
     least, most = (-746.0, 710.0) if emitter.is_double else (-104.0, 89.0)
     clamped = emitter.at_most(emitter.at_least(x, least), most)
@@ -60,10 +60,7 @@ def emit_exponential(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 
 
 def emit_exponential_of_pair(emitter: FloatEmitter, x: ir.Value, low: ir.Value) -> ir.Value:
-    """Returns e**(x + low) for doubles, |low| much smaller than |x|.
-
-    Numerics: <= 0.8 ulp for exact operands.
-    """
+    """Returns e**(x + low) for doubles, |low| much smaller than |x|."""
     bound = 800.0
     x = emitter.at_most(emitter.at_least(x, -bound), bound)
     low = emitter.at_most(emitter.at_least(low, -1.0), 1.0)
@@ -76,7 +73,7 @@ def emit_exponential_of_pair(emitter: FloatEmitter, x: ir.Value, low: ir.Value) 
 def emit_expm1(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns e**x - 1.
 
-    Numerics: <= 1.6 ulp; e**-0.0 - 1 is -0.0.
+    Numerics: <= 1.8 ulp; e**-0.0 - 1 is -0.0.
     """
     least, most = (-40.0, 710.0) if emitter.is_double else (-20.0, 89.0)
     clamped = emitter.at_most(emitter.at_least(x, least), most)
@@ -93,6 +90,8 @@ def emit_logistic(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns 1 / (1 + e**-x).
 
     Computed from z = e**-|x|, as 1 / (1 + z) or z / (1 + z), with the rounding of 1 + z put back.
+
+    Numerics: <= 1.5 ulp.
     """
     z = emit_exponential(emitter, emitter.negate(emitter.absolute(x)))
     one = emitter.constant(1.0)

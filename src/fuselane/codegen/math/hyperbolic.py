@@ -29,7 +29,7 @@ _TANH_DOUBLE = coefficients(
 def emit_tanh(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns the hyperbolic tangent.
 
-    Numerics: <= 1.8 ulp; tanh(-0.0) = -0.0, tanh(+-inf) = +-1.
+    Numerics: <= 1.4 ulp; tanh(-0.0) = -0.0, tanh(+-inf) = +-1.
     """
     magnitude = emitter.absolute(x)
     square = emitter.multiply(x, x)

@@ -42,7 +42,7 @@ _HUGE = 2.0**100
 def emit_log(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns the natural logarithm.
 
-    Numerics: <= 1.5 ulp; log(0) = -inf for both zeros, log of a negative number is NaN.
+    Numerics: <= 0.9 ulp; log(0) = -inf for both zeros, log of a negative number is NaN.
     """
     format_ = emitter.format
     special = emitter.outside(

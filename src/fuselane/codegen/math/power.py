@@ -43,7 +43,7 @@ def emit_power(emitter: FloatEmitter, x: ir.Value, y: ir.Value) -> ir.Value:
     Special values are C's: pow(x, 0) = pow(1, y) = 1 even for NaN; a negative x takes the sign of
     an odd integer y and gives NaN for any other finite y that is no integer.
 
-    Numerics: float <= 0.6 ulp, double <= 1 ulp.
+    Numerics: float <= 0.7 ulp, double <= 1 ulp.
     """
     special = emitter.builder.not_(_is_usual(emitter, x, y))
     mantissa, offset = split_exponent(emitter, x)

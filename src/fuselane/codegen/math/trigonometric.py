@@ -84,7 +84,7 @@ def emit_cosine(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 def emit_tan(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns the tangent of x radians.
 
-    Numerics: <= 1.8 ulp for all x; tan(-0.0) = -0.0; NaN for +-inf.
+    Numerics: <= 2 ulp for all x; tan(-0.0) = -0.0; NaN for +-inf.
     """
     angle = emitter.absolute(x)
     usual = _tangent_of_reduced(emitter, x, reduce_small_angle_accurately(emitter, angle))

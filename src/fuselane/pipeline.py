@@ -29,10 +29,10 @@ from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.device import host_device
 from fuselane.errors import UnsupportedError
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-from fuselane.hlo.verifier import verify
+from fuselane.hlo.verifier import verify, verify_computation
 from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
 from fuselane.lanes.form import describe, form
 from fuselane.lanes.program import LaneProgram
@@ -128,6 +128,7 @@ class _Fusion:
         program: LaneProgram | None = None
         try:
             program = form(self.module, loop)
+            self._check_region(program)
             self._check_donation(loop)
             code = build(program, self.options, host_device())
             kernel = compile_kernel(code, self.options)
@@ -141,6 +142,11 @@ class _Fusion:
         self._record(loop, program, describe(program, self._source(loop)), kernel.key)
         replace_loop(loop, program, TARGET, custom_call_attributes(kernel))
         return True
+
+    def _check_region(self, program: LaneProgram) -> None:
+        if self.options.verify:
+            for computation in reachable_computations([program.region]):
+                verify_computation(computation)
 
     def _check_donation(self, loop: HloInstruction) -> None:
         """Refuses all loops of a module whose donated arguments are large."""

@@ -162,6 +162,29 @@ def test_guarded_work_on_arrays(lanes: int, options: Settings, size: int) -> Non
     check_guarded(compiled, step, np.abs(some([lanes, size])))
 
 
+def test_guard_of_several_elements() -> None:
+    """Needed where any of them is true."""
+    shape = "f32[40,2]"
+    body = f"""
+      w0 = {shape} multiply(e0, e0)
+      {costly(shape)}
+      y = {shape} select(e1, w15, e0)
+      turned = {shape} reverse(y), dimensions={{1}}"""
+    module = counting_loop(body, ["turned", "e1"], [shape, "pred[40,2]"], trip_count=2)
+
+    def step(i: int, x: NumpyArray, p: NumpyArray) -> Sequence[NumpyArray]:
+        return np.where(p, do_costly(x * x, x), x)[:, ::-1], p
+
+    compiled = compile_loop(module)
+    assert "needed:" in compiled.code.ir
+    state = np.abs(some([40, 2]))
+    for truths in ([], [(3, 0)], [(3, 1)], [(3, 0), (17, 1)]):
+        predicate = np.zeros((40, 2), bool)
+        for place in truths:
+            predicate[place] = True
+        assert_equal(compiled.run(state, predicate), iterate(step, 2, state, predicate))
+
+
 @layouts
 def test_guarded_loop(lanes: int, options: Settings) -> None:
     """A block in which no lane needs the loop runs none of it."""
@@ -204,14 +227,17 @@ def counting_by_three(row: str, limit: int | str = 400) -> str:
 
 
 @layouts
-@pytest.mark.parametrize("limit", [7, 100])
+@pytest.mark.parametrize(("start", "limit"), [("e1", 7), ("zero", 7), ("zero", 100)])
 def test_what_all_lanes_share_leaves_a_loop_of_lanes(
-    lanes: int, options: Settings, limit: int
+    lanes: int, options: Settings, start: str, limit: int
 ) -> None:
-    """The inner loop's counter, as it ends, is used per lane and carried to the next step."""
+    """The inner loop's counter, as it ends, is used per lane and carried to the next step.
+
+    The loop runs as often as the counter's start says, three times (unrolled), or 34 times.
+    """
     row = f"s32[{lanes}]"
     body = f"""
-      init = (s32[], {row}) tuple(e1, e0)
+      init = (s32[], {row}) tuple({start}, e0)
       w = (s32[], {row}) while(init), condition=stop, body=inner_body
       k = s32[] get-tuple-element(w), index=0
       x = {row} get-tuple-element(w), index=1
@@ -224,6 +250,7 @@ def test_what_all_lanes_share_leaves_a_loop_of_lanes(
     )
 
     def step(i: int, x: NumpyArray, k: int) -> Sequence[object]:
+        k = 0 if start == "zero" else k
         while k < limit:
             x, k = x + k, k + 3
         return x + k % 2, k % 2

@@ -86,8 +86,9 @@ def test_arithmetic(element: PrimitiveType, opcode: str) -> None:
         assert folded(instruction, left, right) == expected, (left, right)
 
 
-@pytest.mark.parametrize("opcode", ["and", "or", "xor", "minimum", "maximum", "multiply"])
+@pytest.mark.parametrize("opcode", ["add", "and", "or", "xor", "minimum", "maximum", "multiply"])
 def test_booleans(opcode: str) -> None:
+    """XLA adds them by `or`: true and true is true."""
     pred = PrimitiveType.PRED
     instruction = instruction_of(opcode, pred, [pred, pred])
     for left, right in itertools.product([False, True], repeat=2):

@@ -378,9 +378,66 @@ def test_rows_of_lanes_move_whole() -> None:
     assert "gather" not in text and "scatter" not in text
 
 
-def test_large_values_pass_from_sweep_to_sweep() -> None:
-    """Arrays of 70 elements a lane, one made of the other in each of 30 steps of a body."""
-    shape, rows = "s32[40,70]", "s32[1000,40]"
+def test_parts_of_runs_are_written() -> None:
+    """A column of each of four rows of a lane: as many elements as a row has, but no row."""
+    body = """
+      x = f32[4,64,1] broadcast(e0), dimensions={1}
+      ys = f32[4,64,4] dynamic-update-slice(e1, x, zero, zero, i)
+      one_f = f32[] constant(1)
+      ones = f32[64] broadcast(one_f), dimensions={}
+      y = f32[64] add(e0, ones)"""
+    module = counting_loop(body, ["y", "ys"], ["f32[64]", "f32[4,64,4]"], trip_count=4)
+
+    def step(i: int, x: NumpyArray, ys: NumpyArray) -> Sequence[NumpyArray]:
+        written = ys.copy()
+        written[:, :, i] = x
+        return x + 1, written
+
+    compiled = check(module, step, 4, some([64]), some([4, 64, 4]))
+    assert compiled.program.loop.elements[2].kind is ElementKind.STREAM
+
+
+@pytest.mark.parametrize("tile_lanes", [16, 64])
+def test_windows_are_read_before_they_are_written(tile_lanes: int) -> None:
+    """However large: 80 rows, one of which is written before their sum is needed."""
+    body = """
+      window = s32[80,40] dynamic-slice(e0, i, zero), dynamic_slice_sizes={80,40}
+      new = s32[1,40] reshape(e1)
+      three = s32[] constant(3)
+      at = s32[] add(i, three)
+      written = s32[100,40] dynamic-update-slice(e0, new, at, zero)
+      after = s32[1,40] dynamic-slice(written, at, zero), dynamic_slice_sizes={1,40}
+      sum = s32[40] reduce(window, zero), dimensions={0}, to_apply=add_s32
+      last = s32[40] reshape(after)
+      y = s32[40] subtract(sum, last)"""
+    more = "add_s32 { l = s32[] parameter(0) r = s32[] parameter(1) ROOT o = s32[] add(l, r) }"
+    carried = ["s32[100,40]", "s32[40]"]
+    module = counting_loop(body, ["written", "y"], carried, trip_count=15, more=more)
+
+    def step(i: int, rows: NumpyArray, x: NumpyArray) -> Sequence[NumpyArray]:
+        return replace_row(rows, i + 3, x), rows[i : i + 80].sum(axis=0) - x
+
+    arguments = some([100, 40], np.int32), some([40], np.int32, seed=1)
+    check(module, step, 15, *arguments, unroll=1, tile_lanes=tile_lanes)
+
+
+def test_work_is_done_once() -> None:
+    """What is read twice is kept, though it is too large for registers."""
+    shape = "f32[40,100]"
+    body = f"""
+      work = {shape} sqrt(e0)
+      turned = {shape} reverse(work), dimensions={{1}}
+      y = {shape} add(work, turned)"""
+    text = compile_loop(counting_loop(body, ["y"], [shape]), unroll=1).code.ir
+    assert text.count('call <16 x float> @"llvm.sqrt') == 1
+
+
+@pytest.mark.parametrize("columns", [1, 70])
+@pytest.mark.parametrize("extra", [{}, {16: 3, 27: 3, 28: 15}])
+def test_values_pass_from_sweep_to_sweep(columns: int, extra: dict[int, int]) -> None:
+    """In registers or not, each made of the last one in another order, some needed for long."""
+    shape, rows = f"s32[40,{columns}]", "s32[1000,40]"
+    high, wide = (7, 10) if columns == 70 else (1, 1)
     lines = ["many = s32[] constant(30)", "first = s32[] multiply(i, many)"]
     for k in range(30):
         source = f"x{k - 1}" if k else "e0"
@@ -390,27 +447,27 @@ def test_large_values_pass_from_sweep_to_sweep() -> None:
             f"in_{k} = s32[1,40] dynamic-slice(e1, at{k}, zero), dynamic_slice_sizes={{1,40}}",
             f"v{k} = s32[40] reshape(in_{k})",
             f"vs{k} = {shape} broadcast(v{k}), dimensions={{0}}",
-            f"turned{k} = {shape} reverse({source}), dimensions={{1}}",
-            f"x{k} = {shape} subtract(vs{k}, turned{k})",
+            f"table{k} = s32[40,{high},{wide}] reshape({source})",
+            f"turned{k} = s32[40,{wide},{high}] transpose(table{k}), dimensions={{0,2,1}}",
+            f"flat{k} = {shape} reshape(turned{k})",
+            f"x{k} = {shape} subtract(flat{k}, vs{k})",
         ]
-    lines.append(f"y = {shape} add(x29, x9)")
-    module = counting_loop("\n".join(lines), ["y", "e1"], [shape, rows], trip_count=2)
+        if k in extra:
+            lines[-1] = lines[-1].replace(f"x{k} =", f"own{k} =")
+            lines.append(f"x{k} = {shape} add(own{k}, x{extra[k]})")
+    module = counting_loop("\n".join(lines), ["x29", "e1"], [shape, rows], trip_count=2)
 
     def step(i: int, x: NumpyArray, table: NumpyArray) -> Sequence[NumpyArray]:
-        made = [x]
+        made: list[NumpyArray] = []
         for k in range(30):
-            made.append(table[30 * i + k][:, None] - made[-1][:, ::-1])
-        return made[30] + made[10], table
+            x = x.reshape(40, high, wide).transpose(0, 2, 1).reshape(40, columns)
+            x = x - table[30 * i + k][:, None]
+            made.append(x + made[extra[k]] if k in extra else x)
+            x = made[-1]
+        return x, table
 
-    compiled = check(
-        module,
-        step,
-        2,
-        some([40, 70], np.int32),
-        some([1000, 40], np.int32, seed=1),
-        unroll=1,
-        tile_lanes=64,
-    )
+    arguments = some([40, columns], np.int32), some([1000, 40], np.int32, seed=1)
+    compiled = check(module, step, 2, *arguments, unroll=1, tile_lanes=64)
     assert compiled.code.ir.count("\nblock") > 8
 
 

@@ -164,7 +164,9 @@ def test_what_all_lanes_share_is_no_part_of_a_guard() -> None:
       rates = f32[64] broadcast(rate), dimensions={{}}
       {chain("work", "rates")}
       x = f32[64] select(p1, work, e1)"""
-    program = program_of(body, ["x", "e0", "rate"], ["f32[64]", "f32[64]", "f32[]"])
+    program = program_of(body, ["x", "e0", "e2"], ["f32[64]", "f32[64]", "f32[]"])
+    (found,) = program.guards[program.loop.instruction.body]
+    assert "rate" in [i.name for i in found.instructions]
     schedule = check_schedule(program)
     (guard,) = guards_in(schedule)
     assert "rate" not in [i.name for i in guard.instructions]

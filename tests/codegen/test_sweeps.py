@@ -167,27 +167,21 @@ def test_without_streams_nothing_is_cut() -> None:
 
 
 def test_cuts_are_where_little_passes() -> None:
-    """Six values are alive in the middle of every step, one between steps."""
-    between = "\n".join(
-        [f"a{{k}}_{j} = {{row}} sine({'x{k}' if j == 0 else f'a{{k}}_{j - 1}'})" for j in range(6)]
-        + [
-            f"b{{k}}_{j} = {{row}} add({'a{k}_5' if j == 0 else f'b{{k}}_{j - 1}'}, a{{k}}_{j})"
-            for j in range(5)
-        ]
-    )
+    """Four values are alive where a row is read, one between steps."""
     lines = ["count = s32[] constant(20)", "first = s32[] multiply(i, count)"]
     lines.append(f"x0 = {ROW} negate(e0)")
     for k in range(20):
+        lines += [f"k{k} = s32[] constant({k})", f"at{k} = s32[] add(first, k{k})"]
+        lines += [f"a{k}_{j} = {ROW} sine({f'a{k}_{j - 1}' if j else f'x{k}'})" for j in range(6)]
         lines += [
-            f"k{k} = s32[] constant({k})",
-            f"at{k} = s32[] add(first, k{k})",
-            between.format(k=k, row=ROW),
             f"in_{k} = {WINDOW} dynamic-slice(e1, at{k}, zero), dynamic_slice_sizes={{1,{LANES}}}",
             f"v{k} = {ROW} reshape(in_{k})",
-            f"x{k + 1} = {ROW} add(b{k}_4, v{k})",
+            f"b{k}_0 = {ROW} add(a{k}_5, a{k}_0)",
+            f"b{k}_1 = {ROW} add(b{k}_0, v{k})",
         ]
-    program = form_program(counting_loop("\n".join(lines), ["x20", "e1"], [ROW, ROWS]))
-    sweeps = cut(program)
+        lines += [f"b{k}_{j} = {ROW} add(b{k}_{j - 1}, a{k}_{j - 1})" for j in range(2, 5)]
+        lines.append(f"x{k + 1} = {ROW} cosine(b{k}_4)")
+    sweeps = cut(form_program(counting_loop("\n".join(lines), ["x20", "e1"], [ROW, ROWS])))
     assert len(sweeps) == 2
     assert [len(sweep.left) for sweep in sweeps[:-1]] == [1]
 

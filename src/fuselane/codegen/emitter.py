@@ -122,9 +122,10 @@ class Emitter:
 
     def _stays_view(self, instruction: HloInstruction) -> bool:
         if instruction.opcode == "dynamic-slice":
+            # What is updated in place has to be read before the update, not whenever it is needed.
             return instruction.operands[0] not in self.program.mutable
         if instruction.opcode in _CHEAP_TO_REPEAT:
-            return not any(o in self.program.mutable for o in instruction.operands)
+            return True
         readers = instruction.users
         return (
             len(readers) == 1

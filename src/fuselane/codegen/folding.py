@@ -84,7 +84,7 @@ def _is_boolean(instruction: HloInstruction) -> bool:
 
 def _wrap(number: int, element: PrimitiveType) -> int:
     if element is PrimitiveType.PRED:
-        return number & 1
+        return int(number != 0)
     pattern = number & ((1 << element.bits) - 1)
     if element.is_signed and pattern >> (element.bits - 1):
         return pattern - (1 << element.bits)

@@ -25,7 +25,7 @@ from tests.differential.random_programs import (
 NUM_EXAMPLES: Final = int(os.environ.get("FUSELANE_EXAMPLES", "40"))
 IS_DEFAULT: Final = "FUSELANE_EXAMPLES" not in os.environ
 # Reasons there may be when XLA has simplified away all that depends on the lanes.
-WITHOUT_LANES: Final = {"cross-lane", "no-lanes"}
+WITHOUT_LANES: Final = {"cross-lane", "no-lanes", "too-large"}
 NEAR: Final = Tolerance(relative=1e-3, absolute=1e-3)
 
 

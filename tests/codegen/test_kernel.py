@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fuselane.codegen.llvm import HostTarget
-from fuselane.errors import CodegenError
+from fuselane.errors import UnsupportedError
+from fuselane.hlo.module import HloModule
 from fuselane.lanes.program import ElementKind
 from tests.codegen.kernels import (
     NumpyArray,
@@ -569,14 +570,23 @@ def test_memory_behind_the_last_lane_is_not_touched() -> None:
         run_at_page_ends(compiled)
 
 
-def test_scratch_memory_has_a_limit() -> None:
-    body = """
-      a = f32[4096,500] sine(e0)
-      b = f32[4096,500] reverse(a), dimensions={1}
-      y = f32[4096,500] add(a, b)"""
-    module = counting_loop(body, ["y"], ["f32[4096,500]"])
-    with pytest.raises(CodegenError, match="bytes of scratch memory"):
-        compile_loop(module, tile_lanes=4096)
+def large_state(columns: int) -> HloModule:
+    shape = f"f32[4096,{columns}]"
+    body = f"y = {shape} reverse(e0), dimensions={{1}}"
+    return counting_loop(body, ["y"], [shape], trip_count=1)
+
+
+def test_tiles_too_large_for_a_stack_are_made_smaller() -> None:
+    compiled = compile_loop(large_state(500), unroll=1, tile_lanes=4096)
+    assert 16 <= compiled.plan.tile_lanes < 1024
+    assert compiled.plan.tile_lanes * compiled.plan.num_tiles == 4096
+    state = some([4096, 500])
+    np.testing.assert_array_equal(compiled.run(state)[1], state[:, ::-1])
+
+
+def test_lanes_too_large_for_a_stack_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="or more values at once, more than 16,384"):
+        compile_loop(large_state(30_000), unroll=1)
 
 
 def test_same_kernel_every_time() -> None:

@@ -13,7 +13,8 @@ from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.memory import LaneBlock, lane_numbers
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.types import splat
-from fuselane.errors import CodegenError
+from fuselane.decisions import Reason
+from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
@@ -64,18 +65,27 @@ class Frame:
         """Returns the address of uninitialised scratch memory that lives as long as the call.
 
         Raises:
-            CodegenError: if it is more than a thread's stack may give.
+            UnsupportedError: if it is more than a thread's stack may give.
         """
         bits = getattr(element, "width", 0) or {"half": 16, "float": 32, "double": 64}[str(element)]
         self._stack_bytes += max(count * bits // 8, 64)
         if self._stack_bytes > _MAX_STACK_BYTES:
-            raise CodegenError(
-                f"The kernel needs more than {_MAX_STACK_BYTES} bytes of scratch memory per thread."
-            )
+            raise self._refusal()
         slot = ir.IRBuilder(self._entry).alloca(element, size=max(count, 1))
         slot.align = 64
         slot.type = _POINTER
         return slot
+
+    def _refusal(self) -> UnsupportedError:
+        """Returns the error for too much scratch memory, counted in 32-bit values of a lane."""
+        lane_bytes = 4 * self.plan.tile_lanes
+        decision = Reason.TOO_LARGE.decide(
+            instruction=self.program.name,
+            opcode="while",
+            elements=f"{self._stack_bytes // lane_bytes:,} or more",
+            limit=f"{_MAX_STACK_BYTES // lane_bytes:,}",
+        )
+        return UnsupportedError(decision)
 
     def block(self, offset: ir.Value, is_first: ir.Value) -> LaneBlock:
         """Returns the lane block that starts at a lane; masked if the last one can be partial."""

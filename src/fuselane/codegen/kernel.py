@@ -27,6 +27,7 @@ from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.tiles import TiledLoop
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
+from fuselane.errors import UnsupportedError
 from fuselane.lanes.program import LaneProgram
 
 SYMBOL: Final = "fuselane_kernel"
@@ -54,10 +55,22 @@ class KernelCode:
 def build(program: LaneProgram, options: Options, device: DeviceDescription) -> KernelCode:
     """Returns the kernel of a lane program for a CPU.
 
+    A tile too large for the scratch memory a thread may have is made smaller until it fits.
+
     Raises:
-        CodegenError: if it needs more scratch memory than a thread's stack may give.
+        UnsupportedError: if not even a tile of one vector fits.
     """
     plan = make_plan(program, options, device)
+    while True:
+        try:
+            return _build(program, plan)
+        except UnsupportedError:
+            if plan.tile_vectors == 1:
+                raise
+            plan = plan.with_smaller_tiles(program.num_lanes)
+
+
+def _build(program: LaneProgram, plan: Plan) -> KernelCode:
     module = ir.Module(name=SYMBOL)
     frame = Frame(program, plan, module, SYMBOL)
     with counted_loop(frame.builder, frame.first, frame.last, name="tile") as tile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
@@ -65,6 +65,12 @@ class Plan:
         """
         pitch = self.tile_lanes + self.width
         return pitch if pitch % _PAGE_ELEMENTS else pitch + self.width
+
+    def with_smaller_tiles(self, num_lanes: int) -> Plan:
+        """Returns the plan for as many lanes with tiles of half as many vectors."""
+        tile_vectors = max(1, self.tile_vectors // 2)
+        num_tiles = math.ceil(num_lanes / (self.width * tile_vectors))
+        return replace(self, tile_vectors=tile_vectors, num_tiles=num_tiles)
 
 
 @final

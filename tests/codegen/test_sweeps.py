@@ -250,6 +250,36 @@ def test_what_costs_nothing_is_repeated_instead_of_passed() -> None:
     assert all(len(sweep.left) == 1 for sweep in sweeps[:-1])
 
 
+def test_broadcasts_are_repeated() -> None:
+    """What passes is the value with one element, not the array that is made of it."""
+    table = f"f32[{LANES},50]"
+    lines = [
+        "count = s32[] constant(30)",
+        "first = s32[] multiply(i, count)",
+        f"rate = {ROW} sine(e0)",
+        f"rates = {table} broadcast(rate), dimensions={{0}}",
+        f"x0 = {ROW} negate(rate)",
+        f"first_use = {table} multiply(rates, e2)",
+    ]
+    for k in range(30):
+        lines += [
+            f"k{k} = s32[] constant({k})",
+            f"at{k} = s32[] add(first, k{k})",
+            f"in_{k} = {WINDOW} dynamic-slice(e1, at{k}, zero), dynamic_slice_sizes={{1,{LANES}}}",
+            f"v{k} = {ROW} reshape(in_{k})",
+            f"x{k + 1} = {ROW} add(x{k}, v{k})",
+        ]
+    lines += [
+        f"ends = {table} broadcast(x30), dimensions={{0}}",
+        f"y = {table} multiply(ends, rates)",
+        f"z = {table} reverse(y), dimensions={{1}}",
+    ]
+    results, carried = ["x30", "e1", "z"], [ROW, ROWS, table]
+    sweeps = cut(form_program(counting_loop("\n".join(lines), results, carried)))
+    assert len(sweeps) == 3
+    assert {value.name for sweep in sweeps for value in sweep.left} == {"rate", "x12", "x24"}
+
+
 def test_guards_are_cut_around() -> None:
     """A guard stays whole; its predicate may come from an earlier sweep."""
     lines = [

@@ -8,7 +8,7 @@ has to pass. Streams need not pass: they are in memory anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -54,14 +54,17 @@ def cut_into_sweeps(
     """
     repeated = set(_repeatable(steps))
     once = [step for step in steps if step not in repeated]
-    last_use = _last_uses(once, results)
+    last_use = _last_uses(once, results, repeated)
     cuts = [*_choose_cuts(once, last_use, program), len(once)]
     groups = [once[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
     return list(_describe(groups, steps, results, repeated, program))
 
 
 def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yields the steps that cost nothing: the loop's tuple elements, and what moves their data."""
+    """Yields the steps that cost nothing: the loop's tuple elements, and what moves their data.
+
+    So are broadcasts of anything: it is cheaper to pass what they repeat.
+    """
     found: set[HloInstruction] = set()
     known = {part for step in steps for part in _produced(step)}
     for step in steps:
@@ -71,7 +74,7 @@ def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
         is_moved = step.opcode in _MOVEMENT and all(
             operand in found or operand not in known for operand in step.operands
         )
-        if is_element or is_moved:
+        if is_element or is_moved or step.opcode == "broadcast":
             found.add(step)
             yield step
 
@@ -87,10 +90,23 @@ def _needed(step: Step) -> Iterator[HloInstruction]:
 
 
 def _last_uses(
-    steps: Sequence[Step], results: Sequence[HloInstruction]
+    steps: Sequence[Step], results: Sequence[HloInstruction], repeated: Container[Step]
 ) -> Mapping[HloInstruction, int]:
-    last = {operand: number for number, step in enumerate(steps) for operand in _needed(step)}
-    last.update(dict.fromkeys(results, len(steps)))
+    """Maps each value to the number of the last step that needs it, be it through repeated ones."""
+    last: dict[HloInstruction, int] = {}
+
+    def use(value: HloInstruction, number: int) -> None:
+        if value not in repeated:
+            last[value] = number
+            return
+        for operand in value.operands:
+            use(operand, number)
+
+    for number, step in enumerate(steps):
+        for operand in _needed(step):
+            use(operand, number)
+    for result in results:
+        use(result, len(steps))
     return last
 
 

@@ -139,15 +139,15 @@ def genes(max_size: int, min_size: int = 1) -> st.SearchStrategy[tuple[Gene, ...
 
 
 @st.composite
-def descriptions(draw: st.DrawFn) -> Description:
+def descriptions(draw: st.DrawFn, dtypes: Sequence[str]) -> Description:
     """Draws a program of up to three carries, two streams and a dozen operations, with an inner
     loop."""
-    dtypes = st.sampled_from(WIDE_DTYPES if draw(st.booleans()) else DTYPES)
+    slot_dtypes = st.sampled_from(dtypes)
     residuals = st.sampled_from(RESIDUALS)
     carried = st.sampled_from(CARRIED_RESIDUALS)
-    first = draw(st.builds(Slot, dtypes, carried))
-    carries = st.builds(Slot, dtypes, carried, st.booleans(), st.booleans())
-    streams = st.builds(Slot, dtypes, residuals, st.booleans(), st.booleans())
+    first = draw(st.builds(Slot, slot_dtypes, carried))
+    carries = st.builds(Slot, slot_dtypes, carried, st.booleans(), st.booleans())
+    streams = st.builds(Slot, slot_dtypes, residuals, st.booleans(), st.booleans())
     picks = st.integers(0, 30)
     return Description(
         lanes=draw(st.sampled_from((7, 16, 33, 100, 131))),

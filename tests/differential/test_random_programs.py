@@ -11,25 +11,29 @@ from collections import Counter
 from typing import Final
 
 import jax
+import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 
 from tests.differential.comparison import Tolerance, assert_same_results
 from tests.differential.harness import run_and_explain
 from tests.differential.random_programs import (
+    DTYPES,
+    WIDE_DTYPES,
     Description,
     descriptions,
     make_inputs,
     make_program,
 )
 
-NUM_EXAMPLES: Final = int(os.environ.get("FUSELANE_EXAMPLES", "40"))
+NUM_EXAMPLES: Final = int(os.environ.get("FUSELANE_EXAMPLES", "25"))
 IS_DEFAULT: Final = "FUSELANE_EXAMPLES" not in os.environ
 # Reasons there may be when XLA has simplified away all that depends on the lanes.
 WITHOUT_LANES: Final = {"cross-lane", "no-lanes", "too-large"}
 NEAR: Final = Tolerance(relative=1e-3, absolute=1e-3)
 
 
-def test_random_programs() -> None:
+@pytest.mark.parametrize("dtypes", [DTYPES, WIDE_DTYPES], ids=["narrow", "wide"])
+def test_random_programs(dtypes: tuple[str, ...]) -> None:
     """Exact values agree in every bit, near ones closely, and nearly all loops are fused."""
     codes: Counter[str] = Counter()
 
@@ -41,7 +45,7 @@ def test_random_programs() -> None:
         phases=(Phase.generate,) if IS_DEFAULT else (Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @given(descriptions())
+    @given(descriptions(dtypes))
     def run(description: Description) -> None:
         codes.update(check_description(description))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuselane.analysis.dimension_classes import matching_dimensions
+from fuselane.analysis.dimension_rules import matching_dimensions
 from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit
+from fuselane.analysis.dimension_rules import assign_classes
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
@@ -56,7 +57,7 @@ def find_lanes(region: HloComputation) -> LaneAnalysis:
             mixed.
     """
     classes = DimensionClasses()
-    classes.visit(region)
+    assign_classes(classes, region)
     classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
     candidates = classes.carried_classes(loop)

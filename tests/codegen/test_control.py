@@ -305,3 +305,81 @@ def test_rows_updated_in_place_by_a_loop_in_a_loop(lanes: int, options: Settings
         module, step, 3, some([100, lanes], np.int32), some([lanes], np.int32), **options
     )
     assert compiled.program.loop.elements[1].kind is ElementKind.STREAM
+
+
+@layouts
+def test_no_trips(lanes: int, options: Settings) -> None:
+    """Results are the initial values, in whatever memory they are carried."""
+    row, large, rows = f"f32[{lanes}]", f"f32[{lanes},80]", f"f32[5,{lanes}]"
+    body = f"""
+      y = {row} add(e0, e0)
+      z = {large} reverse(e1), dimensions={{1}}
+      window = f32[1,{lanes}] reshape(y)
+      ys = {rows} dynamic-update-slice(e2, window, i, zero)"""
+    module = counting_loop(body, ["y", "z", "ys"], [row, large, rows], trip_count=0)
+    arguments = some([lanes]), some([lanes, 80]), some([5, lanes])
+    check(module, lambda i, *elements: elements, 0, *arguments, **options)
+
+
+def loop_of_shared_and_lanes(name: str, row: str, limit: int, body: str, results: str) -> str:
+    """Returns a counting loop over `u`, which all lanes share, and `a`, which they don't."""
+    carried = f"(s32[], s32[], {row})"
+    return f"""
+    body_{name} {{
+      p = {carried} parameter(0)
+      k = s32[] get-tuple-element(p), index=0
+      u = s32[] get-tuple-element(p), index=1
+      a = {row} get-tuple-element(p), index=2
+      one = s32[] constant(1)
+      zero = s32[] constant(0)
+      k1 = s32[] add(k, one)
+      {body}
+      ROOT t = {carried} tuple(k1, {results})
+    }}
+    stop_{name} {{
+      p = {carried} parameter(0)
+      k = s32[] get-tuple-element(p), index=0
+      n = s32[] constant({limit})
+      ROOT go = pred[] compare(k, n), direction=LT
+    }}"""
+
+
+@layouts
+@pytest.mark.parametrize(("outer", "inner"), [(2, 2), (20, 3), (3, 20), (2, 0)])
+def test_three_loops_share_a_recurrence(
+    lanes: int, options: Settings, outer: int, inner: int
+) -> None:
+    """A number that all lanes share is changed by the innermost loop and used by all."""
+    row = f"s32[{lanes}]"
+    carried = f"(s32[], s32[], {row})"
+    innermost = f"""
+      square = s32[] multiply(u, u)
+      sum = s32[] add(square, k)
+      mask = s32[] constant(31)
+      v = s32[] and(sum, mask)
+      us = {row} broadcast(u), dimensions={{}}
+      b = {row} add(a, us)"""
+    middle = f"""
+      init = {carried} tuple(zero, u, a)
+      w = {carried} while(init), condition=stop_inner, body=body_inner
+      v = s32[] get-tuple-element(w), index=1
+      c = {row} get-tuple-element(w), index=2
+      vs = {row} broadcast(v), dimensions={{}}
+      b = {row} subtract(c, vs)"""
+    body = f"""
+      init = {carried} tuple(zero, e1, e0)
+      w = {carried} while(init), condition=stop_outer, body=body_outer
+      v = s32[] get-tuple-element(w), index=1
+      b = {row} get-tuple-element(w), index=2"""
+    more = loop_of_shared_and_lanes("inner", row, inner, innermost, "v, b")
+    more += loop_of_shared_and_lanes("outer", row, outer, middle, "v, b")
+    module = counting_loop(body, ["b", "v"], [row, "s32[]"], trip_count=3, more=more)
+
+    def step(i: int, a: NumpyArray, u: int) -> Sequence[object]:
+        for _ in range(outer):
+            for k in range(inner):
+                a, u = a + u, (u * u + k) & 31
+            a = a - u
+        return a, u
+
+    check(module, step, 3, some([lanes], np.int32), np.int32(3), **options)

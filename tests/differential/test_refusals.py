@@ -50,7 +50,7 @@ MIXING: Final[dict[str, tuple[Program, str]]] = {
     "reshaped": (lambda x, i: x.reshape(8, 5).T.reshape(-1), "cross-lane"),
     "associative_scan": (lambda x, i: lax.associative_scan(jnp.add, x), "cross-lane"),
     "cumulative_sum": (lambda x, i: jnp.cumsum(x), "unsupported-opcode"),
-    "sort": (lambda x, i: jnp.sort(x ^ i), "unsupported-opcode"),
+    "sort": (lambda x, i: jnp.sort(x ^ i), "cross-lane"),
     "top_k": (lambda x, i: x - lax.top_k(x, 3)[0].sum(), "unsupported-opcode"),
     "gather": (gather_at_own_index, "unsupported-opcode"),
     "scatter": (scatter_at_own_index, "unsupported-opcode"),

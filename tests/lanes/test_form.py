@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
     ),
     "sort": (
         f"y = f32[8] sort(e0), dimensions={{0}}, to_apply=less_f32, {LINE}",
-        Reason.UNSUPPORTED_OPCODE,
+        Reason.CROSS_LANE,
         "y",
         "sort",
         7,
@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
         7,
     ),
     "custom_call": (
-        f'y = f32[8] custom-call(e0), custom_call_target="TopK", {LINE}',
+        f'y = f32[8] custom-call(e0), custom_call_target="other", {LINE}',
         Reason.UNSUPPORTED_OPCODE,
         "y",
         "custom-call",

@@ -7,9 +7,11 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 
 OPCODE_COST: Final[dict[str, float]] = {
@@ -64,6 +66,7 @@ OPCODE_COST: Final[dict[str, float]] = {
     "broadcast": 0,
     "concatenate": 0,
     "constant": 0,
+    "dot": 1,
     "dynamic-slice": 1,
     "dynamic-update-slice": 1,
     "get-tuple-element": 0,
@@ -74,12 +77,16 @@ OPCODE_COST: Final[dict[str, float]] = {
     "reshape": 0,
     "reverse": 0,
     "slice": 0,
+    "sort": 1,
     "transpose": 0,
     "tuple": 0,
     # A loop costs what its body costs, each time.
     "while": 0,
 }
 """Vector operations per element of the result."""
+
+MAX_NEIGHBOUR_SORT: Final = 24
+"""Elements that are sorted by exchanging neighbours; more are merged."""
 
 UNKNOWN_TRIP_COUNT: Final = 16
 """Assumed for an inner loop whose trip count is not known."""
@@ -111,6 +118,8 @@ def instruction_cost(
         KeyError: for an opcode that lane programs don't have.
     """
     opcode = instruction.opcode
+    if opcode == "sort":
+        return _sort_cost(instruction, lane_dimension)
     if opcode == "while":
         count = trip_count(instruction)
         body = total_cost(instruction.body.instructions, lane_dimension, trip_count)
@@ -120,6 +129,9 @@ def instruction_cost(
         return 0 if opcode != "reduce" else _operand_elements(instruction, lane_dimension)
     if opcode == "reduce":
         return _operand_elements(instruction, lane_dimension)
+    if opcode == "dot":
+        products = DotDimensions.of(instruction).contracted_size(instruction)
+        return weight * products * residual_elements(instruction, lane_dimension(instruction))
     if opcode == "dynamic-update-slice":
         update = instruction.operands[1]
         return weight * residual_elements(update, lane_dimension(update))
@@ -141,3 +153,20 @@ def _operand_elements(
     operand = reduce.operands[0]
     ops = sum(OPCODE_COST[i.opcode] for i in reduce.to_apply.instructions)
     return ops * residual_elements(operand, lane_dimension(operand))
+
+
+def _sort_cost(
+    sort: HloInstruction, lane_dimension: Callable[[HloInstruction], int | None]
+) -> float:
+    """Returns the operations of all exchanges: a comparison and two selects for each array."""
+    operand = sort.operands[0]
+    size = operand.shape.dimensions[sort.dimensions[0]]
+    compare = sum(OPCODE_COST[i.opcode] for i in sort.to_apply.instructions)
+    arrays = len(sort.operands)
+    if size <= MAX_NEIGHBOUR_SORT:
+        exchange = compare + 2 * arrays
+        exchanges_per_element = (size - 1) / 2
+    else:
+        exchange = 2 * compare + 3 + 4 * (arrays + 1)
+        exchanges_per_element = math.log2(size) * (math.log2(size) + 1) / 4
+    return exchange * exchanges_per_element * residual_elements(operand, lane_dimension(operand))

@@ -14,6 +14,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 
 Rule = Callable[[DimensionClasses, HloInstruction], Nodes]
@@ -155,6 +156,26 @@ def _dynamic_update_slice(classes: DimensionClasses, instruction: HloInstruction
     return result
 
 
+# Sums of products.
+
+
+def _dot(classes: DimensionClasses, instruction: HloInstruction) -> Nodes:
+    numbers = DotDimensions.of(instruction)
+    left, right = classes.use(instruction, 0), classes.use(instruction, 1)
+    for ours, theirs in zip(numbers.left_batch, numbers.right_batch, strict=True):
+        classes.unite((left[ours],), (right[theirs],))
+    for nodes, contracting in (
+        (left, numbers.left_contracting),
+        (right, numbers.right_contracting),
+    ):
+        for dimension in contracting:
+            classes.mark(nodes[dimension], instruction, "sums products along it")
+    return (
+        *(left[d] for d in (*numbers.left_batch, *numbers.left_free)),
+        *(right[d] for d in numbers.right_free),
+    )
+
+
 # Several results.
 
 
@@ -168,6 +189,14 @@ def _reduce(classes: DimensionClasses, instruction: HloInstruction) -> list[Node
         classes.mark(operand[dimension], instruction, "reduces it")
     kept = tuple(node for d, node in enumerate(operand) if d not in reduced)
     return [kept] * arrays
+
+
+def _sort(classes: DimensionClasses, instruction: HloInstruction) -> list[Nodes]:
+    operand = classes.use(instruction, 0)
+    for index in range(1, len(instruction.operands)):
+        classes.unite(operand, classes.use(instruction, index))
+    classes.mark(operand[instruction.dimensions[0]], instruction, "sorts along it")
+    return [operand] * len(instruction.operands)
 
 
 def _while(classes: DimensionClasses, loop: HloInstruction) -> list[Nodes]:
@@ -216,6 +245,7 @@ def matching_dimensions(source: Sequence[int], target: Sequence[int]) -> Iterato
 _RULES: Final[Mapping[str, Rule]] = {
     "broadcast": _broadcast,
     "concatenate": _along_its_dimensions,
+    "dot": _dot,
     "dynamic-slice": _slice,
     "dynamic-update-slice": _dynamic_update_slice,
     "pad": _pad,
@@ -227,5 +257,6 @@ _RULES: Final[Mapping[str, Rule]] = {
 
 _TUPLE_RULES: Final[Mapping[str, TupleRule]] = {
     "reduce": _reduce,
+    "sort": _sort,
     "while": _while,
 }

@@ -73,6 +73,7 @@ STRUCTURAL_OPCODES: Final = frozenset(
         "dynamic-slice",
         "dynamic-update-slice",
         "reduce",
+        "sort",
     }
 )
 """Opcodes that move, select or gather data, or hold the region together."""

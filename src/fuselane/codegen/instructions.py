@@ -13,6 +13,7 @@ from fuselane.codegen.arrays import Array, Literal
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element
 from fuselane.codegen.reduction import emit_reduce
+from fuselane.codegen.sorting import emit_sort
 from fuselane.errors import CodegenError
 from fuselane.hlo.instruction import HloInstruction
 
@@ -45,6 +46,8 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
         emitter.values[instruction] = _constant(emitter, instruction)
     elif opcode == "reduce":
         emit_reduce(emitter, instruction)
+    elif opcode == "sort":
+        emit_sort(emitter, instruction)
     elif opcode == "dynamic-update-slice":
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
     elif opcode in ELEMENTWISE_OPCODES:

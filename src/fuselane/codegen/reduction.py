@@ -101,7 +101,7 @@ def _accumulate(
         inner = indexing.unflatten(emitter.builder, position, sizes)
         at = _interleave(index, reduced, inner, len(dimensions))
         values = [array.get(place, at) for array in arrays]
-        return _apply(emitter, instruction.to_apply, [*carried, *values])
+        return apply_computation(emitter, instruction.to_apply, [*carried, *values])
 
     total = math.prod(sizes)
     carried = list(starts)
@@ -131,7 +131,7 @@ def _interleave(
     return tuple(at[axis] if axis in at else next(kept) for axis in range(rank))
 
 
-def _apply(
+def apply_computation(
     emitter: Emitter, computation: HloComputation, arguments: Sequence[ir.Value]
 ) -> list[ir.Value]:
     """Emits a computation of scalar elementwise instructions in place."""

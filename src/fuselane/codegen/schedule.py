@@ -40,9 +40,7 @@ def needs_lanes(step: Step, program: LaneProgram) -> bool:
         return True
     if step.opcode == "while":
         return any(element.lane_dimension is not None for element in program.loops[step].elements)
-    if step.opcode == "tuple":
-        return any(needs_lanes(operand, program) for operand in step.operands)
-    if step.opcode == "reduce":
+    if step.opcode in ("tuple", "reduce", "sort"):
         return any(needs_lanes(operand, program) for operand in step.operands)
     return program.lane_dimensions.get(step) is not None
 

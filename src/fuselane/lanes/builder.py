@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, final
 
 from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.proto import Message, PaddingConfig, SliceDimensions
 from fuselane.hlo.shape import PrimitiveType, Shape
@@ -47,6 +48,7 @@ def _padding_config(value: Iterable[tuple[int, int, int]]) -> Message:
 
 
 _MESSAGE_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
+    "dot_dimension_numbers": DotDimensions.to_proto,
     "slice_dimensions": _slice_dimensions,
     "padding_config": _padding_config,
 }
@@ -177,6 +179,23 @@ class ComputationBuilder:
         self.computation.root = root
         self.computation.remove_dead_instructions()
         return self.computation
+
+
+def elementwise_attributes(instruction: HloInstruction) -> Attributes:
+    """Returns what tells an elementwise instruction apart from others of its opcode."""
+    match instruction.opcode:
+        case "compare":
+            proto = instruction.proto
+            return (
+                ("comparison_direction", proto.comparison_direction),
+                ("comparison_type", proto.comparison_type),
+            )
+        case "reduce-precision":
+            return (
+                ("exponent_bits", instruction.exponent_bits),
+                ("mantissa_bits", instruction.mantissa_bits),
+            )
+    return ()
 
 
 def _proto_field(name: str, value: Any) -> Any:

@@ -36,7 +36,7 @@ def flatten(region: HloComputation, first_dimensions: Mapping[HloInstruction, in
             instruction.shape = Shape.tuple_of([o.shape for o in instruction.operands])
         elif instruction.opcode == "while":
             _flatten_loop(instruction, first_dimensions)
-        elif instruction.opcode == "reduce" and instruction.shape.is_tuple:
+        elif instruction.opcode in ("reduce", "sort") and instruction.shape.is_tuple:
             _reshape_elements(instruction, first_dimensions)
     region.remove_dead_instructions()
 
@@ -55,12 +55,12 @@ def _merged_shape(shape: Shape, first: int) -> Shape:
 
 
 def _reshape_elements(
-    reduce: HloInstruction, first_dimensions: Mapping[HloInstruction, int]
+    instruction: HloInstruction, first_dimensions: Mapping[HloInstruction, int]
 ) -> None:
-    shapes = list(reduce.shape.tuple_shapes)
-    first = next((first_dimensions[u] for u in reduce.users if u in first_dimensions), None)
+    shapes = list(instruction.shape.tuple_shapes)
+    first = next((first_dimensions[u] for u in instruction.users if u in first_dimensions), None)
     if first is not None:
-        reduce.shape = Shape.tuple_of([_merged_shape(shape, first) for shape in shapes])
+        instruction.shape = Shape.tuple_of([_merged_shape(shape, first) for shape in shapes])
 
 
 def _renumber(
@@ -80,7 +80,7 @@ def _renumber(
                 proto.dimensions[:] = _moved(numbers, source)
         case "iota" | "concatenate" | "reverse":
             proto.dimensions[:] = _moved(list(proto.dimensions), first)
-        case "reduce":
+        case "reduce" | "sort":
             source = first_dimensions.get(instruction.operands[0])
             proto.dimensions[:] = _moved(list(proto.dimensions), source)
         case "slice" if first is not None:

@@ -33,10 +33,17 @@ from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes import layout
-from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
+from fuselane.lanes.builder import (
+    Attributes,
+    ComputationBuilder,
+    array_shape,
+    elementwise_attributes,
+)
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
+from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.rows import picks_rows
+from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
 from fuselane.lanes.windows import are_windows_side_by_side, lower_reduce_window
 
 Value = HloInstruction | tuple["Value", ...] | None
@@ -48,6 +55,7 @@ _LOWERINGS: Final[dict[str, _Lowering]] = {
     "broadcast": layout.lower_broadcast,
     "concatenate": layout.lower_concatenate,
     "constant": layout.lower_constant,
+    "dot": lower_dot,
     "dynamic-slice": layout.lower_dynamic_slice,
     "dynamic-update-slice": layout.lower_dynamic_update_slice,
     "iota": layout.lower_iota,
@@ -56,6 +64,18 @@ _LOWERINGS: Final[dict[str, _Lowering]] = {
     "reverse": layout.lower_reverse,
     "slice": layout.lower_slice,
     "transpose": layout.lower_transpose,
+}
+
+_ApplyingLowering = Callable[
+    [ComputationBuilder, HloInstruction, Sequence[HloInstruction], HloComputation],
+    HloInstruction | tuple[HloInstruction, ...],
+]
+
+_APPLYING_LOWERINGS: Final[dict[str, _ApplyingLowering]] = {
+    "custom-call": lower_top_k,
+    "reduce": layout.lower_reduce,
+    "reduce-window": lower_reduce_window,
+    "sort": lower_sort,
 }
 
 _CONDITION_REDUCTIONS: Final = frozenset({"reduce-window", "sort", "dot", "custom-call"})
@@ -277,7 +297,7 @@ class _Normaliser:
             return values[1]
         if opcode == "convert" and values[0].shape.element_type is shape.element_type:
             return values[0]
-        attributes = _elementwise_attributes(instruction)
+        attributes = elementwise_attributes(instruction)
         return builder.emit(opcode, shape, values, attributes, origin=instruction)
 
     def _visit_bitcast(
@@ -295,25 +315,39 @@ class _Normaliser:
             value = builder.emit("bitcast-convert", converted, (value,), origin=instruction)
         return layout.lower_bitcast(builder, instruction, [value])
 
-    def _visit_reduce(
+    def _visit_applying(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
-        is_window = instruction.opcode == "reduce-window"
-        if is_window and not are_windows_side_by_side(instruction):
-            raise self._unsupported(instruction)
-        to_apply = self._applied.get(instruction.to_apply.id)
-        if to_apply is None:
-            to_apply = self._clone_applied(instruction)
-            self._applied[instruction.to_apply.id] = to_apply
-        arrays = [_array(operand) for operand in operands]
+        """Emits an instruction that applies a computation of scalars, such as a reduce."""
         for shape in instruction.shape.tuple_shapes or (instruction.shape,):
             self._check_shape(instruction, shape)
-        lower = lower_reduce_window if is_window else layout.lower_reduce
-        return lower(builder, instruction, arrays, to_apply)
+        arrays = [_array(operand) for operand in operands]
+        lower = _APPLYING_LOWERINGS[instruction.opcode]
+        return lower(builder, instruction, arrays, self._applied_by(instruction))
 
-    def _clone_applied(self, reduce: HloInstruction) -> HloComputation:
-        """Returns the reduce's computation in normal form: elementwise opcodes on scalars."""
-        original = reduce.to_apply
+    def _visit_reduce_window(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        if not are_windows_side_by_side(instruction):
+            raise self._unsupported(instruction)
+        return self._visit_applying(instruction, operands, builder)
+
+    def _visit_custom_call(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        if instruction.custom_call_target != TOP_K_TARGET:
+            raise self._unsupported(instruction)
+        return self._visit_applying(instruction, operands, builder)
+
+    def _applied_by(self, instruction: HloInstruction) -> HloComputation:
+        (original,) = instruction.called_computations
+        known = self._applied.get(original.id)
+        if known is None:
+            known = self._applied[original.id] = self._clone_applied(instruction, original)
+        return known
+
+    def _clone_applied(self, applying: HloInstruction, original: HloComputation) -> HloComputation:
+        """Returns an applied computation in normal form: elementwise opcodes on scalars."""
         builder = ComputationBuilder(original.name)
         parameters = [
             builder.parameter(i, self._check_shape(p, p.shape), p)
@@ -326,7 +360,7 @@ class _Normaliser:
             if instruction.opcode not in ELEMENTWISE_OPCODES | {"parameter", "constant", "tuple"}:
                 raise refuse(
                     Reason.UNSUPPORTED_OPCODE,
-                    reduce,
+                    applying,
                     detail=f" where its computation holds `{instruction.opcode}`",
                 )
         return result
@@ -449,11 +483,13 @@ _VISITS: Final[dict[str, _Visit]] = {
     "bitcast": _Normaliser._visit_bitcast,
     "call": _Normaliser._visit_call,
     "copy": _Normaliser._visit_copy,
+    "custom-call": _Normaliser._visit_custom_call,
     "fusion": _Normaliser._visit_call,
     "get-tuple-element": _Normaliser._visit_element,
     "opt-barrier": _Normaliser._visit_barrier,
-    "reduce": _Normaliser._visit_reduce,
-    "reduce-window": _Normaliser._visit_reduce,
+    "reduce": _Normaliser._visit_applying,
+    "reduce-window": _Normaliser._visit_reduce_window,
+    "sort": _Normaliser._visit_applying,
     "tuple": _Normaliser._visit_tuple,
     "while": _Normaliser._visit_loop,
 }
@@ -503,22 +539,6 @@ def _find_side_effect(loop: HloInstruction) -> HloInstruction | None:
 
 def _bits(value: HloInstruction) -> int:
     return value.shape.element_type.bits
-
-
-def _elementwise_attributes(instruction: HloInstruction) -> Attributes:
-    match instruction.opcode:
-        case "compare":
-            proto = instruction.proto
-            return (
-                ("comparison_direction", proto.comparison_direction),
-                ("comparison_type", proto.comparison_type),
-            )
-        case "reduce-precision":
-            return (
-                ("exponent_bits", instruction.exponent_bits),
-                ("mantissa_bits", instruction.mantissa_bits),
-            )
-    return ()
 
 
 def _trip_count_attribute(loop: HloInstruction) -> Attributes:

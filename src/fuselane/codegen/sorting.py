@@ -1,0 +1,206 @@
+"""The rule for sort: the elements of one lane put in order, all lanes of a block at once.
+
+A sorting network compares the same places in every lane, so lanes of different order go through it
+together: `swap = before(right, left)`, then both places select. Few elements are sorted in
+registers by exchanges of neighbours, which is stable as it is. More are sorted in scratch memory by
+Batcher's merge exchange, which takes far fewer exchanges but is unstable, so that it also compares
+where elements came from.
+
+Numerics: bitwise-equal to a stable sort.
+Source: D. E. Knuth, The Art of Computer Programming 3, 5.2.2, Algorithm M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
+
+from llvmlite import ir
+
+from fuselane.analysis.cost import MAX_NEIGHBOUR_SORT
+from fuselane.codegen import indexing
+from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
+from fuselane.codegen.elemental import emit_elemental
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.loops import counted_loop, emit_for_each
+from fuselane.codegen.reduction import apply_computation
+from fuselane.codegen.types import llvm_type
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType, Shape
+
+Row = list[ir.Value]
+"""What stands at one place of a sequence: an element of every sorted array."""
+
+_RANK: Final = PrimitiveType.S32
+
+
+class Stage(NamedTuple):
+    """Exchanges of places `i` and `i + distance`, for all i with `i & bit == rest`."""
+
+    bit: int
+    rest: int
+    distance: int
+
+
+def merge_exchange(size: int) -> Iterator[Stage]:
+    """Yields the stages that sort `size` elements; both places are always below `size`."""
+    if size < 2:
+        return
+    bit = top = 1 << (size - 1).bit_length() - 1
+    while bit:
+        outer, rest, distance = top, 0, bit
+        while True:
+            yield Stage(bit, rest, distance)
+            if outer == bit:
+                break
+            distance, outer, rest = outer - bit, outer >> 1, bit
+        bit >>= 1
+
+
+def emit_sort(emitter: Emitter, instruction: HloInstruction) -> None:
+    """Emits a sort of one array or of several; several give a tuple.
+
+    %s = f32[8,5] sort(%x), dimensions={1}, to_apply=%before     s[lane] = x[lane] in order
+    """
+    sort = _Sort(
+        emitter=emitter,
+        comparator=instruction.to_apply,
+        arrays=[emitter.array(operand) for operand in instruction.operands],
+        axis=instruction.dimensions[0],
+    )
+    results = sort.emit()
+    emitter.values[instruction] = results if instruction.shape.is_tuple else results[0]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _Sort:
+    """One sort on its way: arrays of the same dimensions, sorted along an axis."""
+
+    emitter: Emitter
+    comparator: HloComputation
+    arrays: list[Array]
+    axis: int
+
+    def emit(self) -> list[Array]:
+        """Emits the sort and returns the sorted arrays."""
+        first = self.arrays[0]
+        if self._length <= MAX_NEIGHBOUR_SORT and first.size <= self.emitter.max_unrolled:
+            return self._in_registers()
+        return self._in_scratch()
+
+    @property
+    def _length(self) -> int:
+        return self.arrays[0].shape.dimensions[self.axis]
+
+    def _outer_dimensions(self) -> tuple[int, ...]:
+        """Returns the sizes of what is sorted line by line, per lane."""
+        sizes = list(self.arrays[0].shape.dimensions)
+        sizes[self.axis] = 1
+        return indexing.residual_dimensions(tuple(sizes), self.arrays[0].lane)
+
+    def _at(self, line: tuple[Index, ...], place: Index) -> Element:
+        """Returns the index of a place in a line."""
+        index = list(indexing.with_lane(line, self.arrays[0].lane))
+        index[self.axis] = place
+        return tuple(index)
+
+    # In registers.
+
+    def _in_registers(self) -> list[Array]:
+        columns: list[dict[tuple[Index, ...], ir.Value]] = [{} for _ in self.arrays]
+        here = self.emitter.place
+
+        def sort_line(line: tuple[Index, ...]) -> None:
+            places = [self._at(line, place) for place in range(self._length)]
+            rows = [[array.lanes(here, at) for array in self.arrays] for at in places]
+            for end in range(len(rows) - 1, 0, -1):
+                for left in range(end):
+                    rows[left : left + 2] = self._exchange(*rows[left : left + 2])
+            for at, row in zip(places, rows, strict=True):
+                for column, value in zip(columns, row, strict=True):
+                    column[indexing.without_lane(at)] = value
+
+        outer = self._outer_dimensions()
+        emit_for_each(self.emitter.builder, outer, sort_line, max_unrolled=self.arrays[0].size)
+        return [self._registers(*pair) for pair in zip(self.arrays, columns, strict=True)]
+
+    def _registers(self, array: Array, column: dict[tuple[Index, ...], ir.Value]) -> Registers:
+        here = self.emitter.place
+        indices = (array.flat(here, position) for position in range(array.size))
+        elements = tuple(column[indexing.without_lane(index)] for index in indices)
+        return Registers(shape=array.shape, lane=array.lane, elements=elements)
+
+    def _exchange(self, left: Row, right: Row) -> list[Row]:
+        """Returns two rows with the one that comes first in front; equal ones stay."""
+        return self._select(self._compare(right, left), left, right)
+
+    def _select(self, swap: ir.Value, left: Row, right: Row) -> list[Row]:
+        builder = self.emitter.builder
+        pairs = list(zip(left, right, strict=True))
+        return [
+            [builder.select(swap, b, a) for a, b in pairs],
+            [builder.select(swap, a, b) for a, b in pairs],
+        ]
+
+    def _compare(self, left: Row, right: Row) -> ir.Value:
+        """Returns whether the comparator puts `left` in front of `right`."""
+        arguments = [value for pair in zip(left, right, strict=True) for value in pair]
+        return apply_computation(self.emitter, self.comparator, arguments)[0]
+
+    # In scratch memory.
+
+    def _in_scratch(self) -> list[Array]:
+        place, builder = self.emitter.place, self.emitter.builder
+        sorted_arrays = [self._copied(array) for array in self.arrays]
+        rank = self._rank_scratch()
+        columns = [*sorted_arrays, rank]
+
+        def sort_line(line: tuple[Index, ...]) -> None:
+            with counted_loop(builder, 0, self._length, name="rank") as at:
+                rank.put(place, self._at(line, at), builder.trunc(at, llvm_type(_RANK)))
+            for stage in merge_exchange(self._length):
+                with counted_loop(
+                    builder, 0, self._length - stage.distance, name="exchange"
+                ) as left:
+                    bits = builder.and_(left, indexing.i64(stage.bit))
+                    is_here = builder.icmp_signed("==", bits, indexing.i64(stage.rest))
+                    with builder.if_then(is_here):
+                        exchange(line, left, stage.distance)
+
+        def exchange(line: tuple[Index, ...], left: ir.Value, distance: int) -> None:
+            right = indexing.add(builder, left, distance)
+            places = [self._at(line, left), self._at(line, right)]
+            rows = [[column.get(place, at) for column in columns] for at in places]
+            for at, row in zip(places, self._select(self._is_behind(*rows), *rows), strict=True):
+                for column, value in zip(columns, row, strict=True):
+                    column.put(place, at, value)
+
+        emit_for_each(builder, self._outer_dimensions(), sort_line)
+        return [*sorted_arrays]
+
+    def _copied(self, array: Array) -> Scratch:
+        scratch = new_scratch(self.emitter.place, array.shape, array.lane)
+        self.emitter.copy(array, scratch)
+        return scratch
+
+    def _rank_scratch(self) -> Scratch:
+        first = self.arrays[0]
+        shape = Shape.array(_RANK, first.shape.dimensions)
+        return new_scratch(self.emitter.place, shape, first.lane)
+
+    def _is_behind(self, left: Row, right: Row) -> ir.Value:
+        """Returns whether `left`, with its rank last, belongs behind `right`."""
+        builder = self.emitter.builder
+        *left_values, left_rank = left
+        *right_values, right_rank = right
+        behind = self._compare(right_values, left_values)
+        in_front = self._compare(left_values, right_values)
+        types = [_RANK, _RANK]
+        came_later = emit_elemental(
+            builder, "compare", [left_rank, right_rank], types, PrimitiveType.PRED, direction="GT"
+        )
+        return builder.or_(behind, builder.and_(builder.not_(in_front), came_later))

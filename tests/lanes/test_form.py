@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
     "dot": (
         f"""y = f32[8] dot(e1, e0), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}},
             {LINE}""",
-        Reason.UNSUPPORTED_OPCODE,
+        Reason.CROSS_LANE,
         "y",
         "dot",
         7,

@@ -13,6 +13,7 @@ from typing import Final
 
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.window import get_window
 
 OPCODE_COST: Final[dict[str, float]] = {
     # Elementwise, one instruction or two.
@@ -74,6 +75,7 @@ OPCODE_COST: Final[dict[str, float]] = {
     "pad": 0,
     "parameter": 0,
     "reduce": 1,
+    "reduce-window": 1,
     "reshape": 0,
     "reverse": 0,
     "slice": 0,
@@ -120,6 +122,8 @@ def instruction_cost(
     opcode = instruction.opcode
     if opcode == "sort":
         return _sort_cost(instruction, lane_dimension)
+    if opcode == "reduce-window":
+        return _window_cost(instruction, lane_dimension)
     if opcode == "while":
         count = trip_count(instruction)
         body = total_cost(instruction.body.instructions, lane_dimension, trip_count)
@@ -153,6 +157,18 @@ def _operand_elements(
     operand = reduce.operands[0]
     ops = sum(OPCODE_COST[i.opcode] for i in reduce.to_apply.instructions)
     return ops * residual_elements(operand, lane_dimension(operand))
+
+
+def _window_cost(
+    reduce_window: HloInstruction, lane_dimension: Callable[[HloInstruction], int | None]
+) -> float:
+    operand = reduce_window.operands[0]
+    ops = sum(OPCODE_COST[i.opcode] for i in reduce_window.to_apply.instructions)
+    sizes = operand.shape.dimensions
+    places = 1
+    for window, size in zip(get_window(reduce_window), sizes, strict=True):
+        places *= 1 if window.is_cumulative(size) else window.size
+    return ops * places * residual_elements(operand, lane_dimension(operand))
 
 
 def _sort_cost(

@@ -16,6 +16,7 @@ from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.window import get_window
 
 Rule = Callable[[DimensionClasses, HloInstruction], Nodes]
 TupleRule = Callable[[DimensionClasses, HloInstruction], list[Nodes]]
@@ -191,6 +192,22 @@ def _reduce(classes: DimensionClasses, instruction: HloInstruction) -> list[Node
     return [kept] * arrays
 
 
+def _reduce_window(classes: DimensionClasses, instruction: HloInstruction) -> list[Nodes]:
+    arrays = len(instruction.operands) // 2
+    operand = classes.use(instruction, 0)
+    for index in range(1, arrays):
+        classes.unite(operand, classes.use(instruction, index))
+    shape = instruction.shape.tuple_shapes[0] if instruction.shape.is_tuple else instruction.shape
+    result = list(classes.fresh(shape))
+    for dimension, window in enumerate(get_window(instruction)):
+        if window.is_trivial:
+            result[dimension] = operand[dimension]
+        else:
+            classes.mark(operand[dimension], instruction, "reduces windows of it")
+            classes.mark(result[dimension], instruction, "reduces windows of it")
+    return [tuple(result)] * arrays
+
+
 def _sort(classes: DimensionClasses, instruction: HloInstruction) -> list[Nodes]:
     operand = classes.use(instruction, 0)
     for index in range(1, len(instruction.operands)):
@@ -257,6 +274,7 @@ _RULES: Final[Mapping[str, Rule]] = {
 
 _TUPLE_RULES: Final[Mapping[str, TupleRule]] = {
     "reduce": _reduce,
+    "reduce-window": _reduce_window,
     "sort": _sort,
     "while": _while,
 }

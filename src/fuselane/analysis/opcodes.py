@@ -70,9 +70,11 @@ STRUCTURAL_OPCODES: Final = frozenset(
         "pad",
         "reverse",
         "concatenate",
+        "dot",
         "dynamic-slice",
         "dynamic-update-slice",
         "reduce",
+        "reduce-window",
         "sort",
     }
 )

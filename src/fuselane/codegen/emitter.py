@@ -55,6 +55,7 @@ class Emitter:
     program: What is being emitted.
     place: Where: builder, lane block, own arrays.
     max_unrolled: The most elements per lane that are kept in registers.
+    vectors_in_registers: How many vectors of lanes the machine's registers hold.
     values: What each instruction emitted so far stands for; lists are tuples.
     schedules: The orders of emission worked out so far.
     """
@@ -62,6 +63,7 @@ class Emitter:
     program: LaneProgram
     place: Place
     max_unrolled: int
+    vectors_in_registers: int
     values: dict[HloInstruction, Binding] = field(default_factory=dict)
     schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
 
@@ -76,6 +78,7 @@ class Emitter:
             program=self.program,
             place=replace(self.place, block=block),
             max_unrolled=self.max_unrolled,
+            vectors_in_registers=self.vectors_in_registers,
             values=dict(self.values),
             schedules=self.schedules,
         )

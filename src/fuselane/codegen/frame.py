@@ -99,7 +99,12 @@ class Frame:
     def emitter(self, block: LaneBlock) -> Emitter:
         """Returns an emitter that knows the inputs, for a lane block."""
         place = Place(builder=self.builder, block=block, allocate=self.allocate)
-        emitter = Emitter(program=self.program, place=place, max_unrolled=self.plan.max_unrolled)
+        emitter = Emitter(
+            program=self.program,
+            place=place,
+            max_unrolled=self.plan.max_unrolled,
+            vectors_in_registers=self.plan.vectors_in_registers,
+        )
         overwritten = set(self._initial_states())
         for parameter, pointer in zip(self.program.inputs, self.inputs, strict=True):
             is_state = parameter in overwritten

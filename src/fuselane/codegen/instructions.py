@@ -10,10 +10,12 @@ from llvmlite import ir
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen import movement, slices
 from fuselane.codegen.arrays import Array, Literal
+from fuselane.codegen.dots import emit_dot
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element
 from fuselane.codegen.reduction import emit_reduce
 from fuselane.codegen.sorting import emit_sort
+from fuselane.codegen.window_reduction import emit_reduce_window
 from fuselane.errors import CodegenError
 from fuselane.hlo.instruction import HloInstruction
 
@@ -46,6 +48,10 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
         emitter.values[instruction] = _constant(emitter, instruction)
     elif opcode == "reduce":
         emit_reduce(emitter, instruction)
+    elif opcode == "reduce-window":
+        emit_reduce_window(emitter, instruction)
+    elif opcode == "dot":
+        emit_dot(emitter, instruction)
     elif opcode == "sort":
         emit_sort(emitter, instruction)
     elif opcode == "dynamic-update-slice":

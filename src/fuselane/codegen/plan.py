@@ -38,6 +38,7 @@ class Plan:
     tile_vectors: Vectors in a tile; 1 keeps the state in registers through all steps.
     num_tiles: Tiles that cover all lanes; the last may be partial.
     max_unrolled: The most elements per lane kept in registers.
+    vectors_in_registers: How many vectors of this width the machine's registers hold.
     parallel: Whether the work is worth several threads.
     lane_ops: Estimated operations of one step on one vector.
     uniform_ops: Estimated scalar operations of one step that all lanes of a tile share.
@@ -47,6 +48,7 @@ class Plan:
     tile_vectors: int
     num_tiles: int
     max_unrolled: int
+    vectors_in_registers: int
     parallel: bool
     lane_ops: float
     uniform_ops: float
@@ -113,6 +115,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         tile_vectors=tile_vectors,
         num_tiles=num_tiles,
         max_unrolled=_max_unrolled(program),
+        vectors_in_registers=max(1, device.num_vector_registers * lanes // width),
         parallel=num_tiles > 1 and threads > 1,
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,

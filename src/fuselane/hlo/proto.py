@@ -125,6 +125,10 @@ message DotDimensionNumbers {
   repeated int64 lhs_batch_dimensions = 3;
   repeated int64 rhs_batch_dimensions = 4;
 }
+message PrecisionConfig {
+  repeated int32 operand_precision = 1;
+  int32 algorithm = 2;
+}
 message GatherDimensionNumbers {
   repeated int64 offset_dims = 1;
   repeated int64 collapsed_slice_dims = 2;
@@ -183,6 +187,7 @@ message HloInstructionProto {
   repeated int64 called_computation_ids = 38;
   bytes backend_config = 43;
   ScatterDimensionNumbers scatter_dimension_numbers = 48;
+  PrecisionConfig precision_config = 51;
   bool constrain_layout = 56;
   repeated ShapeProto operand_shapes_with_layout = 57;
   bool is_stable = 60;

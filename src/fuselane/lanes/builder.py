@@ -19,7 +19,7 @@ from typing import Any, Final, final
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.proto import Message, PaddingConfig, SliceDimensions
+from fuselane.hlo.proto import Message, PaddingConfig, SliceDimensions, Window
 from fuselane.hlo.shape import PrimitiveType, Shape
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -47,10 +47,18 @@ def _padding_config(value: Iterable[tuple[int, int, int]]) -> Message:
     return config
 
 
+def _window(value: Iterable[Iterable[tuple[str, int]]]) -> Message:
+    window = Window()
+    for fields in value:
+        window.dimensions.add(**dict(fields))
+    return window
+
+
 _MESSAGE_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
     "dot_dimension_numbers": DotDimensions.to_proto,
     "slice_dimensions": _slice_dimensions,
     "padding_config": _padding_config,
+    "window": _window,
 }
 
 

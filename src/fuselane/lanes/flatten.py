@@ -12,11 +12,15 @@ Numerics: bitwise-equal.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import array_shape
+
+_TUPLE_OPCODES: Final = frozenset({"reduce", "reduce-window", "sort"})
+"""Opcodes whose results, of one shape, may be several."""
 
 
 def flatten(region: HloComputation, first_dimensions: Mapping[HloInstruction, int]) -> None:
@@ -36,7 +40,7 @@ def flatten(region: HloComputation, first_dimensions: Mapping[HloInstruction, in
             instruction.shape = Shape.tuple_of([o.shape for o in instruction.operands])
         elif instruction.opcode == "while":
             _flatten_loop(instruction, first_dimensions)
-        elif instruction.opcode in ("reduce", "sort") and instruction.shape.is_tuple:
+        elif instruction.opcode in _TUPLE_OPCODES and instruction.shape.is_tuple:
             _reshape_elements(instruction, first_dimensions)
     region.remove_dead_instructions()
 
@@ -83,6 +87,10 @@ def _renumber(
         case "reduce" | "sort":
             source = first_dimensions.get(instruction.operands[0])
             proto.dimensions[:] = _moved(list(proto.dimensions), source)
+        case "dot":
+            _renumber_dot(instruction, first_dimensions)
+        case "reduce-window" if first is not None or instruction.operands[0] in first_dimensions:
+            del proto.window.dimensions[first_dimensions[instruction.operands[0]]]
         case "slice" if first is not None:
             sizes = instruction.shape.dimensions
             del proto.slice_dimensions[first]
@@ -96,6 +104,20 @@ def _renumber(
             _drop_operand(instruction, 1 + first)
         case "dynamic-update-slice" if first is not None:
             _drop_operand(instruction, 2 + first)
+
+
+def _renumber_dot(dot: HloInstruction, first_dimensions: Mapping[HloInstruction, int]) -> None:
+    """Adapts a dot, of whose operands the two dimensions are both batch or both free ones."""
+    numbers = dot.proto.dot_dimension_numbers
+    left, right = (first_dimensions.get(operand) for operand in dot.operands)
+    for field, first in (
+        (numbers.lhs_batch_dimensions, left),
+        (numbers.rhs_batch_dimensions, right),
+        (numbers.lhs_contracting_dimensions, left),
+        (numbers.rhs_contracting_dimensions, right),
+    ):
+        kept = [n for n in field if first is None or n != first + 1]
+        field[:] = _moved(kept, first)
 
 
 def _moved(numbers: list[int], first: int | None) -> list[int]:

@@ -44,7 +44,7 @@ from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
-from fuselane.lanes.windows import are_windows_side_by_side, lower_reduce_window
+from fuselane.lanes.windows import is_plain_window, lower_reduce_window
 
 Value = HloInstruction | tuple["Value", ...] | None
 """What an instruction of the user's module became; None for a loop element nobody reads."""
@@ -328,7 +328,7 @@ class _Normaliser:
     def _visit_reduce_window(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
-        if not are_windows_side_by_side(instruction):
+        if not is_plain_window(instruction):
             raise self._unsupported(instruction)
         return self._visit_applying(instruction, operands, builder)
 

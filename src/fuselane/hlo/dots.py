@@ -1,0 +1,81 @@
+"""The dimension numbers of a dot."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.proto import DotDimensionNumbers, Message
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DotDimensions:
+    """Which dimensions of its operands a dot pairs, sums over and keeps.
+
+    The result's dimensions are the batch dimensions, then the free ones of the left operand, then
+    those of the right one.
+
+    Attributes:
+        left_batch, right_batch: Dimensions taken together, pair by pair, and kept.
+        left_contracting, right_contracting: Dimensions taken together and summed over.
+        left_free, right_free: All others, in order.
+    """
+
+    left_batch: tuple[int, ...]
+    right_batch: tuple[int, ...]
+    left_contracting: tuple[int, ...]
+    right_contracting: tuple[int, ...]
+    left_free: tuple[int, ...]
+    right_free: tuple[int, ...]
+
+    @staticmethod
+    def of(dot: HloInstruction) -> DotDimensions:
+        """Returns the dimension numbers of a dot instruction."""
+        numbers = dot.proto.dot_dimension_numbers
+        left, right = (operand.shape.rank for operand in dot.operands)
+        return DotDimensions.create(
+            left_rank=left,
+            right_rank=right,
+            left_batch=tuple(numbers.lhs_batch_dimensions),
+            right_batch=tuple(numbers.rhs_batch_dimensions),
+            left_contracting=tuple(numbers.lhs_contracting_dimensions),
+            right_contracting=tuple(numbers.rhs_contracting_dimensions),
+        )
+
+    @staticmethod
+    def create(
+        *,
+        left_rank: int,
+        right_rank: int,
+        left_batch: tuple[int, ...],
+        right_batch: tuple[int, ...],
+        left_contracting: tuple[int, ...],
+        right_contracting: tuple[int, ...],
+    ) -> DotDimensions:
+        """Returns the dimension numbers of operands of these ranks."""
+        left, right = {*left_batch, *left_contracting}, {*right_batch, *right_contracting}
+        return DotDimensions(
+            left_batch=left_batch,
+            right_batch=right_batch,
+            left_contracting=left_contracting,
+            right_contracting=right_contracting,
+            left_free=tuple(d for d in range(left_rank) if d not in left),
+            right_free=tuple(d for d in range(right_rank) if d not in right),
+        )
+
+    def to_proto(self) -> Message:
+        """Returns the message that an instruction holds."""
+        return DotDimensionNumbers(
+            lhs_batch_dimensions=self.left_batch,
+            rhs_batch_dimensions=self.right_batch,
+            lhs_contracting_dimensions=self.left_contracting,
+            rhs_contracting_dimensions=self.right_contracting,
+        )
+
+    def contracted_size(self, dot: HloInstruction) -> int:
+        """Returns how many products each element of the result is the sum of."""
+        sizes = dot.operands[0].shape.dimensions
+        return math.prod(sizes[d] for d in self.left_contracting)

@@ -40,7 +40,7 @@ def needs_lanes(step: Step, program: LaneProgram) -> bool:
         return True
     if step.opcode == "while":
         return any(element.lane_dimension is not None for element in program.loops[step].elements)
-    if step.opcode in ("tuple", "reduce", "sort"):
+    if step.opcode in ("tuple", "reduce", "reduce-window", "sort"):
         return any(needs_lanes(operand, program) for operand in step.operands)
     return program.lane_dimensions.get(step) is not None
 

@@ -1,4 +1,4 @@
-"""From a reduce-window whose windows lie side by side to a reduce.
+"""Reduce-windows in row-major order; those whose windows lie side by side become reduces.
 
 XLA:CPU takes large reductions apart into reduce-windows of 32 elements and a last reduce. Such a
 reduce-window is a reshape and a reduce, after a pad where the windows don't fill the array:
@@ -9,43 +9,30 @@ reduce-window is a reshape and a reduce, after a pad where the windows don't fil
     %s = f32[8,3,32] reshape(%p)
     %w = f32[8,3] reduce(%s, %z), dimensions={2}
 
-Does not handle: overlapping windows, dilation. Numerics: bitwise-equal; the order inside a window
-is kept, and what is padded is the initial value, as XLA has it.
+All others, such as cumulative sums, stay reduce-windows. Does not handle: reversed windows,
+negative padding, dilated operands.
+
+Numerics: bitwise-equal; the order inside a window is kept, and what is padded is the initial value,
+as XLA has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
+from fuselane.hlo.window import WindowDimension, get_window
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.layout import memory_order, relayout
 
 
-class _Window(NamedTuple):
-    size: int
-    low: int
-    high: int
-
-
-def are_windows_side_by_side(reduce_window: HloInstruction) -> bool:
-    """Whether every element falls into exactly one window."""
-    return all(
-        dimension.stride == dimension.size
-        and dimension.window_dilation <= 1
-        and dimension.base_dilation <= 1
-        and not dimension.window_reversal
-        and dimension.padding_low >= 0
-        and dimension.padding_high >= 0
-        for dimension in reduce_window.proto.window.dimensions
-    ) and all(
-        (size + window.low + window.high) % window.size == 0
-        for size, window in zip(
-            reduce_window.operands[0].shape.dimensions, _windows(reduce_window), strict=True
-        )
+def is_plain_window(reduce_window: HloInstruction) -> bool:
+    """Whether the windows are of a form that can be lowered."""
+    return not any(
+        d.is_reversed or d.low < 0 or d.high < 0 or d.base_dilation > 1
+        for d in get_window(reduce_window)
     )
 
 
@@ -55,10 +42,59 @@ def lower_reduce_window(
     operands: Sequence[HloInstruction],
     to_apply: HloComputation,
 ) -> HloInstruction | tuple[HloInstruction, ...]:
-    """Lowers a reduce-window of one array, or of several at once, with windows side by side."""
+    """Lowers a reduce-window of one array, or of several at once."""
+    windows = get_window(instruction)
+    dimensions = instruction.operands[0].shape.dimensions
+    if all(map(WindowDimension.is_side_by_side, windows, dimensions)):
+        return _lower_to_reduce(builder, instruction, operands, to_apply)
     count = len(operands) // 2
     order = memory_order(instruction.operands[0].shape)
-    windows = [_windows(instruction)[d] for d in order]
+    arrays = [
+        relayout(builder, operand, memory_order(original.shape), order)
+        for original, operand in zip(instruction.operands[:count], operands, strict=False)
+    ]
+    window = tuple(_fields(windows[d]) for d in order)
+    elements = instruction.shape.tuple_shapes or (instruction.shape,)
+    sizes = tuple(elements[0].dimensions[d] for d in order)
+    shapes = [array_shape(array.shape.element_type, sizes) for array in arrays]
+    value = builder.emit(
+        "reduce-window",
+        Shape.tuple_of(shapes) if instruction.shape.is_tuple else shapes[0],
+        [*arrays, *operands[count:]],
+        (("window", window),),
+        origin=instruction,
+        called=(to_apply,),
+    )
+    if not instruction.shape.is_tuple:
+        return relayout(builder, value, order, memory_order(instruction.shape))
+    return tuple(
+        relayout(builder, builder.element(value, index), order, memory_order(shape))
+        for index, shape in enumerate(elements)
+    )
+
+
+def _fields(dimension: WindowDimension) -> tuple[tuple[str, int], ...]:
+    """Returns the fields of the proto's WindowDimension."""
+    return (
+        ("size", dimension.size),
+        ("stride", dimension.stride),
+        ("padding_low", dimension.low),
+        ("padding_high", dimension.high),
+        ("window_dilation", dimension.dilation),
+        ("base_dilation", dimension.base_dilation),
+    )
+
+
+def _lower_to_reduce(
+    builder: ComputationBuilder,
+    instruction: HloInstruction,
+    operands: Sequence[HloInstruction],
+    to_apply: HloComputation,
+) -> HloInstruction | tuple[HloInstruction, ...]:
+    count = len(operands) // 2
+    order = memory_order(instruction.operands[0].shape)
+    logical = get_window(instruction)
+    windows = [logical[d] for d in order]
     arrays = []
     for original, operand, initial in zip(
         instruction.operands, operands[:count], operands[count:], strict=False
@@ -94,7 +130,7 @@ def _split(
     instruction: HloInstruction,
     value: HloInstruction,
     initial: HloInstruction,
-    windows: Sequence[_Window],
+    windows: Sequence[WindowDimension],
 ) -> HloInstruction:
     """Returns `value` padded so that the windows fill it."""
     edges = tuple((window.low, window.high, 0) for window in windows)
@@ -110,7 +146,7 @@ def _split(
 
 
 def _split_sizes(
-    array: HloInstruction, windows: Sequence[_Window]
+    array: HloInstruction, windows: Sequence[WindowDimension]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the sizes, each windowed dimension in two, and the numbers of the inner halves."""
     sizes: list[int] = []
@@ -121,10 +157,3 @@ def _split_sizes(
             reduced.append(len(sizes))
             sizes.append(window.size)
     return tuple(sizes), tuple(reduced)
-
-
-def _windows(reduce_window: HloInstruction) -> list[_Window]:
-    return [
-        _Window(dimension.size, dimension.padding_low, dimension.padding_high)
-        for dimension in reduce_window.proto.window.dimensions
-    ]

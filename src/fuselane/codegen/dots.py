@@ -23,6 +23,7 @@ from typing import Final, final
 
 from llvmlite import ir
 
+from fuselane.analysis.cost import instruction_cost
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Literal, Memory, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.elemental import emit_elemental
@@ -33,6 +34,7 @@ from fuselane.codegen.types import call_intrinsic, constant
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
+from fuselane.lanes.program import LaneProgram
 
 _MAX_UNROLLED_PRODUCTS: Final = 256
 _PRODUCTS_IN_LOOP: Final = 32
@@ -42,6 +44,12 @@ _WIDE_SUMS: Final = {
     PrimitiveType.F16: PrimitiveType.F32,
     PrimitiveType.BF16: PrimitiveType.F32,
 }
+
+
+def is_looped_dot(dot: HloInstruction, program: LaneProgram) -> bool:
+    """Whether a dot has too many products per lane to emit each on its own."""
+    lane = program.lane_dimensions.get
+    return instruction_cost(dot, lane, lambda loop: None) > _MAX_UNROLLED_PRODUCTS
 
 
 def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.sweeps import MAX_ROWS, count_rows
@@ -27,6 +28,9 @@ _TILES_PER_THREAD: Final = 4
 _MIN_TILE_VECTORS: Final = 16
 _PAGE_ELEMENTS: Final = 512  # of 8 bytes, the largest there are
 _MIN_PARALLEL_OPS: Final = 200_000
+_MIN_DOT_SHARE: Final = 0.3
+_VECTORS_PER_DOT: Final = 2
+_MAX_UNROLLED_BESIDE_DOTS: Final = 16
 
 
 @final
@@ -34,7 +38,7 @@ _MIN_PARALLEL_OPS: Final = 200_000
 class Plan:
     """The layout of a kernel's work.
 
-    width: Lanes in one LLVM vector; it may span several registers.
+    width: Lanes in one LLVM vector, which may span several registers; 1 for scalars.
     tile_vectors: Vectors in a tile; 1 keeps the state in registers through all steps.
     num_tiles: Tiles that cover all lanes; the last may be partial.
     max_unrolled: The most elements per lane kept in registers.
@@ -81,6 +85,7 @@ class _Work:
     """What one step of the loop costs, and the memory it runs on."""
 
     lane_ops: float
+    dot_ops: float
     uniform_ops: float
     state_bytes: int
     state_elements: int
@@ -90,6 +95,8 @@ class _Work:
 def make_plan(program: LaneProgram, options: Options, device: DeviceDescription) -> Plan:
     """Chooses the layout for a CPU from estimates of work, registers and caches."""
     work = _measure(program)
+    if not program.has_lanes:
+        return _scalar_plan(program, work, device)
     lanes = (options.vector_bits or device.vector_bits) // _element_bits(program)
     trips = program.loop.trip_count
     total = (math.inf if trips is None else trips) * program.num_lanes / lanes * work.lane_ops
@@ -98,6 +105,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         threads = 1
     in_registers = _fits_registers(work, device)
     unroll = options.unroll or (_vectors_in_flight(work, device) if in_registers else 1)
+    if options.unroll is None and work.dot_ops > _MIN_DOT_SHARE * work.lane_ops:
+        unroll = _VECTORS_PER_DOT
     while options.unroll is None and unroll > 1 and lanes * unroll * threads > program.num_lanes:
         unroll //= 2
     width = max(2, lanes * unroll)
@@ -114,9 +123,23 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         width=width,
         tile_vectors=tile_vectors,
         num_tiles=num_tiles,
-        max_unrolled=_max_unrolled(program),
+        max_unrolled=_max_unrolled(program, work),
         vectors_in_registers=max(1, device.num_vector_registers * lanes // width),
         parallel=num_tiles > 1 and threads > 1,
+        lane_ops=work.lane_ops,
+        uniform_ops=work.uniform_ops,
+    )
+
+
+def _scalar_plan(program: LaneProgram, work: _Work, device: DeviceDescription) -> Plan:
+    """Returns the layout of a loop without lanes: scalars, on one thread."""
+    return Plan(
+        width=1,
+        tile_vectors=1,
+        num_tiles=1,
+        max_unrolled=_max_unrolled(program, work),
+        vectors_in_registers=device.num_vector_registers,
+        parallel=False,
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,
     )
@@ -160,20 +183,20 @@ def _element_bits(program: LaneProgram) -> int:
     return 64 if bits[64] > bits[32] else 32
 
 
-def _max_unrolled(program: LaneProgram) -> int:
+def _max_unrolled(program: LaneProgram, work: _Work) -> int:
     sizes = [
         _size(instruction, program)
         for instruction, _ in _weighted(program, program.loop.instruction.body, 1.0)
         if instruction.shape.is_array
     ]
-    limit = _MAX_UNROLLED
+    limit = _MAX_UNROLLED_BESIDE_DOTS if work.dot_ops else _MAX_UNROLLED
     while limit > 1 and sum(size for size in sizes if size <= limit) > _MAX_EMITTED:
         limit //= 2
     return limit
 
 
 def _measure(program: LaneProgram) -> _Work:
-    lane_ops = uniform_ops = 0.0
+    lane_ops = uniform_ops = dot_ops = 0.0
     rows = 0
     for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
         if not instruction.shape.is_array:
@@ -181,6 +204,8 @@ def _measure(program: LaneProgram) -> _Work:
         if needs_lanes(instruction, program):
             lane_ops += weight
             rows += count_rows(instruction, program)
+            if instruction.opcode == "dot" and is_looped_dot(instruction, program):
+                dot_ops += weight
         else:
             uniform_ops += weight
     state = [
@@ -192,6 +217,7 @@ def _measure(program: LaneProgram) -> _Work:
     widths = [element.shape.element_type.byte_size for element in state]
     return _Work(
         lane_ops=max(lane_ops, 1.0),
+        dot_ops=dot_ops,
         uniform_ops=uniform_ops,
         # Several sweeps pass about as much on as the state they start from.
         state_bytes=sum(map(operator.mul, sizes, widths)) * (1 + (rows > MAX_ROWS)),

@@ -120,6 +120,7 @@ INTEGER: Final = (
     same_type("shift-left", 2, lax.shift_left),
     same_type("shift-right-logical", 2, lax.shift_right_logical),
     same_type("shift-right-arithmetic", 2, lax.shift_right_arithmetic),
+    same_type("mulhi", 2, lax.mulhi),
     same_type("popcnt", 1, lax.population_count),
     same_type("count-leading-zeros", 1, lax.clz),
 )

@@ -29,6 +29,7 @@ OPCODE_COST: Final[dict[str, float]] = {
     "is-finite": 2,
     "maximum": 2,
     "minimum": 2,
+    "mulhi": 4,
     "multiply": 1,
     "negate": 1,
     "not": 1,
@@ -70,6 +71,7 @@ OPCODE_COST: Final[dict[str, float]] = {
     "dot": 1,
     "dynamic-slice": 1,
     "dynamic-update-slice": 1,
+    "gather": 8,
     "get-tuple-element": 0,
     "iota": 0,
     "pad": 0,
@@ -78,6 +80,7 @@ OPCODE_COST: Final[dict[str, float]] = {
     "reduce-window": 1,
     "reshape": 0,
     "reverse": 0,
+    "scatter": 16,
     "slice": 0,
     "sort": 1,
     "transpose": 0,
@@ -136,8 +139,8 @@ def instruction_cost(
     if opcode == "dot":
         products = DotDimensions.of(instruction).contracted_size(instruction)
         return weight * products * residual_elements(instruction, lane_dimension(instruction))
-    if opcode == "dynamic-update-slice":
-        update = instruction.operands[1]
+    if opcode in ("dynamic-update-slice", "scatter"):
+        update = instruction.operands[1 if opcode == "dynamic-update-slice" else -1]
         return weight * residual_elements(update, lane_dimension(update))
     return weight * residual_elements(instruction, lane_dimension(instruction))
 

@@ -33,6 +33,7 @@ from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes import layout
+from fuselane.lanes.applied import lower_map
 from fuselane.lanes.builder import (
     Attributes,
     ComputationBuilder,
@@ -42,6 +43,7 @@ from fuselane.lanes.builder import (
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.dots import lower_dot
+from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
 from fuselane.lanes.windows import is_plain_window, lower_reduce_window
@@ -58,6 +60,7 @@ _LOWERINGS: Final[dict[str, _Lowering]] = {
     "dot": lower_dot,
     "dynamic-slice": layout.lower_dynamic_slice,
     "dynamic-update-slice": layout.lower_dynamic_update_slice,
+    "gather": lower_gather,
     "iota": layout.lower_iota,
     "pad": layout.lower_pad,
     "reshape": layout.lower_reshape,
@@ -73,8 +76,10 @@ _ApplyingLowering = Callable[
 
 _APPLYING_LOWERINGS: Final[dict[str, _ApplyingLowering]] = {
     "custom-call": lower_top_k,
+    "map": lower_map,
     "reduce": layout.lower_reduce,
     "reduce-window": lower_reduce_window,
+    "scatter": lower_scatter,
     "sort": lower_sort,
 }
 
@@ -486,9 +491,11 @@ _VISITS: Final[dict[str, _Visit]] = {
     "custom-call": _Normaliser._visit_custom_call,
     "fusion": _Normaliser._visit_call,
     "get-tuple-element": _Normaliser._visit_element,
+    "map": _Normaliser._visit_applying,
     "opt-barrier": _Normaliser._visit_barrier,
     "reduce": _Normaliser._visit_applying,
     "reduce-window": _Normaliser._visit_reduce_window,
+    "scatter": _Normaliser._visit_applying,
     "sort": _Normaliser._visit_applying,
     "tuple": _Normaliser._visit_tuple,
     "while": _Normaliser._visit_loop,

@@ -23,6 +23,7 @@ import numpy as np
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes.applied import apply_to_arrays
 from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.layout import memory_order, relayout
 
@@ -93,7 +94,7 @@ def _sort(
 ) -> list[HloInstruction]:
     key = _key_function(to_apply)
     if key is not None and key.opcode != "parameter":
-        keys = _apply_to_arrays(builder, key, arrays)
+        keys = apply_to_arrays(builder, key, [a for a in arrays for _ in ("left", "right")])
         comparator = _compare_first(keys, arrays, to_apply.root)
         return _emit(builder, [keys, *arrays], dimension, comparator, origin)[1:]
     return _emit(builder, arrays, dimension, to_apply, origin)
@@ -155,34 +156,6 @@ def _attributes(instruction: HloInstruction) -> tuple[object, ...]:
         proto.exponent_bits,
         proto.mantissa_bits,
     )
-
-
-def _apply_to_arrays(
-    builder: ComputationBuilder, key: HloInstruction, arrays: Sequence[HloInstruction]
-) -> HloInstruction:
-    """Returns a scalar function of a comparator's left elements, applied to whole arrays."""
-    sizes = arrays[0].shape.dimensions
-    values: dict[HloInstruction, HloInstruction] = {}
-
-    def visit(instruction: HloInstruction) -> HloInstruction:
-        if instruction not in values:
-            values[instruction] = apply(instruction)
-        return values[instruction]
-
-    def apply(instruction: HloInstruction) -> HloInstruction:
-        if instruction.opcode == "parameter":
-            return arrays[instruction.parameter_number // 2]
-        if instruction.opcode == "constant":
-            literal = instruction.proto.literal
-            return builder.broadcast(
-                builder.constant(instruction.shape, literal, instruction), sizes, ()
-            )
-        operands = [visit(operand) for operand in instruction.operands]
-        shape = array_shape(instruction.shape.element_type, sizes)
-        attributes = elementwise_attributes(instruction)
-        return builder.emit(instruction.opcode, shape, operands, attributes)
-
-    return visit(key)
 
 
 def _compare_first(

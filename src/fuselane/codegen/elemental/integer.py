@@ -12,6 +12,7 @@ from fuselane.codegen.types import (
     call_intrinsic,
     constant_value,
     integer_constant,
+    like,
     scalar_type,
 )
 from fuselane.hlo.shape import PrimitiveType
@@ -128,6 +129,15 @@ def _is_shift_in_range(amount: ir.Value) -> bool:
     return known is not None and known < scalar_type(amount).width
 
 
+def _emit_mulhi(builder: ir.IRBuilder, is_signed: bool, lhs: ir.Value, rhs: ir.Value) -> ir.Value:
+    """Returns the upper half of the product."""
+    width = scalar_type(lhs).width
+    wide = like(lhs, ir.IntType(2 * width))
+    extend = builder.sext if is_signed else builder.zext
+    product = builder.mul(extend(lhs, wide), extend(rhs, wide))
+    return builder.trunc(builder.lshr(product, integer_constant(wide, width)), lhs.type)
+
+
 def _emit_power(builder: ir.IRBuilder, _: bool, base: ir.Value, exponent: ir.Value) -> ir.Value:
     """Squares and multiplies, modulo the width.
 
@@ -175,6 +185,7 @@ _SIGNED_OR_UNSIGNED: Final[dict[str, Callable[..., ir.Value]]] = {
     "divide": emit_divide,
     "maximum": _emit_maximum,
     "minimum": _emit_minimum,
+    "mulhi": _emit_mulhi,
     "negate": _emit_negate,
     "not": _emit_not,
     "popcnt": _emit_popcnt,

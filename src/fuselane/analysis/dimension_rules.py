@@ -15,6 +15,7 @@ from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
+from fuselane.hlo.indexed import Indexed, indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.window import get_window
 
@@ -171,10 +172,46 @@ def _dot(classes: DimensionClasses, instruction: HloInstruction) -> Nodes:
     ):
         for dimension in contracting:
             classes.mark(nodes[dimension], instruction, "sums products along it")
+    for ours, theirs in zip(numbers.left_contracting, numbers.right_contracting, strict=True):
+        classes.unite((left[ours],), (right[theirs],))
     return (
         *(left[d] for d in (*numbers.left_batch, *numbers.left_free)),
         *(right[d] for d in numbers.right_free),
     )
+
+
+def _gather(classes: DimensionClasses, instruction: HloInstruction) -> Nodes:
+    result = classes.fresh(instruction.shape)
+    operand, indices = classes.use(instruction, 0), classes.use(instruction, 1)
+    where = indexed(instruction)
+    for number, position in enumerate(where.batch_positions):
+        dimension = number + (number >= where.vector_dimension)
+        classes.unite((result[position],), (indices[dimension],))
+    _indexed(classes, instruction, where, operand, indices, result)
+    return result
+
+
+def _indexed(
+    classes: DimensionClasses,
+    instruction: HloInstruction,
+    where: Indexed,
+    operand: Nodes,
+    indices: Nodes,
+    values: Nodes,
+) -> None:
+    """Unites the dimensions that an indexed array has in common with indices and windows."""
+    if where.vector_dimension < len(indices):
+        classes.mark(indices[where.vector_dimension], instruction, "takes it as an index")
+    for dimension, along in where.batching.items():
+        classes.unite((operand[dimension],), (indices[along],))
+    for dimension, position in zip(where.window, where.window_positions, strict=True):
+        if where.window_sizes[dimension] == where.sizes[dimension]:
+            classes.unite((operand[dimension],), (values[position],))
+        else:
+            classes.mark(values[position], instruction, "takes a part of it")
+    for dimension, size in enumerate(where.sizes):
+        if dimension not in where.batching and where.window_sizes[dimension] != size:
+            classes.mark(operand[dimension], instruction, "indexes it")
 
 
 # Several results.
@@ -206,6 +243,23 @@ def _reduce_window(classes: DimensionClasses, instruction: HloInstruction) -> li
             classes.mark(operand[dimension], instruction, "reduces windows of it")
             classes.mark(result[dimension], instruction, "reduces windows of it")
     return [tuple(result)] * arrays
+
+
+def _scatter(classes: DimensionClasses, instruction: HloInstruction) -> list[Nodes]:
+    count = len(instruction.operands) // 2
+    arrays = [classes.use(instruction, index) for index in range(count)]
+    indices = classes.use(instruction, count)
+    where = indexed(instruction)
+    for index, array in enumerate(arrays):
+        classes.unite(arrays[0], array)
+        updates = classes.use(instruction, count + 1 + index)
+        _indexed(classes, instruction, where, array, indices, updates)
+        for number, position in enumerate(where.batch_positions):
+            dimension = number + (number >= where.vector_dimension)
+            classes.unite((indices[dimension],), (updates[position],))
+            if dimension not in where.batching.values():
+                classes.mark(indices[dimension], instruction, "brings what lies along it together")
+    return arrays
 
 
 def _sort(classes: DimensionClasses, instruction: HloInstruction) -> list[Nodes]:
@@ -265,6 +319,7 @@ _RULES: Final[Mapping[str, Rule]] = {
     "dot": _dot,
     "dynamic-slice": _slice,
     "dynamic-update-slice": _dynamic_update_slice,
+    "gather": _gather,
     "pad": _pad,
     "reshape": _reshape,
     "reverse": _along_its_dimensions,
@@ -275,6 +330,7 @@ _RULES: Final[Mapping[str, Rule]] = {
 _TUPLE_RULES: Final[Mapping[str, TupleRule]] = {
     "reduce": _reduce,
     "reduce-window": _reduce_window,
+    "scatter": _scatter,
     "sort": _sort,
     "while": _while,
 }

@@ -11,6 +11,7 @@ import enum
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import final
 
@@ -20,8 +21,11 @@ from llvmlite import ir
 from fuselane.codegen import indexing
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.memory import (
+    Addresses,
     LaneBlock,
     element_pointer,
+    gather,
+    lane_index,
     load,
     load_lanes,
     load_runs,
@@ -29,9 +33,10 @@ from fuselane.codegen.memory import (
     store_lanes,
     store_runs,
 )
-from fuselane.codegen.types import constant, memory_type, splat
+from fuselane.codegen.types import constant, integer_constant, is_vector, memory_type, splat
 from fuselane.hlo.shape import Shape
 
+_MAX_SELECTED_CONSTANTS = 8
 _MAX_RUN = 16
 _MAX_RUN_TIMES_WIDTH = 1024
 
@@ -88,6 +93,17 @@ def widen(place: Place, value: ir.Value) -> ir.Value:
     return splat(place.builder, value, place.block.width)
 
 
+def choose(
+    place: Place, condition: bool | ir.Value, value: ir.Value, otherwise: ir.Value
+) -> ir.Value:
+    """Returns one of two elements by a condition, lane by lane where one of the three has lanes."""
+    if isinstance(condition, bool):
+        return value if condition else otherwise
+    if any(is_vector(part) for part in (condition, value, otherwise)):
+        value, otherwise = widen(place, value), widen(place, otherwise)
+    return place.builder.select(condition, value, otherwise)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registers(Array):
@@ -96,22 +112,28 @@ class Registers(Array):
     elements: tuple[ir.Value, ...]
 
     def get(self, place: Place, index: Element) -> ir.Value:
-        """See `Array.get`. An index known only at run time is a chain of selects."""
+        """See `Array.get`. An index known only at run time is a tree of selects."""
         inner = indexing.without_lane(index)
         position = indexing.flatten(place.builder, inner, self.dimensions)
-        if isinstance(position, int):
-            return self.elements[position]
         return _pick(place, self.elements, position)
 
 
-def _pick(place: Place, elements: Sequence[ir.Value], position: ir.Value) -> ir.Value:
-    mixed = any(isinstance(element.type, ir.VectorType) for element in elements)
-    same = [widen(place, element) if mixed else element for element in elements]
-    result = same[0]
-    for number, element in enumerate(same[1:], start=1):
-        is_here = place.builder.icmp_signed("==", position, indexing.i64(number))
-        result = place.builder.select(is_here, element, result)
-    return result
+def _pick(place: Place, elements: Sequence[ir.Value], position: Index) -> ir.Value:
+    """Returns the element at a position within bounds, halving their number by each of its bits."""
+    if isinstance(position, int):
+        return elements[position]
+    builder, bit = place.builder, 1
+    remaining = list(elements)
+    while len(remaining) > 1:
+        mask = indexing.like(builder, bit, position.type)
+        is_odd = builder.icmp_unsigned(
+            "!=", builder.and_(position, mask), integer_constant(position.type, 0)
+        )
+        pairs = zip(remaining[::2], remaining[1::2], strict=False)
+        rest = remaining[-1:] if len(remaining) % 2 else []
+        remaining = [choose(place, is_odd, odd, even) for even, odd in pairs] + rest
+        bit *= 2
+    return remaining[0]
 
 
 @final
@@ -133,6 +155,9 @@ class Literal(Array):
             return constant(self.shape.element_type, self.values[inner])
         if self.values.strides and not any(self.values.strides):
             return constant(self.shape.element_type, self.values.flat[0])
+        if self.values.size <= _MAX_SELECTED_CONSTANTS and any(map(indexing.varies, inner)):
+            elements = [constant(self.shape.element_type, value) for value in self.values.flat]
+            return _pick(place, elements, indexing.flatten(place.builder, inner, self.dimensions))
         return self.in_memory(place).get(place, index)
 
     def in_memory(self, place: Place) -> Memory:
@@ -206,6 +231,8 @@ class Memory(Array):
     def get(self, place: Place, index: Element) -> ir.Value:
         """See `Array.get`: a load."""
         builder, element = place.builder, self.shape.element_type
+        if any(map(indexing.varies, index)):
+            return gather(builder, self._addresses(place, index), element, place.block)
         if self.lane is None:
             return load(builder, self._address(place, index), element)
         if self.written is not Written.ANY_TIME and self.run(place.block) > 1:
@@ -250,12 +277,29 @@ class Memory(Array):
         """Stores an element; one that all lanes share is stored by the first block alone."""
         builder, element = place.builder, self.shape.element_type
         if self.lane is None:
-            with builder.if_then(place.block.is_first):
+            is_certain = isinstance(place.block.is_first, ir.Constant)
+            with nullcontext() if is_certain else builder.if_then(place.block.is_first):
                 store(builder, value, self._address(place, index), element)
             return
         stride = self.strides[self.lane]
         pointer = self._address(place, index)
         store_lanes(builder, widen(place, value), pointer, element, stride, place.block)
+
+    def _addresses(self, place: Place, index: Element) -> Addresses:
+        """Returns where the element of each lane is, lanes that don't exist at the first one's."""
+        builder = place.builder
+        shared = tuple(0 if indexing.varies(at) else at for at in index)
+        offsets: Index = 0
+        for coordinate, stride in zip(index, self.strides, strict=True):
+            if coordinate is None:
+                coordinate = lane_index(place.block.width)
+            elif not indexing.varies(coordinate):
+                continue
+            if self.shape.num_elements > indexing.MAX_I32:
+                coordinate = indexing.widened(builder, coordinate)
+            step = indexing.multiply(builder, coordinate, stride)
+            offsets = indexing.add(builder, offsets, step)
+        return Addresses(base=self._address(place, shared), offsets=offsets)
 
     def _address(self, place: Place, index: Element) -> ir.Value:
         builder = place.builder
@@ -287,6 +331,10 @@ class Scratch(Array):
 
     def get(self, place: Place, index: Element) -> ir.Value:
         """See `Array.get`: a load."""
+        if any(map(indexing.varies, index)):
+            return gather(
+                place.builder, self._addresses(place, index), self.shape.element_type, place.block
+            )
         width = 1 if self.lane is None else place.block.width
         return load(place.builder, self._address(place, index), self.shape.element_type, width)
 
@@ -294,6 +342,17 @@ class Scratch(Array):
         """Stores an element."""
         whole = value if self.lane is None else widen(place, value)
         store(place.builder, whole, self._address(place, index), self.shape.element_type)
+
+    def _addresses(self, place: Place, index: Element) -> Addresses:
+        """Returns where the element of each lane is."""
+        builder = place.builder
+        position = indexing.flatten(builder, indexing.without_lane(index), self.dimensions)
+        offsets = indexing.multiply(builder, position, self.pitch)
+        if self.lane is not None:
+            offsets = indexing.add(builder, offsets, lane_index(place.block.width))
+        start = indexing.i64(0 if self.start is None else self.start)
+        base = element_pointer(builder, self.pointer, start, self.shape.element_type)
+        return Addresses(base=base, offsets=offsets)
 
     def _address(self, place: Place, index: Element) -> ir.Value:
         builder = place.builder

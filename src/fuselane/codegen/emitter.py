@@ -127,6 +127,8 @@ class Emitter:
         if instruction.opcode == "dynamic-slice":
             # What is updated in place has to be read before the update, not whenever it is needed.
             return instruction.operands[0] not in self.program.mutable
+        if instruction.opcode == "gather" and instruction.operands[0] in self.program.mutable:
+            return False
         if instruction.opcode in _CHEAP_TO_REPEAT:
             return True
         readers = instruction.users

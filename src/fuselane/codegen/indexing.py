@@ -1,8 +1,9 @@
 """Index arithmetic that stays in Python integers for as long as every part is known.
 
 An element of an array is named by one index per dimension. An index is an `int` (known when the
-kernel is built), an `i64` LLVM value (known when it runs), or `LANE` for the lane dimension, whose
-position the surrounding lane block supplies.
+kernel is built), an `i64` LLVM value (known when it runs), a vector of `i32` or `i64` (one index
+per lane of the block), or `LANE` for the lane dimension, whose position the surrounding lane block
+supplies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Final, TypeAlias
 
 from llvmlite import ir
 
+from fuselane.codegen.types import integer_constant, is_vector, splat, vector_of, width_of
+
 I64: Final = ir.IntType(64)
+MAX_I32: Final = (1 << 31) - 1
 LANE: Final = None
 
 Index: TypeAlias = int | ir.Value
@@ -21,8 +25,32 @@ Element: TypeAlias = tuple[Index | None, ...]
 
 
 def i64(value: Index) -> ir.Value:
-    """Returns the index as an `i64` LLVM value."""
+    """Returns an index that all lanes share as an `i64` LLVM value."""
     return ir.Constant(I64, value) if isinstance(value, int) else value
+
+
+def varies(index: Index | None) -> bool:
+    """Returns whether an index is a vector: one per lane."""
+    return isinstance(index, ir.Value) and is_vector(index)
+
+
+def like(builder: ir.IRBuilder, value: Index, type_: ir.Type) -> ir.Value:
+    """Returns the index as a value of `i64` or of a vector type as least as wide as its own."""
+    if isinstance(value, int):
+        return integer_constant(type_, value)
+    if value.type == type_:
+        return value
+    if is_vector(value):
+        return builder.sext(value, type_)
+    narrow = value if type_.element == I64 else builder.trunc(value, type_.element)
+    return splat(builder, narrow, type_.count)
+
+
+def _matched(builder: ir.IRBuilder, *values: Index) -> list[ir.Value]:
+    """Returns indices as values of one type."""
+    vectors = [value.type for value in values if not isinstance(value, int) and is_vector(value)]
+    type_ = max(vectors, key=lambda vector: vector.element.width, default=I64)
+    return [like(builder, value, type_) for value in values]
 
 
 def add(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
@@ -33,7 +61,7 @@ def add(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
         return left
     if isinstance(left, int) and left == 0:
         return right
-    return builder.add(i64(left), i64(right), flags=("nsw",))
+    return builder.add(*_matched(builder, left, right), flags=("nsw",))
 
 
 def subtract(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
@@ -42,7 +70,7 @@ def subtract(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
         return left - right
     if isinstance(right, int) and right == 0:
         return left
-    return builder.sub(i64(left), i64(right), flags=("nsw",))
+    return builder.sub(*_matched(builder, left, right), flags=("nsw",))
 
 
 def multiply(builder: ir.IRBuilder, left: Index, factor: int) -> Index:
@@ -51,7 +79,7 @@ def multiply(builder: ir.IRBuilder, left: Index, factor: int) -> Index:
         return left * factor
     if factor == 0:
         return 0
-    return left if factor == 1 else builder.mul(left, i64(factor), flags=("nsw",))
+    return left if factor == 1 else builder.mul(*_matched(builder, left, factor), flags=("nsw",))
 
 
 def divide(builder: ir.IRBuilder, left: Index, divisor: int) -> tuple[Index, Index]:
@@ -60,7 +88,8 @@ def divide(builder: ir.IRBuilder, left: Index, divisor: int) -> tuple[Index, Ind
         return divmod(left, divisor)
     if divisor == 1:
         return left, 0
-    return builder.udiv(left, i64(divisor)), builder.urem(left, i64(divisor))
+    left, by = _matched(builder, left, divisor)
+    return builder.udiv(left, by), builder.urem(left, by)
 
 
 def clamp(builder: ir.IRBuilder, value: Index, low: int, high: int) -> Index:
@@ -69,22 +98,23 @@ def clamp(builder: ir.IRBuilder, value: Index, low: int, high: int) -> Index:
         return low
     if isinstance(value, int):
         return min(max(value, low), high)
-    at_least = builder.select(builder.icmp_signed("<", value, i64(low)), i64(low), value)
-    return builder.select(builder.icmp_signed(">", at_least, i64(high)), i64(high), at_least)
+    value, least, most = _matched(builder, value, low, high)
+    at_least = builder.select(builder.icmp_signed("<", value, least), least, value)
+    return builder.select(builder.icmp_signed(">", at_least, most), most, at_least)
 
 
 def less(builder: ir.IRBuilder, left: Index, right: Index) -> bool | ir.Value:
-    """Returns whether left < right (signed): a bool when known, else an `i1`."""
+    """Returns whether left < right (signed): a bool when known, else an `i1` or a vector."""
     if isinstance(left, int) and isinstance(right, int):
         return left < right
-    return builder.icmp_signed("<", i64(left), i64(right))
+    return builder.icmp_signed("<", *_matched(builder, left, right))
 
 
 def equal(builder: ir.IRBuilder, left: Index, right: Index) -> bool | ir.Value:
-    """Returns whether the indices are equal: a bool when known, else an `i1`."""
+    """Returns whether the indices are equal: a bool when known, else an `i1` or a vector."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
-    return builder.icmp_signed("==", i64(left), i64(right))
+    return builder.icmp_signed("==", *_matched(builder, left, right))
 
 
 def both(builder: ir.IRBuilder, left: bool | ir.Value, right: bool | ir.Value) -> bool | ir.Value:
@@ -93,15 +123,30 @@ def both(builder: ir.IRBuilder, left: bool | ir.Value, right: bool | ir.Value) -
         return right if left else False
     if isinstance(right, bool):
         return left if right else False
+    if is_vector(left) != is_vector(right):
+        width = width_of(left) or width_of(right)
+        left, right = (x if is_vector(x) else splat(builder, x, width) for x in (left, right))
     return builder.and_(left, right)
 
 
 def flatten(builder: ir.IRBuilder, index: Sequence[Index], dimensions: Sequence[int]) -> Index:
-    """Returns the row-major position of an index in an array of these dimensions."""
+    """Returns the row-major position of an index in an array of these dimensions.
+
+    Vectors of `i32` become `i64` where the array has more elements than `i32` can count.
+    """
+    if math.prod(dimensions) > MAX_I32:
+        index = [widened(builder, coordinate) for coordinate in index]
     position: Index = 0
     for coordinate, size in zip(index, dimensions, strict=True):
         position = add(builder, multiply(builder, position, size), coordinate)
     return position
+
+
+def widened(builder: ir.IRBuilder, index: Index) -> Index:
+    """Returns the index with vectors as vectors of `i64`."""
+    if isinstance(index, int) or not is_vector(index):
+        return index
+    return like(builder, index, vector_of(I64, width_of(index)))
 
 
 def unflatten(

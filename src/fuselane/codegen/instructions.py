@@ -8,7 +8,7 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.codegen import movement, slices
+from fuselane.codegen import gathers, movement, slices
 from fuselane.codegen.arrays import Array, Literal
 from fuselane.codegen.dots import emit_dot
 from fuselane.codegen.emitter import Elemental, Emitter
@@ -29,6 +29,7 @@ _MOVEMENT: Final[Mapping[str, Callable[[Emitter, HloInstruction], Elemental]]] =
     "pad": movement.pad,
     "iota": movement.iota,
     "dynamic-slice": slices.dynamic_slice,
+    "gather": gathers.gather,
 }
 
 

@@ -33,6 +33,19 @@ class LaneBlock:
     is_first: ir.Value
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """One address for each lane of a block.
+
+    base: An address they have in common.
+    offsets: Vector of `i32` or `i64`, in elements from there.
+    """
+
+    base: ir.Value
+    offsets: ir.Value
+
+
 def vector(element: ir.Type, width: int) -> ir.Type:
     """Returns the type of `width` elements: the element itself for width 1 (uniform values)."""
     return ir.VectorType(element, width) if width > 1 else element
@@ -97,7 +110,8 @@ def load_lanes(
     elif stride == 1:
         raw = _masked_load(builder, pointer, raw_type, block)
     else:
-        raw = _gather(builder, pointer, raw_type, element, stride, block)
+        pointers = _strided_pointers(builder, pointer, element, stride, block.width)
+        raw = _gather(builder, pointers, raw_type, block.mask)
     if invariant:
         raw.set_metadata("invariant.load", builder.module.add_metadata([]))
     return from_memory(builder, raw, element)
@@ -119,6 +133,26 @@ def store_lanes(
         _masked_store(builder, raw, pointer, block)
     else:
         _scatter(builder, raw, pointer, element, stride, block)
+
+
+def gather(
+    builder: ir.IRBuilder, addresses: Addresses, element: PrimitiveType, block: LaneBlock
+) -> ir.Value:
+    """Loads one element for every lane of a block, each from its own address.
+
+    Lanes that don't exist read at the base address, which must be that of an element.
+    """
+    offsets = addresses.offsets
+    if block.mask is not None:
+        offsets = builder.select(block.mask, offsets, ir.Constant(offsets.type, None))
+    pointers = _pointers(builder, addresses.base, offsets, element)
+    raw_type = vector(memory_type(element), block.width)
+    return from_memory(builder, _gather(builder, pointers, raw_type, None), element)
+
+
+def lane_index(width: int) -> ir.Constant:
+    """Returns the index of each lane within its block."""
+    return lane_numbers(width, 32)
 
 
 def load_runs(
@@ -194,9 +228,11 @@ def lane_numbers(width: int, bits: int = 64) -> ir.Constant:
 
 def all_lanes(block: LaneBlock) -> ir.Value:
     """Returns the block's mask, or one of all ones."""
-    if block.mask is not None:
-        return block.mask
-    return ir.Constant(ir.VectorType(I1, block.width), [1] * block.width)
+    return block.mask if block.mask is not None else _ones(block.width)
+
+
+def _ones(width: int) -> ir.Constant:
+    return ir.Constant(ir.VectorType(I1, width), [1] * width)
 
 
 def _suffix(raw_type: ir.VectorType) -> str:
@@ -229,23 +265,15 @@ def _masked_store(
 
 
 def _gather(
-    builder: ir.IRBuilder,
-    pointer: ir.Value,
-    raw_type: ir.VectorType,
-    element: PrimitiveType,
-    stride: int,
-    block: LaneBlock,
+    builder: ir.IRBuilder, pointers: ir.Value, raw_type: ir.VectorType, mask: ir.Value | None
 ) -> ir.Value:
-    pointers = _strided_pointers(builder, pointer, element, stride, block.width)
-    signature = ir.FunctionType(
-        raw_type, [pointers.type, I32, ir.VectorType(I1, block.width), raw_type]
-    )
-    name = f"llvm.masked.gather.{_suffix(raw_type)}.v{block.width}p0"
+    width = raw_type.count
+    signature = ir.FunctionType(raw_type, [pointers.type, I32, ir.VectorType(I1, width), raw_type])
+    name = f"llvm.masked.gather.{_suffix(raw_type)}.v{width}p0"
     align = ir.Constant(I32, _byte_size(raw_type))
     zero = ir.Constant(raw_type, None)
-    return builder.call(
-        declare(builder.module, name, signature), [pointers, align, all_lanes(block), zero]
-    )
+    lanes = _ones(width) if mask is None else mask
+    return builder.call(declare(builder.module, name, signature), [pointers, align, lanes, zero])
 
 
 def _scatter(
@@ -268,10 +296,16 @@ def _scatter(
 def _strided_pointers(
     builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, stride: int, width: int
 ) -> ir.Value:
-    # llvmlite types a gep by its base alone, so the vector of pointers needs its type set by hand.
     offsets = ir.Constant(ir.VectorType(I64, width), [lane * stride for lane in range(width)])
-    pointers = builder.gep(pointer, [offsets], source_etype=memory_type(element))
-    pointers.type = ir.VectorType(ir.PointerType(), width)
+    return _pointers(builder, pointer, offsets, element)
+
+
+def _pointers(
+    builder: ir.IRBuilder, base: ir.Value, offsets: ir.Value, element: PrimitiveType
+) -> ir.Value:
+    # llvmlite types a gep by its base alone, so the vector of pointers needs its type set by hand.
+    pointers = builder.gep(base, [offsets], source_etype=memory_type(element))
+    pointers.type = ir.VectorType(ir.PointerType(), offsets.type.count)
     return pointers
 
 

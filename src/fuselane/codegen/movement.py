@@ -9,12 +9,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Place, widen
+from fuselane.codegen.arrays import Place, choose
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import LANE, Element, Index
 from fuselane.codegen.memory import lane_numbers
-from fuselane.codegen.types import constant, is_vector, splat
+from fuselane.codegen.types import constant, scalar_type, splat
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
@@ -112,10 +112,7 @@ def concatenate(emitter: Emitter, instruction: HloInstruction) -> Elemental:
 def _choose(
     place: Place, is_here: bool | ir.Value, earlier: ir.Value, value: ir.Value, offset: Index
 ) -> ir.Value:
-    if is_vector(earlier) or is_vector(value):
-        earlier, value = widen(place, earlier), widen(place, value)
-    reached = place.builder.icmp_signed(">=", offset, indexing.i64(0))
-    return place.builder.select(reached, value, earlier)
+    return choose(place, indexing.less(place.builder, -1, offset), value, earlier)
 
 
 def pad(emitter: Emitter, instruction: HloInstruction) -> Elemental:
@@ -149,9 +146,7 @@ def pad(emitter: Emitter, instruction: HloInstruction) -> Elemental:
         value = operand.get(place, tuple(position))
         if inside is True:
             return value
-        if is_vector(value):
-            outside = widen(place, outside)
-        return builder.select(inside, value, outside)
+        return choose(place, inside, value, outside)
 
     return element
 
@@ -159,10 +154,8 @@ def pad(emitter: Emitter, instruction: HloInstruction) -> Elemental:
 def _divide_signed(builder: ir.IRBuilder, value: Index, divisor: int) -> tuple[Index, Index]:
     if isinstance(value, int) or divisor == 1:
         return indexing.divide(builder, value, divisor)
-    return (
-        builder.sdiv(value, indexing.i64(divisor)),
-        builder.srem(value, indexing.i64(divisor)),
-    )
+    by = indexing.like(builder, divisor, value.type)
+    return builder.sdiv(value, by), builder.srem(value, by)
 
 
 def iota(emitter: Emitter, instruction: HloInstruction) -> Elemental:
@@ -190,4 +183,5 @@ def _lane_index(place: Place, element_type: PrimitiveType) -> ir.Value:
 
 
 def _convert_index(builder: ir.IRBuilder, value: ir.Value, element_type: PrimitiveType) -> ir.Value:
-    return emit_elemental(builder, "convert", [value], [PrimitiveType.S64], element_type)
+    source = PrimitiveType.S64 if scalar_type(value) == indexing.I64 else PrimitiveType.S32
+    return emit_elemental(builder, "convert", [value], [source], element_type)

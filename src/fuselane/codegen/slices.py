@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fuselane.codegen import folding, indexing
-from fuselane.codegen.arrays import Array, Discarded, Memory, Scratch, View, new_scratch, widen
+from fuselane.codegen.arrays import Array, Discarded, Memory, Scratch, View, choose, new_scratch
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element, Index
-from fuselane.codegen.types import is_vector
+from fuselane.codegen.types import integer_constant, is_vector, vector_of, width_of
 from fuselane.codegen.windows import shift, window_position
 from fuselane.errors import CodegenError
 from fuselane.hlo.instruction import HloInstruction
@@ -76,16 +76,48 @@ def clamped_starts(
             starts.append(0)
             continue
         value = emitter.array(operand).get(emitter.place, ())
-        wide = _to_index(emitter.builder, value, operand.shape.element_type)
-        starts.append(indexing.clamp(emitter.builder, wide, 0, size - taken))
+        starts.append(clamped_index(emitter, value, operand.shape.element_type, size - taken))
     return starts
+
+
+def clamped_index(emitter: Emitter, value: ir.Value, element: PrimitiveType, limit: int) -> Index:
+    """Returns a start index held between 0 and a limit, one for each lane if it is a vector."""
+    if limit == 0:
+        return 0
+    known = folding.integer_value(value, element)
+    if known is not None:
+        return min(max(known, 0), limit)
+    if is_vector(value):
+        return _clamped_vector(emitter.builder, value, element, limit)
+    wide = _to_index(emitter.builder, value, element)
+    return indexing.clamp(emitter.builder, wide, 0, limit)
+
+
+def _clamped_vector(
+    builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType, limit: int
+) -> ir.Value:
+    """Clamps before it changes the width, since the width may be too small for the index."""
+    bits = element.bits
+    largest = min(limit, (1 << bits - element.is_signed) - 1)
+    most = integer_constant(value.type, largest)
+    if element.is_signed:
+        zero = integer_constant(value.type, 0)
+        value = builder.select(builder.icmp_signed("<", value, zero), zero, value)
+    value = builder.select(builder.icmp_unsigned(">", value, most), most, value)
+    return index_vector(builder, value, bits, limit)
+
+
+def index_vector(builder: ir.IRBuilder, value: ir.Value, bits: int, limit: int) -> ir.Value:
+    """Returns indices of at most `limit`, as integers of so many bits, as an index of each lane."""
+    wanted = 64 if limit > indexing.MAX_I32 else 32
+    type_ = vector_of(ir.IntType(wanted), width_of(value))
+    if bits == wanted:
+        return value
+    return builder.trunc(value, type_) if bits > wanted else builder.zext(value, type_)
 
 
 def _to_index(builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType) -> Index:
     """Returns a start index as `i64`; what doesn't fit becomes the largest."""
-    known = folding.integer_value(value, element)
-    if known is not None:
-        return known
     if element is PrimitiveType.U64:
         largest = indexing.i64((1 << 63) - 1)
         is_larger = builder.icmp_signed("<", value, indexing.i64(0))
@@ -111,10 +143,7 @@ def _select_window(
         new = update.get(place, at)
         if inside is True:
             return new
-        old = target.get(place, index)
-        if is_vector(old) or is_vector(new):
-            old, new = widen(place, old), widen(place, new)
-        return emitter.builder.select(inside, new, old)
+        return choose(place, inside, new, target.get(place, index))
 
     lane = emitter.lane(instruction)
     return emitter.materialize(View(shape=instruction.shape, lane=lane, element=element))

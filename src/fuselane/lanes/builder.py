@@ -19,7 +19,14 @@ from typing import Any, Final, final
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.proto import Message, PaddingConfig, SliceDimensions, Window
+from fuselane.hlo.proto import (
+    GatherDimensionNumbers,
+    Message,
+    PaddingConfig,
+    ScatterDimensionNumbers,
+    SliceDimensions,
+    Window,
+)
 from fuselane.hlo.shape import PrimitiveType, Shape
 
 Attributes = tuple[tuple[str, Any], ...]
@@ -56,8 +63,10 @@ def _window(value: Iterable[Iterable[tuple[str, int]]]) -> Message:
 
 _MESSAGE_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
     "dot_dimension_numbers": DotDimensions.to_proto,
+    "gather_dimension_numbers": lambda fields: GatherDimensionNumbers(**dict(fields)),
     "slice_dimensions": _slice_dimensions,
     "padding_config": _padding_config,
+    "scatter_dimension_numbers": lambda fields: ScatterDimensionNumbers(**dict(fields)),
     "window": _window,
 }
 

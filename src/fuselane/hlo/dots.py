@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -74,6 +75,11 @@ class DotDimensions:
             lhs_contracting_dimensions=self.left_contracting,
             rhs_contracting_dimensions=self.right_contracting,
         )
+
+    def result_sizes(self, left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+        """Returns the result's sizes for operands of these sizes."""
+        kept = (*self.left_batch, *self.left_free)
+        return (*(left[d] for d in kept), *(right[d] for d in self.right_free))
 
     def contracted_size(self, dot: HloInstruction) -> int:
         """Returns how many products each element of the result is the sum of."""

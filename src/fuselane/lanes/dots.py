@@ -15,7 +15,10 @@ Numerics: as XLA:CPU's: sums of F16 and BF16 are kept in F32 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
+from fuselane.analysis.dimension_rules import matching_dimensions
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
 from fuselane.hlo.dots import DotDimensions
@@ -43,20 +46,69 @@ def lower_dot(
     left_order, right_order = (memory_order(o.shape) for o in instruction.operands)
     physical = _in_memory_order(logical, left_order, right_order)
     left, right = (operand.shape.dimensions for operand in operands)
-    sizes = (
-        *(left[d] for d in physical.left_batch),
-        *(left[d] for d in physical.left_free),
-        *(right[d] for d in physical.right_free),
-    )
-    result = builder.emit(
-        "dot",
-        array_shape(element, sizes),
-        operands,
-        (("dot_dimension_numbers", physical),),
-        origin=instruction,
-    )
+    sizes = physical.result_sizes(left, right)
+    result = builder.reshape(_emit(builder, instruction, operands, physical), sizes)
     source = _result_order(logical, left_order, right_order)
     return relayout(builder, result, source, memory_order(instruction.shape))
+
+
+def _emit(
+    builder: ComputationBuilder,
+    instruction: HloInstruction,
+    operands: Sequence[HloInstruction],
+    numbers: DotDimensions,
+) -> HloInstruction:
+    """Emits a dot of what was reshaped before, where that only merged free dimensions.
+
+        dot(reshape(x), w), x f32[8,3,5], reshape f32[24,5]  ->  dot(x, w): f32[8,3,..]
+
+    Merged, two dimensions could not be lanes and something else.
+    """
+    left = _before_merging(operands[0], numbers.left_batch, numbers.left_contracting)
+    right = _before_merging(operands[1], numbers.right_batch, numbers.right_contracting)
+    whole = DotDimensions.create(
+        left_rank=left.source.shape.rank,
+        right_rank=right.source.shape.rank,
+        left_batch=left.batch,
+        right_batch=right.batch,
+        left_contracting=left.contracting,
+        right_contracting=right.contracting,
+    )
+    sizes = whole.result_sizes(left.source.shape.dimensions, right.source.shape.dimensions)
+    return builder.emit(
+        "dot",
+        array_shape(instruction.shape.element_type, sizes),
+        (left.source, right.source),
+        (("dot_dimension_numbers", whole),),
+        origin=instruction,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operand:
+    """An operand of a dot and the numbers of its dimensions."""
+
+    source: HloInstruction
+    batch: tuple[int, ...]
+    contracting: tuple[int, ...]
+
+
+def _before_merging(
+    operand: HloInstruction, batch: tuple[int, ...], contracting: tuple[int, ...]
+) -> _Operand:
+    """Returns what an operand was before it was reshaped; the operand itself if it must be."""
+    if operand.opcode == "reshape":
+        source = operand.operands[0]
+        pairs = matching_dimensions(source.shape.dimensions, operand.shape.dimensions)
+        position = {target: dimension for dimension, target in pairs}
+        if all(d in position for d in (*batch, *contracting)):
+            return _Operand(
+                source=source,
+                batch=tuple(position[d] for d in batch),
+                contracting=tuple(position[d] for d in contracting),
+            )
+    return _Operand(source=operand, batch=batch, contracting=contracting)
 
 
 def _in_memory_order(logical: DotDimensions, left: Order, right: Order) -> DotDimensions:

@@ -19,6 +19,7 @@ FOUNDATION: Final = {
     "errors": {"decisions"},
     "config": {"decisions", "errors"},
     "device": {"config", "decisions", "errors"},
+    "contract": set[str](),
 }
 # A name stands for a room (all its files), a file at the top, or one file of a room.
 LAYERS: Final = FOUNDATION | {

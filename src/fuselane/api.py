@@ -27,7 +27,7 @@ from fuselane import config, pipeline
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.explain.report import Report
-from fuselane.runtime import ffi, hook
+from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
 
 _OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
@@ -242,6 +242,7 @@ def _not_persistent() -> Iterator[None]:
 def _install() -> None:
     """Connects Fuselane to XLA and JAX, once per process."""
     ffi.register()
+    verify.register()
     hook.install(_transform)
     before: Callable[[], str] = cache_key.custom_hook
     cache_key.custom_hook = functools.partial(_persistent_key, before)

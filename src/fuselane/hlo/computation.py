@@ -244,6 +244,33 @@ def reachable_computations(roots: Iterable[HloComputation]) -> list[HloComputati
     return post_order(roots, _callees)
 
 
+def clone_computation(computation: HloComputation) -> HloComputation:
+    """Returns a detached copy of a computation, with copies of all it calls."""
+    copies: dict[HloComputation, HloComputation] = {}
+    for original in reachable_computations([computation]):
+        copies[original] = _clone(original, copies)
+    return copies[computation]
+
+
+def _clone(
+    original: HloComputation, callees: Mapping[HloComputation, HloComputation]
+) -> HloComputation:
+    proto = HloComputationProto()
+    proto.CopyFrom(original.proto)
+    copy = HloComputation(proto, next(_detached_ids), original.name)
+    made: dict[HloInstruction, HloInstruction] = {}
+    for instruction in original.post_order():
+        clone = instruction.clone(
+            [made[operand] for operand in instruction.operands],
+            called_computations=[callees[callee] for callee in instruction.called_computations],
+        )
+        for predecessor in instruction.control_predecessors:
+            clone.add_control_predecessor(made[predecessor])
+        made[instruction] = copy.add(clone)
+    copy.root = made[original.root]
+    return copy
+
+
 def _callees(computation: HloComputation) -> list[HloComputation]:
     return [
         callee

@@ -31,7 +31,7 @@ from fuselane.hlo.proto import OutputOperandAliasing
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
-_TYPED_FFI: Final = 4
+TYPED_FFI: Final = 4
 """API_VERSION_TYPED_FFI of xla/service/hlo.proto's CustomCallApiVersion."""
 
 # Their value may lie in a buffer that something else, such as a donated parameter, shares.
@@ -180,7 +180,7 @@ class _Replacement:
             self.operands,
             name=f"fuselane.{self.loop.name}",
             custom_call_target=target,
-            custom_call_api_version=_TYPED_FFI,
+            custom_call_api_version=TYPED_FFI,
             backend_config=attributes,
             output_operand_aliasing=aliasing,
             metadata=self.loop.metadata,

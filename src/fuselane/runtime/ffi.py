@@ -52,7 +52,7 @@ class _Span(ctypes.Structure):
 
 
 @final
-class _Attributes(ctypes.Structure):
+class Attributes(ctypes.Structure):
     """XLA_FFI_Attrs."""
 
     _fields_ = (
@@ -199,7 +199,7 @@ def _resolve(pointer: Any, message: int, capacity: int) -> int | None:
 
 
 _RESOLVER: Final = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.POINTER(_Attributes), ctypes.c_void_p, ctypes.c_int64
+    ctypes.c_void_p, ctypes.POINTER(Attributes), ctypes.c_void_p, ctypes.c_int64
 )
 _resolver: Final = _RESOLVER(_resolve)
 
@@ -226,8 +226,8 @@ def _register() -> None:
     resolver = ctypes.c_void_p.from_address(handler.address(RESOLVER_SYMBOL))
     resolver.value = ctypes.cast(_resolver, ctypes.c_void_p).value
     stages = {
-        "instantiate": _capsule(handler.address(INSTANTIATE_SYMBOL)),
-        "execute": _capsule(handler.address(EXECUTE_SYMBOL)),
+        "instantiate": capsule(handler.address(INSTANTIATE_SYMBOL)),
+        "execute": capsule(handler.address(EXECUTE_SYMBOL)),
     }
     try:
         jax.ffi.register_ffi_target(TARGET, stages, platform="cpu")
@@ -235,7 +235,8 @@ def _register() -> None:
         raise RuntimeFailure(f"XLA refused Fuselane's handler: {error}") from error
 
 
-def _capsule(address: int) -> Any:
+def capsule(address: int) -> Any:
+    """Returns a C function's address as XLA wants to be given it."""
     wrap: Callable[[Any], Any] = jax.ffi.pycapsule
     return wrap(ctypes.c_void_p(address))
 

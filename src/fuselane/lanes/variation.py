@@ -1,0 +1,155 @@
+"""Changes to loops that are run for comparison: more elements, values a little off.
+
+Numerics: `vary` multiplies a float by 1 plus or minus up to `contract.VARIATION_ULP` units in the
+last place. Small whole numbers stay as they are: they count or choose more often than they measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from fuselane.contract import VARIATION_ULP
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType, Shape
+
+S32: Final = Shape.array(PrimitiveType.S32, ())
+PRED: Final = Shape.array(PrimitiveType.PRED, ())
+
+_MAX_WHOLE_NUMBER: Final = 65536.0
+_HALF_TYPES: Final = {PrimitiveType.F16: 2.0**-10, PrimitiveType.BF16: 2.0**-7}
+"""One unit in the last place of 1."""
+_GOLDEN: Final = 0.6180339887
+
+
+def is_float(shape: Shape) -> bool:
+    """Whether values can be varied."""
+    return shape.element_type.is_floating or shape.element_type.is_complex
+
+
+def vary(
+    computation: HloComputation, value: HloInstruction, sign: float, number: int
+) -> HloInstruction:
+    """Returns a copy of a value, a few units in the last place off if it has floats.
+
+    Args:
+        computation: Where the new instructions go, at the end.
+        value: An array.
+        sign: 1 or -1: two runs with opposite signs err in opposite directions.
+        number: Different numbers give different factors.
+    """
+    if not is_float(value.shape):
+        return computation.add(HloInstruction.create("copy", value.shape, [value]))
+    element_type = value.shape.element_type
+    if element_type in _HALF_TYPES:
+        wide = _like(value.shape, PrimitiveType.F32)
+        x = computation.add(HloInstruction.create("convert", wide, [value]))
+        step = _HALF_TYPES[element_type]
+        varied = _multiply(computation, x, 1 + sign * step)
+        return computation.add(HloInstruction.create("convert", value.shape, [varied]))
+    share = 0.5 + 0.5 * (number * _GOLDEN % 1.0)
+    direction = sign if number % 2 else -sign
+    step = VARIATION_ULP * float(np.finfo(element_type.dtype).eps)
+    return _multiply(computation, value, 1 + direction * share * step)
+
+
+def _multiply(computation: HloComputation, x: HloInstruction, factor: float) -> HloInstruction:
+    """Returns `x * factor`, but small whole numbers as they are."""
+
+    def emit(opcode: str, shape: Shape, *operands: HloInstruction, **fields: Any) -> HloInstruction:
+        return computation.add(HloInstruction.create(opcode, shape, operands, **fields))
+
+    product = emit("multiply", x.shape, x, _fill(computation, x.shape, factor))
+    if x.shape.element_type.is_complex:
+        return product
+    pred = _like(x.shape, PrimitiveType.PRED)
+    is_whole = emit("compare", pred, emit("floor", x.shape, x), x, comparison_direction="EQ")
+    limit = _fill(computation, x.shape, _MAX_WHOLE_NUMBER)
+    is_small = emit("compare", pred, emit("abs", x.shape, x), limit, comparison_direction="LT")
+    return emit("select", x.shape, emit("and", pred, is_whole, is_small), x, product)
+
+
+def _fill(computation: HloComputation, shape: Shape, value: float) -> HloInstruction:
+    scalar = constant(computation, Shape.array(shape.element_type, ()), value)
+    return computation.add(HloInstruction.create("broadcast", shape, [scalar]))
+
+
+def _like(shape: Shape, element_type: PrimitiveType) -> Shape:
+    return Shape(element_type, shape.dimensions, (), shape.minor_to_major)
+
+
+def constant(computation: HloComputation, shape: Shape, value: float) -> HloInstruction:
+    """Returns a scalar constant."""
+    literal = shape.element_type.dtype.type(value)
+    return computation.add(HloInstruction.create("constant", shape, literal=literal))
+
+
+def element(computation: HloComputation, operand: HloInstruction, index: int) -> HloInstruction:
+    """Returns a `get-tuple-element`."""
+    shape = operand.shape.tuple_shapes[index]
+    return computation.add(
+        HloInstruction.create("get-tuple-element", shape, [operand], tuple_index=index)
+    )
+
+
+def widen(computation: HloComputation, shapes: Sequence[Shape]) -> list[HloInstruction]:
+    """Adds elements to the tuple that a loop's body or condition gets; returns the new ones."""
+    old = computation.parameters[0]
+    shape = Shape.tuple_of([*old.shape.tuple_shapes, *shapes])
+    new = HloInstruction.create("parameter", shape, name=old.name, parameter_number=0)
+    computation.add(new, before=computation.instructions[0])
+    for user in list(old.users):
+        if user.opcode == "get-tuple-element":
+            user.replace_operand(0, new)
+    if old.users or old.is_root:
+        old.replace_all_uses_with(_narrow(computation, new, old.shape))
+    old.drop_control_edges()
+    computation.remove(old)
+    first = len(old.shape.tuple_shapes)
+    return [element(computation, new, first + i) for i in range(len(shapes))]
+
+
+def _narrow(computation: HloComputation, whole: HloInstruction, shape: Shape) -> HloInstruction:
+    """Returns the first elements of a tuple as a tuple of a shape."""
+    values = [element(computation, whole, i) for i in range(len(shape.tuple_shapes))]
+    return computation.add(HloInstruction.create("tuple", shape, values))
+
+
+def move_users(old: HloInstruction, new: HloInstruction) -> list[HloInstruction]:
+    """Makes all users of a loop use another one that has its elements, and some more.
+
+    Returns:
+        What now stands for the old loop's elements and tuple.
+    """
+    moved = list(old.users)
+    for user in moved:
+        if user.opcode == "get-tuple-element":
+            user.replace_operand(0, new)
+    moved = [user for user in moved if user.opcode == "get-tuple-element"]
+    if (old.users or old.is_root) and old.computation is not None:
+        whole = _narrow(old.computation, new, old.shape)
+        old.replace_all_uses_with(whole)
+        moved.append(whole)
+    return moved
+
+
+def root_values(body: HloComputation) -> list[HloInstruction]:
+    """Returns what a loop's body makes the elements of its tuple."""
+    if body.root.opcode == "tuple":
+        return list(body.root.operands)
+    count = len(body.root.shape.tuple_shapes)
+    return [element(body, body.root, i) for i in range(count)]
+
+
+def set_root_values(body: HloComputation, values: Sequence[HloInstruction]) -> None:
+    """Gives a body another root tuple; what only the old one needed goes."""
+    shape = Shape.tuple_of([value.shape for value in values])
+    old = body.root
+    body.root = body.add(HloInstruction.create("tuple", shape, values))
+    if old.opcode == "tuple":
+        old.move_control_edges_to(body.root)
+    body.sort()
+    body.remove_dead_instructions()

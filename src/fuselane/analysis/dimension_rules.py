@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes, is_leaf
+from fuselane.analysis.loop_ends import find_ends
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
@@ -205,12 +206,14 @@ def _indexed(
     for dimension, along in where.batching.items():
         classes.unite((operand[dimension],), (indices[along],))
     for dimension, position in zip(where.window, where.window_positions, strict=True):
-        if where.window_sizes[dimension] == where.sizes[dimension]:
+        is_whole = where.window_sizes[dimension] == where.sizes[dimension]
+        if is_whole and dimension not in where.starts:
             classes.unite((operand[dimension],), (values[position],))
         else:
             classes.mark(values[position], instruction, "takes a part of it")
     for dimension, size in enumerate(where.sizes):
-        if dimension not in where.batching and where.window_sizes[dimension] != size:
+        is_whole = where.window_sizes[dimension] == size and dimension not in where.starts
+        if dimension not in where.batching and not is_whole:
             classes.mark(operand[dimension], instruction, "indexes it")
 
 
@@ -224,7 +227,10 @@ def _reduce(classes: DimensionClasses, instruction: HloInstruction) -> list[Node
         classes.unite(operand, classes.use(instruction, index))
     reduced = set(instruction.dimensions)
     for dimension in reduced:
-        classes.mark(operand[dimension], instruction, "reduces it")
+        if instruction in classes.ends:
+            classes.mark_end(operand[dimension], instruction)
+        else:
+            classes.mark(operand[dimension], instruction, "reduces it")
     kept = tuple(node for d, node in enumerate(operand) if d not in reduced)
     return [kept] * arrays
 
@@ -274,6 +280,7 @@ def _while(classes: DimensionClasses, loop: HloInstruction) -> list[Nodes]:
     elements = [classes.fresh(shape) for shape in loop.shape.tuple_shapes]
     classes.elements[loop] = elements
     _unite_elements(classes, elements, loop.operands[0])
+    classes.ends.update((reduction, loop) for reduction in find_ends(loop.condition))
     for computation in (loop.body, loop.condition):
         classes.elements[computation.parameters[0]] = elements
         assign_classes(classes, computation)

@@ -1,8 +1,8 @@
 """Which elements of a loop's tuple are arrays that can be updated in place.
 
-An array that the body only reads by `dynamic-slice` and only changes by a chain of
-`dynamic-update-slice`s, possibly inside nested loops, need not be carried through registers: it
-lives in the output buffer, and each update stores one slice of it (a *stream*).
+An array that the body only reads by `dynamic-slice` or `gather` and only changes by a chain of
+`dynamic-update-slice`s or `scatter`s, possibly inside nested loops, need not be carried through
+registers: it lives in the output buffer, and each update stores a part of it (a *stream*).
 
     %a = get-tuple-element(%p), index=1                       version 0
     %x = dynamic-slice(%a, %i, %zero)                         reads version 0
@@ -30,6 +30,9 @@ from fuselane.hlo.instruction import HloInstruction
 MAX_STATE_ELEMENTS: Final = 64
 """An array that is both read and written is kept as state up to this many elements per lane."""
 
+MAX_INDEXED_STATE_ELEMENTS: Final = 16
+"""The same for an array that some `scatter` changes, which has to select among all its elements."""
+
 MAX_COPIED_ELEMENTS: Final = 4096
 """An array needed in an older state is carried as state up to this size, else refused."""
 
@@ -41,9 +44,9 @@ class Stream:
 
     Attributes:
         elements: The loops that carry it, outermost first, with its tuple index in each.
-        versions: All instructions that stand for it: `get-tuple-element`s and
-            `dynamic-update-slice`s.
-        readers: What reads it: `dynamic-slice`s, and `while`s that do not change it.
+        versions: All instructions that stand for it: `get-tuple-element`s, `dynamic-update-slice`s
+            and `scatter`s.
+        readers: What reads it: `dynamic-slice`s, `gather`s, and `while`s that do not change it.
         hazard: A reader that needs a version some update has already ended, or None.
     """
 
@@ -52,15 +55,28 @@ class Stream:
     readers: list[HloInstruction] = field(default_factory=list)
     hazard: HloInstruction | None = None
 
+    @property
+    def is_scattered(self) -> bool:
+        """Whether some of its updates read what they change, element by element."""
+        return any(version.opcode == "scatter" for version in self.versions)
+
+
+_READERS: Final = frozenset({"dynamic-slice", "gather"})
+
 
 def find_streams(
-    loop: HloInstruction, lane_dimensions: Mapping[HloInstruction, int | None]
+    loop: HloInstruction,
+    lane_dimensions: Mapping[HloInstruction, int | None],
+    *,
+    has_lanes: bool = True,
 ) -> list[Stream]:
     """Returns the streams of an outermost loop.
 
     Args:
         loop: A `while` in normal form.
         lane_dimensions: Lane dimension of every value of its body.
+        has_lanes: Whether several blocks of lanes run at different times: then what one of them
+            writes for all must not be read by others.
     Raises:
         UnsupportedError: STREAM_HAZARD if a large array is needed in a state that is already
             overwritten.
@@ -77,8 +93,10 @@ def find_streams(
         if stream.hazard is not None and elements > MAX_COPIED_ELEMENTS:
             detail = f"`{stream.hazard.name}` reads it"
             raise refuse(Reason.STREAM_HAZARD, stream.hazard, detail=detail)
-        is_uniform = lane_dimensions[array] is None
-        if stream.readers and (is_uniform or elements <= MAX_STATE_ELEMENTS or stream.hazard):
+        is_shared = has_lanes and lane_dimensions[array] is None
+        limit = MAX_INDEXED_STATE_ELEMENTS if stream.is_scattered else MAX_STATE_ELEMENTS
+        is_read = stream.readers or stream.is_scattered
+        if is_read and (is_shared or elements <= limit or stream.hazard):
             continue
         streams.append(stream)
     return streams
@@ -92,7 +110,9 @@ def is_fully_overwritten(loop: HloInstruction, stream: Stream) -> bool:
     """
     trip_count = compute_trip_count(loop)
     updates = [v for v in stream.versions if v.opcode == "dynamic-update-slice"]
-    if not trip_count or stream.readers or len(updates) != 1 or len(stream.elements) != 1:
+    if not trip_count or len(updates) != 1 or len(stream.elements) != 1:
+        return False
+    if stream.readers or stream.is_scattered:
         return False
     update = updates[0]
     sizes = update.shape.dimensions
@@ -160,10 +180,11 @@ def _add_use(
     index: int,
     stream: Stream,
 ) -> bool:
-    if position == 0 and user.opcode == "dynamic-slice":
+    if position == 0 and user.opcode in _READERS:
         uses.readers.append(user)
         return True
-    if position == 0 and user.opcode == "dynamic-update-slice":
+    is_scatter = user.opcode == "scatter" and user.shape.is_array
+    if position == 0 and (user.opcode == "dynamic-update-slice" or is_scatter):
         uses.updates.append((user, user))
         return True
     if user is body.root:
@@ -188,8 +209,7 @@ def _reads_in_loop(loop: HloInstruction, index: int) -> bool:
     value = _element(loop.body.parameters[0], index)
     if value is not None:
         for user in value.users:
-            is_slice = user.opcode == "dynamic-slice" and user.operands[0] is value
-            if not is_slice and user is not loop.body.root:
+            if not _is_read(user, value) and user is not loop.body.root:
                 return False
     return _only_reads(loop.condition, index, inner)
 
@@ -199,7 +219,12 @@ def _only_reads(condition: HloComputation, index: int, stream: Stream) -> bool:
     if value is None:
         return True
     stream.readers.extend(value.users)
-    return all(u.opcode == "dynamic-slice" and u.operands[0] is value for u in value.users)
+    return all(_is_read(user, value) for user in value.users)
+
+
+def _is_read(user: HloInstruction, value: HloInstruction) -> bool:
+    """Whether an instruction only reads parts of an array."""
+    return user.opcode in _READERS and value not in user.operands[1:] and user.operands[0] is value
 
 
 def _depends_on(instruction: HloInstruction, producer: HloInstruction) -> bool:

@@ -29,6 +29,7 @@ from fuselane.codegen.memory import (
     load,
     load_lanes,
     load_runs,
+    scatter,
     store,
     store_lanes,
     store_runs,
@@ -276,6 +277,11 @@ class Memory(Array):
     def put(self, place: Place, index: Element, value: ir.Value) -> None:
         """Stores an element; one that all lanes share is stored by the first block alone."""
         builder, element = place.builder, self.shape.element_type
+        if any(map(indexing.varies, index)):
+            scatter(
+                builder, widen(place, value), self._addresses(place, index), element, place.block
+            )
+            return
         if self.lane is None:
             is_certain = isinstance(place.block.is_first, ir.Constant)
             with nullcontext() if is_certain else builder.if_then(place.block.is_first):
@@ -340,6 +346,12 @@ class Scratch(Array):
 
     def put(self, place: Place, index: Element, value: ir.Value) -> None:
         """Stores an element."""
+        if any(map(indexing.varies, index)):
+            addresses = self._addresses(place, index)
+            scatter(
+                place.builder, widen(place, value), addresses, self.shape.element_type, place.block
+            )
+            return
         whole = value if self.lane is None else widen(place, value)
         store(place.builder, whole, self._address(place, index), self.shape.element_type)
 

@@ -1,4 +1,4 @@
-"""Rules for gather and scatter, whose indices may differ from lane to lane.
+"""The rule for gather, whose indices may differ from lane to lane, and what scatter shares with it.
 
 An index of an element may be a vector, one index per lane, so a gather is just a read of its
 operand at other indices; see `fuselane.codegen.arrays` for what becomes of such a read.
@@ -18,7 +18,7 @@ from fuselane.codegen.slices import clamped_index
 from fuselane.hlo.indexed import Indexed, get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
 
-_Starts = dict[int, Index]
+Starts = dict[int, Index]
 """The start of a window in the operand's dimensions that are indexed."""
 
 
@@ -37,7 +37,7 @@ def gather(emitter: Emitter, instruction: HloInstruction) -> Elemental:
         batch = [index[position] for position in where.batch_positions]
         starts = _starts(emitter, indices, where, batch)
         window = [index[position] for position in where.window_positions]
-        return operand.get(emitter.place, _place(emitter, where, batch, starts, window))
+        return operand.get(emitter.place, place_in(emitter, where, batch, starts, window))
 
     return element
 
@@ -65,15 +65,15 @@ def _addressable(emitter: Emitter, instruction: HloInstruction, where: Indexed) 
 
 def _starts(
     emitter: Emitter, indices: HloInstruction, where: Indexed, batch: Sequence[Index | None]
-) -> _Starts:
+) -> Starts:
     """Returns where a window starts, held within bounds as XLA holds gathers."""
     return {
         dimension: clamped_index(emitter, value, indices.shape.element_type, limit)
-        for dimension, value, limit in _components(emitter, indices, where, batch)
+        for dimension, value, limit in components_of(emitter, indices, where, batch)
     }
 
 
-def _components(
+def components_of(
     emitter: Emitter, indices: HloInstruction, where: Indexed, batch: Sequence[Index | None]
 ) -> list[tuple[int, ir.Value, int]]:
     """Returns for each indexed dimension the index, and the largest start it may be."""
@@ -88,11 +88,11 @@ def _components(
     return result
 
 
-def _place(
+def place_in(
     emitter: Emitter,
     where: Indexed,
     batch: Sequence[Index | None],
-    starts: _Starts,
+    starts: Starts,
     window: Sequence[Index | None],
 ) -> Element:
     """Returns the operand's element that an element of a window is."""

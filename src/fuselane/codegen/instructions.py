@@ -14,6 +14,7 @@ from fuselane.codegen.dots import emit_dot
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element
 from fuselane.codegen.reduction import emit_reduce
+from fuselane.codegen.scatters import emit_scatter
 from fuselane.codegen.sorting import emit_sort
 from fuselane.codegen.window_reduction import emit_reduce_window
 from fuselane.errors import CodegenError
@@ -55,6 +56,8 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
         emit_dot(emitter, instruction)
     elif opcode == "sort":
         emit_sort(emitter, instruction)
+    elif opcode == "scatter":
+        emit_scatter(emitter, instruction)
     elif opcode == "dynamic-update-slice":
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
     elif opcode in ELEMENTWISE_OPCODES:

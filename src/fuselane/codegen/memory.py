@@ -25,6 +25,8 @@ class LaneBlock:
     offset: `i64`, the first of them, counted over all lanes of the program.
     mask: `<width x i1>`, which of them exist; None when all do.
     is_first: `i1`, true in exactly one block of all: who stores what all lanes share.
+    active: `<width x i1>`, which of them the results matter of, in a loop that others have left;
+        None when of all that exist.
     """
 
     width: int
@@ -132,7 +134,8 @@ def store_lanes(
     elif stride == 1:
         _masked_store(builder, raw, pointer, block)
     else:
-        _scatter(builder, raw, pointer, element, stride, block)
+        pointers = _strided_pointers(builder, pointer, element, stride, block.width)
+        _scatter(builder, raw, pointers, block.mask)
 
 
 def gather(
@@ -148,6 +151,25 @@ def gather(
     pointers = _pointers(builder, addresses.base, offsets, element)
     raw_type = vector(memory_type(element), block.width)
     return from_memory(builder, _gather(builder, pointers, raw_type, None), element)
+
+
+def scatter(
+    builder: ir.IRBuilder,
+    value: ir.Value,
+    addresses: Addresses,
+    element: PrimitiveType,
+    block: LaneBlock,
+) -> None:
+    """Stores one element of every lane of a block, each to its own address.
+
+    Lanes that don't exist store once more what the first one does.
+    """
+    raw, offsets = to_memory(builder, value, element), addresses.offsets
+    if block.mask is not None:
+        first = [0] * block.width
+        raw = builder.select(block.mask, raw, _shuffle(builder, raw, raw, first))
+        offsets = builder.select(block.mask, offsets, _shuffle(builder, offsets, offsets, first))
+    _scatter(builder, raw, _pointers(builder, addresses.base, offsets, element), None)
 
 
 def lane_index(width: int) -> ir.Constant:
@@ -277,20 +299,16 @@ def _gather(
 
 
 def _scatter(
-    builder: ir.IRBuilder,
-    raw: ir.Value,
-    pointer: ir.Value,
-    element: PrimitiveType,
-    stride: int,
-    block: LaneBlock,
+    builder: ir.IRBuilder, raw: ir.Value, pointers: ir.Value, mask: ir.Value | None
 ) -> None:
-    pointers = _strided_pointers(builder, pointer, element, stride, block.width)
+    width = raw.type.count
     signature = ir.FunctionType(
-        ir.VoidType(), [raw.type, pointers.type, I32, ir.VectorType(I1, block.width)]
+        ir.VoidType(), [raw.type, pointers.type, I32, ir.VectorType(I1, width)]
     )
-    name = f"llvm.masked.scatter.{_suffix(raw.type)}.v{block.width}p0"
+    name = f"llvm.masked.scatter.{_suffix(raw.type)}.v{width}p0"
     align = ir.Constant(I32, _byte_size(raw.type))
-    builder.call(declare(builder.module, name, signature), [raw, pointers, align, all_lanes(block)])
+    lanes = _ones(width) if mask is None else mask
+    builder.call(declare(builder.module, name, signature), [raw, pointers, align, lanes])
 
 
 def _strided_pointers(

@@ -93,6 +93,24 @@ def clamped_index(emitter: Emitter, value: ir.Value, element: PrimitiveType, lim
     return indexing.clamp(emitter.builder, wide, 0, limit)
 
 
+def bounded_index(
+    emitter: Emitter, value: ir.Value, element: PrimitiveType, limit: int
+) -> tuple[Index, bool | ir.Value]:
+    """Returns a start index held between 0 and a limit, and whether it was there already."""
+    known = folding.integer_value(value, element)
+    if known is not None:
+        return min(max(known, 0), limit), 0 <= known <= limit
+    builder, largest = emitter.builder, (1 << element.bits - element.is_signed) - 1
+    inside: bool | ir.Value = True
+    if limit < largest:
+        # Negative indices are large ones when they are read as unsigned.
+        most = integer_constant(value.type, limit)
+        inside = builder.icmp_unsigned("<=", value, most)
+    elif element.is_signed:
+        inside = builder.icmp_signed(">=", value, integer_constant(value.type, 0))
+    return clamped_index(emitter, value, element, limit), inside
+
+
 def _clamped_vector(
     builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType, limit: int
 ) -> ir.Value:

@@ -150,6 +150,10 @@ def count_rows(step: Step, program: LaneProgram) -> int:
 def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
     if instruction.opcode == "dynamic-slice":
         moved = instruction
+    elif instruction.opcode == "gather" and instruction.operands[0] in program.mutable:
+        moved = instruction
+    elif instruction in program.mutable and instruction.opcode == "scatter":
+        moved = instruction.operands[-1]
     elif instruction in program.mutable and instruction.opcode == "dynamic-update-slice":
         moved = instruction.operands[1]
     else:

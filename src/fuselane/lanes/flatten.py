@@ -11,15 +11,16 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from typing import Final
 
 from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.indexed import get_indices
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import array_shape
 
-_TUPLE_OPCODES: Final = frozenset({"reduce", "reduce-window", "sort"})
+_TUPLE_OPCODES: Final = frozenset({"reduce", "reduce-window", "scatter", "sort"})
 """Opcodes whose results, of one shape, may be several."""
 
 
@@ -86,9 +87,13 @@ def _renumber(
             proto.dimensions[:] = _moved(list(proto.dimensions), first)
         case "reduce" | "sort":
             source = first_dimensions.get(instruction.operands[0])
-            proto.dimensions[:] = _moved(list(proto.dimensions), source)
+            proto.dimensions[:] = dict.fromkeys(_moved(list(proto.dimensions), source))
         case "dot":
             _renumber_dot(instruction, first_dimensions)
+        case "gather":
+            _renumber_gather(instruction, first_dimensions)
+        case "scatter":
+            _renumber_scatter(instruction, first_dimensions)
         case "reduce-window" if first is not None or instruction.operands[0] in first_dimensions:
             del proto.window.dimensions[first_dimensions[instruction.operands[0]]]
         case "slice" if first is not None:
@@ -118,6 +123,43 @@ def _renumber_dot(dot: HloInstruction, first_dimensions: Mapping[HloInstruction,
     ):
         kept = [n for n in field if first is None or n != first + 1]
         field[:] = _moved(kept, first)
+
+
+def _renumber_gather(
+    gather: HloInstruction, first_dimensions: Mapping[HloInstruction, int]
+) -> None:
+    """Adapts a gather whose two dimensions are both batch ones or both the window's, and whole."""
+    numbers, slice_sizes = gather.proto.gather_dimension_numbers, gather.proto.gather_slice_sizes
+    operand, indices, result = (first_dimensions.get(i) for i in (*gather.operands, gather))
+    _merge(numbers.operand_batching_dims, operand)
+    _merge(numbers.collapsed_slice_dims, operand)
+    _merge(numbers.start_index_map, operand)
+    _merge(numbers.start_indices_batching_dims, indices)
+    _merge(numbers.offset_dims, result)
+    numbers.index_vector_dim = _moved([numbers.index_vector_dim], indices)[0]
+    if operand is not None:
+        size = slice_sizes.pop(operand + 1)
+        slice_sizes[operand] *= size
+
+
+def _renumber_scatter(
+    scatter: HloInstruction, first_dimensions: Mapping[HloInstruction, int]
+) -> None:
+    """Adapts a scatter whose two dimensions are both batch ones or both the window's, and whole."""
+    numbers = scatter.proto.scatter_dimension_numbers
+    parts = (scatter.operands[0], get_indices(scatter), scatter.operands[-1])
+    operand, indices, updates = (first_dimensions.get(part) for part in parts)
+    _merge(numbers.input_batching_dims, operand)
+    _merge(numbers.inserted_window_dims, operand)
+    _merge(numbers.scatter_dims_to_operand_dims, operand)
+    _merge(numbers.scatter_indices_batching_dims, indices)
+    _merge(numbers.update_window_dims, updates)
+    numbers.index_vector_dim = _moved([numbers.index_vector_dim], indices)[0]
+
+
+def _merge(numbers: MutableSequence[int], first: int | None) -> None:
+    """Leaves the second of two dimensions out of a list, and renumbers the others."""
+    numbers[:] = _moved([n for n in numbers if first is None or n != first + 1], first)
 
 
 def _moved(numbers: list[int], first: int | None) -> list[int]:

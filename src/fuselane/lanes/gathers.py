@@ -146,6 +146,8 @@ class _Form:
             self.order.index(d): b - (b > self.original.vector_dimension)
             for d, b in self.original.batching.items()
         }
+        if instruction.opcode == "gather":
+            self._drop_whole()
         self.merged_position = self._split_batch()
         self._find_batching()
         self.extra = int(not self.components)
@@ -159,6 +161,12 @@ class _Form:
             logical = relayout(self.builder, indices, memory_order(shape), target)
             return self.builder.reshape(logical, (*shape.dimensions, 1))
         return relayout(self.builder, indices, memory_order(shape), (*target, dimension))
+
+    def _drop_whole(self) -> None:
+        """Drops components that a window as large as the array holds at zero."""
+        self.components = [
+            c for c in self.components if self.window_sizes[c.dimension] < self.sizes[c.dimension]
+        ]
 
     def _split_batch(self) -> int | None:
         """Takes a batch dimension apart that was merged from several; returns its position."""

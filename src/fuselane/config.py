@@ -44,7 +44,10 @@ class Options:
         threads: Most threads a kernel may use; None is all of XLA's.
         cache_mib: Size of the kernel cache on disk above which the kernels unused longest are
             deleted, in MiB; 0 keeps no kernels on disk.
-        verify: Check the HLO after every step, at some cost in compile time.
+        verify: Also run every replaced loop as XLA does, compare the results and fail with an error
+            where they differ by more than rounding. For finding bugs: programs get much slower.
+        verify_hlo: Check the HLO after every stage, at some cost in compile time; `verify` does so
+            too.
     """
 
     vector_bits: int | None = None
@@ -53,6 +56,7 @@ class Options:
     threads: int | None = None
     cache_mib: int = 256
     verify: bool = False
+    verify_hlo: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionError for a value of the wrong type or outside what the option allows."""

@@ -6,7 +6,7 @@
       form        normal form, lanes, streams, guards: a lane program, or a reason why not
       emit        lane program to LLVM IR, tiled and unrolled for this machine
       compile     LLVM IR to machine code, unless the kernel cache has it
-      replace     the `while` becomes a custom call of the kernel
+      replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
     clean up      donated arguments are protected, computations nobody calls any more go
     write         HLO objects to bytes
 
@@ -17,7 +17,7 @@ else fails (see `runtime.hook`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from fuselane import config
@@ -38,9 +38,11 @@ from fuselane.lanes.form import describe, form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import replace_loop
 from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
+from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.ffi import TARGET, custom_call_attributes
 from fuselane.runtime.kernel import Kernel, compute_key
+from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
 
 _WHILE_FIELD: Final = b"\x12\x05while"
@@ -60,8 +62,8 @@ def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
     Returns:
         The new module, or None if nothing was replaced.
     Raises:
-        VerificationError: if the bytes are no HLO module, or, with `options.verify`, if what was
-            read or made breaks a rule of HLO.
+        VerificationError: if the bytes are no HLO module, or, with `options.verify_hlo`, if what
+            was read or made breaks a rule of HLO.
     """
     if _WHILE_FIELD not in data:
         return None
@@ -77,7 +79,7 @@ def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
 
 def check(module: HloModule, options: Options) -> None:
     """Verifies a module if the user asked for it."""
-    if options.verify:
+    if options.verify_hlo or options.verify:
         verify(module)
 
 
@@ -103,6 +105,8 @@ class _Fusion:
             seen.add(computation)
             for instruction in list(computation.instructions):
                 if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
+                    continue
+                if is_reference(instruction):
                     continue
                 if self._visit(instruction):
                     has_changed = True
@@ -140,11 +144,34 @@ class _Fusion:
             return False
         # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
         self._record(loop, program, describe(program, self._source(loop)), kernel.key)
-        replace_loop(loop, program, TARGET, custom_call_attributes(kernel))
+        attributes = custom_call_attributes(kernel)
+        if self.options.verify:
+            replace_and_check(self.module, loop, program, attributes, self._check_calls(code))
+        else:
+            replace_loop(loop, program, TARGET, attributes)
         return True
 
+    def _check_calls(self, code: KernelCode) -> CheckCalls:
+        """Returns how to verify a loop, with kernels of single steps tiled as its own."""
+        options = replace(self.options, tile_lanes=code.plan.tile_lanes)
+
+        def compile_step(loop: HloInstruction) -> tuple[LaneProgram, bytes] | None:
+            try:
+                program = form(self.module, loop)
+                kernel = compile_kernel(build(program, options, host_device()), options)
+            except UnsupportedError:
+                return None
+            return program, custom_call_attributes(kernel)
+
+        return CheckCalls(
+            kernel_target=TARGET,
+            check_target=CHECK_TARGET,
+            attributes_of=check_attributes,
+            compile_step=compile_step,
+        )
+
     def _check_region(self, program: LaneProgram) -> None:
-        if self.options.verify:
+        if self.options.verify_hlo or self.options.verify:
             for computation in reachable_computations([program.region]):
                 verify_computation(computation)
 

@@ -2,7 +2,8 @@
 did.
 
 With `FUSELANE=0` in the environment the programs run under plain XLA only, which checks the
-programs themselves.
+programs themselves. With `FUSELANE_VERIFY=1` kernels are also compared to XLA while the programs
+run, which checks the verification; the results are then XLA's.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def run_fused(
     **jit_arguments: Any,
 ) -> Any:
     """Returns the program's results under Fuselane; a warning of Fuselane's fails the test."""
-    with fuselane.enabled(verify=True, **options), no_warnings():
+    with fuselane.enabled(verify_hlo=True, **options), no_warnings():
         return jax.block_until_ready(jax.jit(program, **jit_arguments)(*arguments))
 
 

@@ -129,7 +129,7 @@ def test_chain(program: Callable[..., Arrays], donated: tuple[int, ...]) -> None
         return [jnp.arange(LANES, dtype=jnp.int32), jnp.arange(LANES, dtype=jnp.int32)[::-1] * 7]
 
     expected = jax.jit(program)(*arguments())
-    with fuselane.enabled(verify=True):
+    with fuselane.enabled(verify_hlo=True):
         if not donated:
             assert fuselane.explain(program, *arguments()).num_fused >= 1
         function = jax.jit(program, donate_argnums=donated)

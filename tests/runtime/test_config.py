@@ -75,6 +75,7 @@ def test_fingerprints_differ_by_every_option() -> None:
             {"threads": 1},
             {"cache_mib": 1},
             {"verify": True},
+            {"verify_hlo": True},
         )
     ]
     assert len(others) == len(dataclasses.fields(Options))

@@ -1,0 +1,35 @@
+"""Programs as users write them, by category."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from programs import (
+    bystanders,
+    environments,
+    fractals,
+    gradients,
+    mcmc,
+    monte_carlo,
+    ode,
+    recurrent,
+    scalar,
+    shapes,
+)
+from programs.program import Program
+
+_ROOMS: Final = (
+    environments,
+    monte_carlo,
+    ode,
+    fractals,
+    mcmc,
+    recurrent,
+    gradients,
+    scalar,
+    shapes,
+    bystanders,
+)
+
+PROGRAMS: Final[tuple[Program, ...]] = tuple(p for room in _ROOMS for p in room.PROGRAMS)
+CATEGORIES: Final[tuple[str, ...]] = tuple(room.CATEGORY for room in _ROOMS)

@@ -1,0 +1,209 @@
+"""Measures one program in this process and writes its outcome; `suite.py` starts one for each.
+
+python -m trial.measure NAME OUTCOME.json [--quick] [--seconds S] [--packages FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import jax
+import jax.numpy as jnp
+
+import fuselane
+from fuselane import config
+from fuselane.cartpole.contender import engine_context
+from fuselane.decisions import LoopDecision
+from fuselane.runtime.cache import open_cache
+from programs import PROGRAMS
+from programs.program import Built, Program, Rule, Size
+from trial.agreement import Agreement, compare
+from trial.outcome import Loop, Outcome
+
+ENGINES: Final = ("xla", "fuselane")
+MIN_ROUNDS, MAX_ROUNDS = 5, 200
+QUICK_ROUNDS: Final = 2
+COMPILE_ROUNDS: Final = 3
+# A program that takes longer to compile than this is compiled once by each engine.
+SLOW_COMPILE_MS: Final = 20e3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """A program compiled by each engine in turn; times in milliseconds, executables the last."""
+
+    executables: dict[str, jax.stages.Compiled]
+    lower_ms: list[float]
+    compile_ms: dict[str, list[float]]
+    loops: tuple[Loop, ...]
+
+
+def measure(program: Program, is_quick: bool, seconds: float) -> Outcome:
+    """Compiles, compares and times a program under both engines in turns.
+
+    Args:
+        program: What to measure; whatever it requires is installed.
+        is_quick: At its tiny size, each thing once or twice.
+        seconds: About how long to run it.
+    """
+    fuselane.disable()
+    warm_up_compilers()
+    size = program.quick if is_quick else program.full
+    built = program.build(size)
+    compilation = compile_in_turns(built, 1 if is_quick else COMPILE_ROUNDS)
+    results = {engine: run(compilation, engine, built)[1] for engine in ENGINES}
+    agreement = compare(results["xla"], results["fuselane"], program.rule)
+    early = compare_early(program, size)
+    del results
+    times_ms = time_in_turns(compilation, built, seconds, is_quick)
+    compile_ms = {engine: statistics.median(compilation.compile_ms[engine]) for engine in ENGINES}
+    return Outcome(
+        name=program.name,
+        xla_ms=statistics.median(times_ms["xla"]),
+        fuselane_ms=statistics.median(times_ms["fuselane"]),
+        num_rounds=len(times_ms["xla"]),
+        lower_ms=statistics.median(compilation.lower_ms),
+        xla_compile_ms=compile_ms["xla"],
+        fuselane_compile_ms=compile_ms["fuselane"],
+        loops=compilation.loops,
+        agrees=agreement.holds and early.holds,
+        difference=agreement.difference,
+        share_apart=agreement.share_apart,
+        disagreement="; early: ".join(a.detail for a in (agreement, early) if a.detail),
+    )
+
+
+def compile_in_turns(built: Built, num_rounds: int) -> Compilation:
+    """Traces, lowers and compiles a program afresh by each engine, `num_rounds` times over."""
+    executables = {}
+    lower_ms: list[float] = []
+    compile_ms: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    num_before = len(fuselane.decisions().loops)
+    for _ in range(num_rounds):
+        for engine in ENGINES:
+            executables[engine], lowering, compiling = compile_once(engine, built)
+            lower_ms.append(lowering)
+            compile_ms[engine].append(compiling)
+        if compile_ms["xla"][-1] > SLOW_COMPILE_MS:
+            break
+    loops = tuple(describe_loop(loop) for loop in fuselane.decisions().loops[num_before:])
+    return Compilation(
+        executables=executables, lower_ms=lower_ms, compile_ms=compile_ms, loops=loops
+    )
+
+
+def compile_once(engine: str, built: Built) -> tuple[jax.stages.Compiled, float, float]:
+    """Returns the executable and the milliseconds to lower and to compile, nothing cached."""
+    function, arguments = built
+    open_cache(config.cache_dir()).forget()
+    with engine_context(engine):
+        start = time.perf_counter()
+        # A new object: JAX has traced and compiled nothing under it.
+        lowered = jax.jit(functools.partial(function)).lower(*arguments)
+        middle = time.perf_counter()
+        executable = lowered.compile()
+        end = time.perf_counter()
+    return executable, (middle - start) * 1e3, (end - middle) * 1e3
+
+
+def describe_loop(loop: LoopDecision) -> Loop:
+    """Returns what the results keep of a decision."""
+    return Loop(
+        name=loop.name,
+        source=loop.source,
+        trip_count=loop.trip_count,
+        lanes=loop.lanes,
+        fused=loop.fused,
+        reason=loop.reason.code,
+        sentence=loop.decision.sentence,
+        instruction=loop.decision.instruction,
+        opcode=loop.decision.opcode,
+        instruction_source=loop.decision.source,
+    )
+
+
+def run(compilation: Compilation, engine: str, built: Built) -> tuple[float, Any]:
+    """Returns the milliseconds of one run and its results."""
+    executable = compilation.executables[engine]
+    start = time.perf_counter()
+    results = executable(*built[1])
+    for leaf in jax.tree.leaves(results):
+        leaf.block_until_ready()
+    return (time.perf_counter() - start) * 1e3, results
+
+
+def time_in_turns(
+    compilation: Compilation, built: Built, seconds: float, is_quick: bool
+) -> dict[str, list[float]]:
+    """Runs both engines in turns, each first as often as the other; returns milliseconds."""
+    times_ms: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    round_s = sum(run(compilation, engine, built)[0] for engine in ENGINES) * 1e-3
+    num_rounds = int(min(MAX_ROUNDS, max(MIN_ROUNDS, seconds / round_s)))
+    for engines in itertools.islice(orders(), QUICK_ROUNDS if is_quick else num_rounds):
+        for engine in engines:
+            times_ms[engine].append(run(compilation, engine, built)[0])
+    return times_ms
+
+
+def orders() -> Iterator[tuple[str, ...]]:
+    """Yields the engines in one order and the other, for ever."""
+    return itertools.cycle((ENGINES, ENGINES[::-1]))
+
+
+def compare_early(program: Program, size: Size) -> Agreement:
+    """Compares a run of few steps, in which no element may be apart."""
+    if program.rule.early_steps is None:
+        return Agreement(holds=True, difference=0.0, share_apart=0.0)
+    steps = min(size.steps, program.rule.early_steps)
+    built = program.build(dataclasses.replace(size, steps=steps))
+    compilation = compile_in_turns(built, 1)
+    results = {engine: run(compilation, engine, built)[1] for engine in ENGINES}
+    rule = Rule(relative=program.rule.relative)
+    return compare(results["xla"], results["fuselane"], rule)
+
+
+def warm_up_compilers() -> None:
+    """Compiles a small loop with each engine, so that no program pays for what is set up once."""
+
+    def loop(x: jax.Array) -> jax.Array:
+        result: jax.Array = jax.lax.fori_loop(0, 9, lambda _, y: jnp.sin(y), x)
+        return result
+
+    for engine in ENGINES:
+        compile_once(engine, (loop, (jnp.ones(64),)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures the program named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=[program.name for program in PROGRAMS])
+    parser.add_argument("outcome", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--packages", action="append", default=[])
+    options = parser.parse_args(arguments)
+    sys.path.extend(options.packages)
+    program = next(program for program in PROGRAMS if program.name == options.name)
+    missing = program.missing()
+    if missing:
+        outcome = Outcome(name=program.name, skipped=missing)
+    else:
+        with jax.enable_x64(program.x64):
+            outcome = measure(program, options.quick, options.seconds)
+    options.outcome.write_text(json.dumps(dataclasses.asdict(outcome)))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,14 +9,14 @@ from typing import Final
 import pytest
 
 import fuselane
-from fuselane.analysis.opcodes import LANE_OPCODES
 from fuselane.cartpole.variants import VARIANTS
 from fuselane.config import Options
 from fuselane.decisions import Reason
+from fuselane.explain.support_table import support_table
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 NAMES: Final = {
-    "support.md": [*sorted(LANE_OPCODES), *(reason.code for reason in Reason)],
+    "support.md": [reason.code for reason in Reason],
     "api.md": [field.name for field in dataclasses.fields(Options)],
     "cli.md": list(VARIANTS),
 }
@@ -28,6 +28,13 @@ def test_pages_are_complete(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     missing = [name for name in NAMES[page] if f"`{name}`" not in text and name != "fused"]
     assert missing == []
+
+
+def test_table_of_opcodes_is_up_to_date() -> None:
+    """docs/support.md holds what `fuselane support` prints."""
+    text = (ROOT / "docs" / "support.md").read_text(encoding="utf-8")
+    table = text.split("<!-- support:begin -->\n")[1].split("\n<!-- support:end -->")[0]
+    assert table == support_table()
 
 
 def test_ci_finds_the_test_command_in_the_readme() -> None:

@@ -22,6 +22,7 @@ from fuselane.cartpole.table import make_table
 from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
 from fuselane.doctor import diagnose
 from fuselane.errors import FuselaneError, InputError
+from fuselane.explain.support_table import support_table
 from fuselane.module_file import TARGETS, explain_module_file
 from fuselane.script import prepare_for_script, run_script
 
@@ -68,6 +69,8 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_cartpole(commands.add_parser("cartpole", help="time CartPole with and without Fuselane"))
     _add_run(commands.add_parser("run", help="run a script under Fuselane and list its loops"))
     _add_explain(commands.add_parser("explain", help="list the loops of an HLO module in a file"))
+    support = commands.add_parser("support", help="list the HLO opcodes that can be fused")
+    support.set_defaults(run=_print_support)
     doctor = commands.add_parser("doctor", help="check the installation")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -140,6 +143,11 @@ def _run(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     report = explain_module_file(options.file, options.target)
     print(report.json() if options.json else report.text())
+    return OK
+
+
+def _print_support(_: argparse.Namespace) -> int:
+    print(support_table())
     return OK
 
 

@@ -44,6 +44,7 @@ from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.gathers import lower_gather, lower_scatter
+from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
 from fuselane.lanes.windows import is_plain_window, lower_reduce_window
@@ -77,7 +78,7 @@ _ApplyingLowering = Callable[
 _APPLYING_LOWERINGS: Final[dict[str, _ApplyingLowering]] = {
     "custom-call": lower_top_k,
     "map": lower_map,
-    "reduce": layout.lower_reduce,
+    "reduce": lower_reduction,
     "reduce-window": lower_reduce_window,
     "scatter": lower_scatter,
     "sort": lower_sort,
@@ -500,6 +501,10 @@ _VISITS: Final[dict[str, _Visit]] = {
     "tuple": _Normaliser._visit_tuple,
     "while": _Normaliser._visit_loop,
 }
+
+
+HANDLED_OPCODES: Final = ELEMENTWISE_OPCODES | _VISITS.keys() | _LOWERINGS.keys()
+"""Opcodes that have a normal form, perhaps under conditions."""
 
 
 def _rebuild(

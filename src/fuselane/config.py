@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -42,6 +43,8 @@ class Options:
         unroll: Vectors of lanes a kernel works on at once; None lets the register model choose.
         tile_lanes: Lanes of one unit of work handed to a thread; None lets the cost model choose.
         threads: Most threads a kernel may use; None is all of XLA's.
+        min_gain: How many times faster than XLA a kernel has to be by estimate for a loop to be
+            taken; 0 takes every loop that can be.
         cache_mib: Size of the kernel cache on disk above which the kernels unused longest are
             deleted, in MiB; 0 keeps no kernels on disk.
         verify: Also run every replaced loop as XLA does, compare the results and fail with an error
@@ -54,6 +57,7 @@ class Options:
     unroll: int | None = None
     tile_lanes: int | None = None
     threads: int | None = None
+    min_gain: float = 1.1
     cache_mib: int = 256
     verify: bool = False
     verify_hlo: bool = False
@@ -66,6 +70,7 @@ class Options:
         _require(self.unroll is None or 1 <= self.unroll <= 16, "unroll", "between 1 and 16")
         _require(self.tile_lanes is None or self.tile_lanes >= 1, "tile_lanes", "a positive number")
         _require(self.threads is None or self.threads >= 1, "threads", "a positive number")
+        _require(0 <= self.min_gain < math.inf, "min_gain", "zero or more")
         _require(self.cache_mib >= 0, "cache_mib", "zero or more")
 
     def fingerprint(self) -> str:
@@ -159,6 +164,9 @@ def _check_type(name: str, annotation: str, value: object) -> None:
         return
     if kind == "bool":
         _require(isinstance(value, bool), name, "True or False")
+    elif kind == "float":
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        _require(is_number, name, "a number")
     else:
         _require(isinstance(value, int) and not isinstance(value, bool), name, "a whole number")
 
@@ -169,7 +177,8 @@ def _parse(name: str, annotation: str, text: str) -> Any:
     if kind == "bool":
         _require(text.lower() in _ON | _OFF, name, "0 or 1")
         return text.lower() in _ON
+    number, wanted = (float, "a number") if kind == "float" else (int, "a whole number")
     try:
-        return int(text)
+        return number(text)
     except ValueError:
-        raise OptionError(f"The option {name} has to be a whole number, not {text!r}.") from None
+        raise OptionError(f"The option {name} has to be {wanted}, not {text!r}.") from None

@@ -24,7 +24,7 @@ class Reason(enum.Enum):
     `?`.
     """
 
-    FUSED = ("fused", "The loop runs as one native kernel over {lanes} lanes.")
+    FUSED = ("fused", "The loop runs as one native kernel {extent}.")
     NO_LANES = (
         "no-lanes",
         "The loop carries no array with a dimension of size two or more that changes{detail}.",

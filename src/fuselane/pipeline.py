@@ -4,7 +4,8 @@
     parse         bytes to HLO objects
     for each `while`, outermost first; the loops inside one that stays get their chance after it:
       form        normal form, lanes, streams, guards: a lane program, or a reason why not
-      emit        lane program to LLVM IR, tiled and unrolled for this machine
+      choose      how to lay it out on this machine, and whether that beats XLA by estimate
+      emit        lane program to LLVM IR
       compile     LLVM IR to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
     clean up      donated arguments are protected, computations nobody calls any more go
@@ -21,10 +22,15 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from fuselane import config
+from fuselane.analysis.gain import Gain
+from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
-from fuselane.codegen.kernel import KernelCode, build
+from fuselane.analysis.xla_time import estimate_step_us
+from fuselane.codegen.kernel import KernelCode, build_planned
+from fuselane.codegen.kernel_time import estimate_kernel_call_us, estimate_kernel_step_us
 from fuselane.codegen.llvm import HostTarget, compile_object
+from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.device import host_device
@@ -117,24 +123,26 @@ class _Fusion:
     def _visit(self, instruction: HloInstruction) -> bool:
         """Replaces a loop, or a call that is one, if it can run as a kernel; returns whether."""
         if instruction.opcode == "while":
-            return self._replace(instruction)
+            return self._replace(instruction, is_small=False)
         loop = take_out_loop(instruction) if is_small_call(instruction) else None
         if loop is None:
             return False
-        is_replaced = self._replace(loop)
+        is_replaced = self._replace(loop, is_small=True)
         if not is_replaced:
             put_back_loop(instruction, loop)
         elif instruction.computation is not None:
             instruction.computation.remove(instruction)
         return is_replaced
 
-    def _replace(self, loop: HloInstruction) -> bool:
+    def _replace(self, loop: HloInstruction, *, is_small: bool) -> bool:
         program: LaneProgram | None = None
         try:
             program = form(self.module, loop)
             self._check_region(program)
             self._check_donation(loop)
-            code = build(program, self.options, host_device())
+            plan = make_plan(program, self.options, host_device())
+            gain = self._choose(loop, program, plan, is_compiled=is_small)
+            code = build_planned(program, plan)
             kernel = compile_kernel(code, self.options)
         except UnsupportedError as error:
             self._record(loop, program, error.decision)
@@ -143,7 +151,8 @@ class _Fusion:
             self._record(loop, program, _failure(error))
             return False
         # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
-        self._record(loop, program, describe(program, self._source(loop)), kernel.key)
+        decision = describe(program, self._source(loop), gain.numbers())
+        self._record(loop, program, decision, kernel.key)
         attributes = custom_call_attributes(kernel)
         if self.options.verify:
             replace_and_check(self.module, loop, program, attributes, self._check_calls(code))
@@ -158,7 +167,8 @@ class _Fusion:
         def compile_step(loop: HloInstruction) -> tuple[LaneProgram, bytes] | None:
             try:
                 program = form(self.module, loop)
-                kernel = compile_kernel(build(program, options, host_device()), options)
+                plan = make_plan(program, options, host_device())
+                kernel = compile_kernel(build_planned(program, plan), options)
             except UnsupportedError:
                 return None
             return program, custom_call_attributes(kernel)
@@ -169,6 +179,21 @@ class _Fusion:
             attributes_of=check_attributes,
             compile_step=compile_step,
         )
+
+    def _choose(
+        self, loop: HloInstruction, program: LaneProgram, plan: Plan, *, is_compiled: bool
+    ) -> Gain:
+        """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
+        costs, device = MachineCosts(), host_device()
+        gain = Gain(
+            trip_count=program.loop.trip_count,
+            xla_step_us=estimate_step_us(loop, costs, is_compiled=is_compiled),
+            kernel_step_us=estimate_kernel_step_us(program, plan, costs, device),
+            kernel_call_us=estimate_kernel_call_us(program, plan, costs, device),
+        )
+        if not gain.is_worth(self.options.min_gain):
+            raise gain.refusal(loop, program.obstacle)
+        return gain
 
     def _check_region(self, program: LaneProgram) -> None:
         if self.options.verify_hlo or self.options.verify:
@@ -195,7 +220,7 @@ class _Fusion:
             name=loop.name,
             source=self._source(loop),
             trip_count=trip_count,
-            lanes=program.num_lanes if program else None,
+            lanes=program.num_lanes if program and program.has_lanes else None,
             decision=decision,
             kernel=kernel,
         )

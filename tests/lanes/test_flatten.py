@@ -72,11 +72,6 @@ inner_condition {
 """
 
 
-@pytest.fixture(autouse=True)
-def no_loop_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselane.lanes.form.MIN_XLA_TIME_US", 0.0)
-
-
 @pytest.mark.parametrize("name", BODIES)
 def test_flattened_region_does_the_same(name: str) -> None:
     module = counting_loop(

@@ -149,19 +149,7 @@ REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
         "bitcast-convert",
         7,
     ),
-    "cross_lane": (
-        f"y = f32[8] reverse(e0), dimensions={{0}}, {LINE}",
-        Reason.CROSS_LANE,
-        "y",
-        "reverse",
-        7,
-    ),
 }
-
-
-@pytest.fixture
-def no_loop_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselane.lanes.form.MIN_XLA_TIME_US", 0.0)
 
 
 def refusal(module: HloModule) -> Decision:
@@ -186,15 +174,28 @@ def test_refused(name: str) -> None:
     assert decision.sentence.endswith(".")
 
 
-def test_tiny_loops_are_left_to_xla() -> None:
-    module = counting_loop("y = f32[8] sine(e0)", ["y"], ["f32[8]"], trip_count=3)
-    decision = refusal(module)
-    assert decision.reason is Reason.NOT_PROFITABLE
-    assert decision.opcode == "while"
-    assert "3 iterations" in decision.sentence
+def test_loop_without_lanes() -> None:
+    body = f"y = f32[8] reverse(e0), dimensions={{0}}, {LINE}"
+    module = counting_loop(body, ["y"], ["f32[8]"])
+    program = form(module, loop_of(module))
+    assert not program.has_lanes
+    assert set(program.lane_dimensions.values()) == {None}
+    obstacle = program.obstacle
+    assert obstacle is not None
+    assert (obstacle.reason, obstacle.instruction) == (Reason.CROSS_LANE, "y")
+    assert (obstacle.opcode, obstacle.source) == ("reverse", "user.py:7")
+    assert describe(program).sentence == "The loop runs as one native kernel without lanes."
 
 
-def test_loops_of_unknown_length_are_never_tiny() -> None:
+def test_obstacle_is_told_where_a_loop_without_lanes_is_too_large() -> None:
+    size = MAX_LANE_ELEMENTS + 1
+    module = counting_loop(
+        f"y = f32[{size}] reverse(e0), dimensions={{0}}", ["y"], [f"f32[{size}]"]
+    )
+    assert refusal(module).reason is Reason.CROSS_LANE
+
+
+def test_loops_of_unknown_length() -> None:
     module = counting_loop(
         "y = f32[8] sine(e0)",
         ["y", "e1"],
@@ -291,7 +292,6 @@ def test_decision_to_fuse() -> None:
     assert decision.numbers["cost_per_step"] > 0
 
 
-@pytest.mark.usefixtures("no_loop_is_too_small")
 def test_shared_zeros_get_a_copy() -> None:
     program = program_of(
         """f = f32[] constant(0)

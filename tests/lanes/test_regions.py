@@ -211,11 +211,6 @@ CASES: Final[dict[str, Case]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_loop_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselane.lanes.form.MIN_XLA_TIME_US", 0.0)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_region(name: str) -> None:
     case = CASES[name]

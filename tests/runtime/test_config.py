@@ -23,8 +23,9 @@ def test_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSELANE_VECTOR_BITS", " 256 ")
     monkeypatch.setenv("FUSELANE_VERIFY", "yes")
     monkeypatch.setenv("FUSELANE_THREADS", "")
-    assert config.from_environment() == Options(vector_bits=256, verify=True)
-    assert config.options_from({"vector_bits": None}) == Options(verify=True)
+    monkeypatch.setenv("FUSELANE_MIN_GAIN", "1.5")
+    assert config.from_environment() == Options(vector_bits=256, verify=True, min_gain=1.5)
+    assert config.options_from({"vector_bits": None}) == Options(verify=True, min_gain=1.5)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,11 @@ def test_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"unroll": 2.0}, "The option unroll has to be a whole number."),
         ({"tile_lanes": -5}, "The option tile_lanes has to be a positive number."),
         ({"threads": "2"}, "The option threads has to be a whole number."),
+        ({"min_gain": -0.1}, "The option min_gain has to be zero or more."),
+        ({"min_gain": float("nan")}, "The option min_gain has to be zero or more."),
+        ({"min_gain": float("inf")}, "The option min_gain has to be zero or more."),
+        ({"min_gain": "2"}, "The option min_gain has to be a number."),
+        ({"min_gain": True}, "The option min_gain has to be a number."),
         ({"cache_mib": -1}, "The option cache_mib has to be zero or more."),
         ({"cache_mib": None}, "The option cache_mib has to be a whole number."),
         ({"verify": 1}, "The option verify has to be True or False."),
@@ -48,7 +54,10 @@ def test_wrong_settings(settings: dict[str, Any], sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
-@pytest.mark.parametrize(("name", "text"), [("UNROLL", "many"), ("VERIFY", "maybe")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("UNROLL", "many"), ("MIN_GAIN", "few"), ("MIN_GAIN", "-1"), ("VERIFY", "maybe")],
+)
 def test_wrong_variables(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"FUSELANE_{name}", text)
     with pytest.raises(OptionError, match=f"The option {name.lower()} has to be"):

@@ -58,7 +58,11 @@ class DimensionClasses:
         self.elements: dict[HloInstruction, list[Nodes]] = {}
         self._uses: dict[HloInstruction, list[tuple[HloInstruction, int, Nodes]]] = {}
         self._marks: list[tuple[int, HloInstruction, str]] = []
+        self._repeated: set[int] = set()
         self.mixing: dict[int, tuple[HloInstruction, str]] = {}
+        self.waiting: set[int] = set()
+        self.ends: dict[HloInstruction, HloInstruction] = {}
+        self._ended: list[tuple[int, HloInstruction]] = []
 
     # Classes.
 
@@ -89,6 +93,21 @@ class DimensionClasses:
         if self._size[node] > 1:
             self._marks.append((node, instruction, why))
 
+    def mark_end(self, node: int, reduction: HloInstruction) -> None:
+        """Notes that a loop, `ends[reduction]`, ends when all along a dimension is done."""
+        if self._size[node] > 1:
+            self._ended.append((node, reduction))
+
+    def reductions_at_ends(self, lane_class: int) -> dict[HloInstruction, list[HloInstruction]]:
+        """Returns the loops that end when all along a class is done, with what tells them so."""
+        result: dict[HloInstruction, list[HloInstruction]] = {}
+        for node, reduction in self._ended:
+            if self.find(node) == lane_class:
+                found = result.setdefault(self.ends[reduction], [])
+                if reduction not in found:
+                    found.append(reduction)
+        return result
+
     def use(self, user: HloInstruction, index: int) -> Nodes:
         """Returns the classes of an operand; fresh ones for a leaf."""
         operand = user.operands[index]
@@ -97,6 +116,27 @@ class DimensionClasses:
             self._uses.setdefault(operand, []).append((user, index, nodes))
             return nodes
         return self.nodes[operand]
+
+    def operand_nodes(self, user: HloInstruction, index: int) -> Nodes:
+        """Returns the classes that an operand has had since `use`."""
+        for other, position, nodes in self._uses.get(user.operands[index], ()):
+            if other is user and position == index:
+                return nodes
+        return self.nodes[user.operands[index]]
+
+    def has(self, value: HloInstruction, lane_class: int) -> bool:
+        """Whether some dimension of a value is of a class."""
+        elements = self.elements.get(value) or [self.nodes.get(value, ())]
+        return any(self.find(node) == lane_class for nodes in elements for node in nodes)
+
+    def marking(self, lane_class: int) -> list[HloInstruction] | None:
+        """Returns the instructions that mix data along a class.
+
+        None if the class has two dimensions in one value, which no instruction is to blame for.
+        """
+        if lane_class in self._repeated:
+            return None
+        return [by for node, by, _ in self._marks if self.find(node) == lane_class]
 
     # Choosing.
 
@@ -107,6 +147,7 @@ class DimensionClasses:
                 roots = [self.find(n) for n in nodes if self._size[n] > 1]
                 if len(roots) != len(set(roots)):
                     repeated = next(r for r in roots if roots.count(r) > 1)
+                    self._repeated.add(repeated)
                     self.mixing.setdefault(repeated, (instruction, "pairs all along it with all"))
         for node, instruction, why in self._marks:
             self.mixing.setdefault(self.find(node), (instruction, why))
@@ -133,9 +174,12 @@ class DimensionClasses:
         return result
 
     def lane_dimensions(
-        self, lane_class: int
+        self, lane_class: int | None
     ) -> tuple[dict[HloInstruction, int | None], tuple[LeafSplit, ...]]:
-        """Returns each value's lane dimension, and the leaves whose uses disagree about it."""
+        """Returns each value's lane dimension, and the leaves whose uses disagree about it.
+
+        Without a class of lanes all values are uniform.
+        """
         cache: dict[Nodes, int | None] = {(): None}
         result: dict[HloInstruction, int | None] = {}
         splits: list[LeafSplit] = []

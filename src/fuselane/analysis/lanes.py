@@ -15,13 +15,22 @@ Source: the idea is that of dimension-wise parallelism analysis, as in the desig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit
 from fuselane.analysis.dimension_rules import assign_classes
+from fuselane.analysis.leaving import (
+    LaneReduction,
+    find_leaving,
+    find_reductions,
+    reduced_classes,
+)
+from fuselane.analysis.lane_conditions import LaneCondition, Unproven, prove
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
+from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
@@ -32,46 +41,104 @@ class LaneAnalysis:
     """Where the lanes are in a region.
 
     Attributes:
-        num_lanes: Size of the lane dimension.
+        num_lanes: Size of the lane dimension; 1 if there is none and all values are uniform.
         lane_dimensions: For each array-shaped instruction of the region, its loops' bodies and
             conditions, the dimension along which the lanes lie; None where the value is uniform.
         splits: Copies of leaves to be made before `lane_dimensions` holds for all uses.
         mergeable: If another parallel dimension always lies next to the lanes: for each value that
             has the two the number of the first of them; else empty.
+        leaving: The reductions over the lanes, all of which only leave the loop; they have to be
+            taken out of it.
+        obstacle: If there are no lanes, what stands in their way.
+        conditions: The loops whose lanes may stop one by one, with what tells when.
     """
 
     num_lanes: int
     lane_dimensions: dict[HloInstruction, int | None]
     splits: tuple[LeafSplit, ...]
     mergeable: dict[HloInstruction, int]
+    leaving: tuple[LaneReduction, ...] = ()
+    obstacle: UnsupportedError | None = None
+    conditions: Mapping[HloInstruction, LaneCondition] = field(default_factory=dict)
 
 
-def find_lanes(region: HloComputation) -> LaneAnalysis:
+def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAnalysis:
     """Returns the lanes of a region in normal form: the largest parallel class its loop carries.
 
-    Ties go to the dimension that is furthest minor.
+    Ties go to the dimension that is furthest minor. If there is none every value is uniform, and
+    `obstacle` says why: NO_LANES if no dimension of size two or more is carried; CROSS_LANE or
+    DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest one, if all are mixed.
 
-    Raises:
-        UnsupportedError: NO_LANES if no dimension of size two or more is carried; CROSS_LANE or
-            DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest one, if all are
-            mixed.
+    Args:
+        region: The region.
+        with_leaving: Whether a class counts as parallel that is mixed only by reductions whose
+            results leave the loop.
     """
     classes = DimensionClasses()
     assign_classes(classes, region)
     classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
     candidates = classes.carried_classes(loop)
+    proven = {c: _prove_ends(classes, c) for c in candidates if c not in classes.mixing}
     parallel = [c for c in candidates if c not in classes.mixing]
-    if not parallel:
-        raise _refuse(region, loop, classes, candidates)
-    lane_class = max(parallel, key=lambda c: candidates[c])
+    lane_class = max(parallel, key=lambda c: candidates[c], default=None)
+    if with_leaving:
+        smallest = (0, 0) if lane_class is None else candidates[lane_class]
+        leaving = _find_leaving(classes, loop, candidates, smallest)
+        if leaving is not None:
+            return leaving
+    if lane_class is None:
+        return _without_lanes(classes, _describe_obstacle(region, loop, classes, candidates))
     lane_dimensions, splits = classes.lane_dimensions(lane_class)
     return LaneAnalysis(
         num_lanes=candidates[lane_class][0],
         lane_dimensions=lane_dimensions,
         splits=splits,
         mergeable=_find_mergeable(classes, lane_class, parallel),
+        conditions=proven[lane_class],
     )
+
+
+def _prove_ends(
+    classes: DimensionClasses, lane_class: int
+) -> dict[HloInstruction, LaneCondition]:
+    """Returns when lanes are done in the loops that wait for all of them.
+
+    If one has to wait, the class is noted as mixing.
+    """
+    conditions: dict[HloInstruction, LaneCondition] = {}
+    for loop, reductions in classes.reductions_at_ends(lane_class).items():
+        condition = prove(classes, loop, reductions, lane_class)
+        if isinstance(condition, Unproven):
+            classes.mixing[lane_class] = (condition.culprit, condition.why)
+            classes.waiting.add(lane_class)
+            return {}
+        conditions[loop] = condition
+    return conditions
+
+
+def _find_leaving(
+    classes: DimensionClasses,
+    loop: HloInstruction,
+    carried: Mapping[int, tuple[int, int]],
+    smallest: tuple[int, int],
+) -> LaneAnalysis | None:
+    """Returns the largest class mixed only by what leaves, if it outranks `smallest`, else None."""
+    reductions = find_reductions(loop.body)
+    candidates = {**reduced_classes(classes, reductions), **carried}
+    for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
+        if candidates[lane_class] <= smallest:
+            return None
+        leaving = find_leaving(classes, loop, lane_class, reductions)
+        if leaving is not None:
+            return LaneAnalysis(
+                num_lanes=candidates[lane_class][0],
+                lane_dimensions={},
+                splits=(),
+                mergeable={},
+                leaving=tuple(leaving),
+            )
+    return None
 
 
 def _find_mergeable(
@@ -85,18 +152,29 @@ def _find_mergeable(
     return {}
 
 
-def _refuse(
+def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError) -> LaneAnalysis:
+    lane_dimensions, splits = classes.lane_dimensions(lane_class=None)
+    return LaneAnalysis(
+        num_lanes=1,
+        lane_dimensions=lane_dimensions,
+        splits=splits,
+        mergeable={},
+        obstacle=obstacle,
+    )
+
+
+def _describe_obstacle(
     region: HloComputation,
     loop: HloInstruction,
     classes: DimensionClasses,
     candidates: dict[int, tuple[int, int]],
-) -> Exception:
+) -> UnsupportedError:
     if not candidates:
         return refuse(Reason.NO_LANES, loop)
     largest = max(candidates, key=lambda c: candidates[c])
     instruction, why = classes.mixing[largest]
     detail = f"`{instruction.name}` {why}, the dimension of size {candidates[largest][0]}"
-    if instruction in _condition_cone(region):
+    if largest in classes.waiting or instruction in _condition_cone(region):
         return refuse(Reason.DATA_DEPENDENT_TRIP_COUNT, instruction, detail=detail)
     return refuse(Reason.CROSS_LANE, instruction, detail=detail)
 

@@ -297,14 +297,12 @@ class Memory(Array):
         shared = tuple(0 if indexing.varies(at) else at for at in index)
         offsets: Index = 0
         for coordinate, stride in zip(index, self.strides, strict=True):
-            if coordinate is None:
-                coordinate = lane_index(place.block.width)
-            elif not indexing.varies(coordinate):
+            at = lane_index(place.block.width) if coordinate is None else coordinate
+            if not indexing.varies(at):
                 continue
             if self.shape.num_elements > indexing.MAX_I32:
-                coordinate = indexing.widened(builder, coordinate)
-            step = indexing.multiply(builder, coordinate, stride)
-            offsets = indexing.add(builder, offsets, step)
+                at = indexing.widened(builder, at)
+            offsets = indexing.add(builder, offsets, indexing.multiply(builder, at, stride))
         return Addresses(base=self._address(place, shared), offsets=offsets)
 
     def _address(self, place: Place, index: Element) -> ir.Value:

@@ -113,10 +113,12 @@ class Frame:
         return emitter
 
     def _initial_states(self) -> Iterator[HloInstruction]:
-        """Yields the initial values of states with lanes, whose memory the results may share."""
+        """Yields the initial values of states, but of those beside lanes, whose memory the results
+        may share."""
         loop = self.program.loop
         for element in loop.elements:
-            if element.kind is ElementKind.STATE and element.lane_dimension is not None:
+            is_own = element.lane_dimension is not None or not self.program.has_lanes
+            if element.kind is ElementKind.STATE and is_own:
                 yield loop.instruction.operands[0].operands[element.index]
 
     def results(self) -> list[Memory]:

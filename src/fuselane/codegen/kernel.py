@@ -60,7 +60,11 @@ def build(program: LaneProgram, options: Options, device: DeviceDescription) -> 
     Raises:
         UnsupportedError: if not even a tile of one vector fits.
     """
-    plan = make_plan(program, options, device)
+    return build_planned(program, make_plan(program, options, device))
+
+
+def build_planned(program: LaneProgram, plan: Plan) -> KernelCode:
+    """Returns the kernel of a lane program as planned, perhaps with smaller tiles; see `build`."""
     while True:
         try:
             return _build(program, plan)
@@ -88,7 +92,9 @@ def _build(program: LaneProgram, plan: Plan) -> KernelCode:
 def _emit_tile(frame: Frame, tile: ir.Value) -> None:
     builder, plan = frame.builder, frame.plan
     offset = builder.mul(tile, i64(plan.tile_lanes), flags=("nsw", "nuw"))
-    is_first = builder.icmp_signed("==", tile, i64(0))
+    is_first = ir.Constant(ir.IntType(1), 1)
+    if plan.num_tiles > 1:
+        is_first = builder.icmp_signed("==", tile, i64(0))
     emitter = frame.emitter(frame.block(offset, is_first))
     outputs = frame.results()
     if plan.tile_vectors == 1:

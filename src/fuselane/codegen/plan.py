@@ -117,6 +117,9 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         tile_vectors = 1
     else:
         tile_vectors = _tile_vectors(work, device, width, num_vectors, threads)
+    if program.loop.lane_condition is not None:
+        # Lanes leave the loop block by block: steps of several blocks can't be taken together.
+        tile_vectors = 1
     tile_vectors = min(tile_vectors, num_vectors)
     num_tiles = math.ceil(num_vectors / tile_vectors)
     return Plan(

@@ -40,7 +40,7 @@ def needs_lanes(step: Step, program: LaneProgram) -> bool:
         return True
     if step.opcode == "while":
         return any(element.lane_dimension is not None for element in program.loops[step].elements)
-    if step.opcode in ("tuple", "reduce", "reduce-window", "sort"):
+    if step.opcode in ("tuple", "reduce", "reduce-window", "scatter", "sort"):
         return any(needs_lanes(operand, program) for operand in step.operands)
     return program.lane_dimensions.get(step) is not None
 
@@ -69,6 +69,8 @@ class _CycleError(Exception):
 
 def _without_uniform(guard: Guard, program: LaneProgram) -> Guard:
     """What all lanes share is computed once per step: it must not sink into a block's branch."""
+    if not program.has_lanes:
+        return guard
     return Guard(
         predicate=guard.predicate,
         selects=guard.selects,
@@ -144,7 +146,7 @@ def _readers_before_writer(
 
 
 def _writes(user: HloInstruction, version: HloInstruction, program: LaneProgram) -> bool:
-    if user.opcode == "dynamic-update-slice":
+    if user.opcode in ("dynamic-update-slice", "scatter"):
         return user.operands[0] is version
     if user.opcode != "tuple":
         return False

@@ -3,19 +3,20 @@
 normalise   the loop as a region of row-major arrays          fuselane.lanes.normalise
 find lanes  the dimension along which nothing is mixed        fuselane.analysis.lanes
 streams     what is updated in place, what is state           fuselane.analysis.streams
-size, gain  does one lane fit, is it worth while              below
+size        does one lane fit                                 below
 guards      what a block of lanes may leave out               fuselane.lanes.guards
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from fuselane.analysis.cost import residual_elements, total_cost
 from fuselane.analysis.dimension_classes import LeafSplit, is_leaf
+from fuselane.analysis.lane_conditions import LaneCondition
 from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.analysis.refusal import refuse, source_line
 from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
@@ -34,16 +35,7 @@ from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, Lo
 MAX_LANE_ELEMENTS: Final = 65_536
 """Values one lane may need at once: its state and the largest value in between."""
 
-MIN_XLA_TIME_US: Final = 5.0
-"""Loops that XLA finishes sooner are left to it."""
-
-_XLA_STEP_US: Final = 0.2
-_XLA_US_PER_OPERATION: Final = 3e-5
-"""XLA's time per iteration, and per operation of one lane, as measured on small fused loops."""
-
-_VECTOR_LANES: Final = 16
-_KERNEL_US_PER_OPERATION: Final = 2e-4
-"""A kernel's time per operation on a vector of lanes, on one thread."""
+_NO_ESTIMATES: Final[Mapping[str, float]] = MappingProxyType({})
 
 LaneDimensions = dict[HloInstruction, int | None]
 
@@ -59,17 +51,23 @@ def form(module: HloModule, loop: HloInstruction) -> LaneProgram:
             user's source line.
     """
     try:
-        return _form(loop)
+        program = _form(normalise(loop), loop.name)
     except UnsupportedError as error:
         raise UnsupportedError(_with_source(error.decision, module, loop)) from None
+    if program.obstacle is None:
+        return program
+    return replace(program, obstacle=_with_source(program.obstacle, module, loop))
 
 
-def describe(program: LaneProgram, source: str = "") -> Decision:
+def describe(
+    program: LaneProgram, source: str = "", estimates: Mapping[str, float] = _NO_ESTIMATES
+) -> Decision:
     """Returns the decision to fuse, with the numbers it rests on.
 
     Args:
         program: What was formed.
         source: The user's source line of the loop.
+        estimates: Further numbers, by name.
     """
     loop = program.loop
     numbers = {
@@ -80,47 +78,61 @@ def describe(program: LaneProgram, source: str = "") -> Decision:
     }
     if loop.trip_count is not None:
         numbers["trip_count"] = float(loop.trip_count)
-        numbers["xla_us"] = _estimate_xla_us(program.num_lanes, loop.trip_count, program.cost)
+    numbers.update(estimates)
     return Reason.FUSED.decide(
         instruction=program.name,
         opcode="while",
         source=source,
         numbers=numbers,
-        lanes=program.num_lanes,
+        extent=f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes",
     )
 
 
-def _form(user_loop: HloInstruction) -> LaneProgram:
-    normal = normalise(user_loop)
+def _form(normal: NormalLoop, name: str) -> LaneProgram:
     region = normal.region
     loop = next(i for i in region.instructions if i.opcode == "while")
     analysis = find_lanes(region)
     while analysis.mergeable:
         flatten(region, analysis.mergeable)
         analysis = find_lanes(region)
+    try:
+        return _form_lanes(normal, loop, analysis, name)
+    except UnsupportedError:
+        if analysis.obstacle is None:
+            raise
+        raise analysis.obstacle from None
+
+
+def _form_lanes(
+    normal: NormalLoop, loop: HloInstruction, analysis: LaneAnalysis, name: str
+) -> LaneProgram:
+    region = normal.region
     lane_dimensions = _split_leaves(analysis)
-    streams = find_streams(loop, lane_dimensions)
+    streams = find_streams(loop, lane_dimensions, has_lanes=analysis.num_lanes > 1)
     normal = _return_streams(normal, loop, streams, lane_dimensions)
     bodies = list(_bodies(loop))
-    loops = {loop: _describe_loop(loop, streams, lane_dimensions) for loop, _ in bodies}
+    loops = {
+        loop: _describe_loop(loop, streams, lane_dimensions, analysis.conditions.get(loop))
+        for loop, _ in bodies
+    }
     mutable = _stream_instructions(streams)
     _check_size(region, loops, mutable, lane_dimensions)
     trip_counts = {instruction: lane_loop.trip_count for instruction, lane_loop in loops.items()}
     cost = total_cost(loop.body.instructions, lane_dimensions.get, trip_counts.__getitem__)
-    _check_gain(loop, analysis.num_lanes, trip_counts[loop], cost)
     return LaneProgram(
-        name=user_loop.name,
+        name=name,
         num_lanes=analysis.num_lanes,
         region=region,
         site=normal.site,
         lane_dimensions=lane_dimensions,
         loops=loops,
-        guards=_find_all_guards(bodies, loops, mutable, lane_dimensions),
+        guards=_find_all_guards(bodies, loops, mutable, lane_dimensions, analysis.num_lanes > 1),
         mutable=mutable,
         operands=normal.operands,
         output_indices=normal.output_indices,
         invariants=normal.invariants,
         cost=cost,
+        obstacle=analysis.obstacle and analysis.obstacle.decision,
     )
 
 
@@ -185,6 +197,7 @@ def _describe_loop(
     loop: HloInstruction,
     streams: Sequence[Stream],
     lane_dimensions: Mapping[HloInstruction, int | None],
+    condition: LaneCondition | None,
 ) -> LaneLoop:
     carried_by = {
         index: stream for stream in streams for owner, index in stream.elements if owner is loop
@@ -211,6 +224,7 @@ def _describe_loop(
         trip_count=compute_trip_count(loop),
         induction_index=get_induction_index(loop),
         elements=tuple(elements),
+        lane_condition=condition,
     )
 
 
@@ -241,6 +255,7 @@ def _find_all_guards(
     loops: Mapping[HloInstruction, LaneLoop],
     mutable: Collection[HloInstruction],
     lane_dimensions: Mapping[HloInstruction, int | None],
+    has_lanes: bool,
 ) -> dict[HloComputation, tuple[Guard, ...]]:
     def is_movable(instruction: HloInstruction) -> bool:
         if instruction.opcode == "parameter" or instruction in mutable:
@@ -253,14 +268,21 @@ def _find_all_guards(
         return not any(operand in mutable for operand in instruction.operands)
 
     guards = {}
-    for _, body in bodies:
-        found = find_guards(body, lane_dimensions, lambda loop: loops[loop].trip_count, is_movable)
+    for loop, body in bodies:
+        found = find_guards(
+            body,
+            lane_dimensions,
+            lambda loop: loops[loop].trip_count,
+            is_movable,
+            has_lanes=has_lanes,
+            going_on=loops[loop].lane_condition,
+        )
         if found:
             guards[body] = found
     return guards
 
 
-# Size and gain.
+# Size.
 
 
 def _check_size(
@@ -295,27 +317,6 @@ def _element_size(element: LoopElement) -> int:
     if element.lane_dimension is not None:
         size //= element.shape.dimensions[element.lane_dimension]
     return size
-
-
-def _estimate_xla_us(num_lanes: int, trip_count: int, cost: float) -> float:
-    return trip_count * (_XLA_STEP_US + num_lanes * cost * _XLA_US_PER_OPERATION)
-
-
-def _check_gain(loop: HloInstruction, num_lanes: int, trip_count: int | None, cost: float) -> None:
-    """Refuses loops that are over in no time, and those whose few lanes leave vectors empty."""
-    if trip_count is not None:
-        estimate = _estimate_xla_us(num_lanes, trip_count, cost)
-        if estimate < MIN_XLA_TIME_US:
-            detail = f"all its {trip_count} iterations take about {estimate:.1f} microseconds"
-            raise refuse(Reason.NOT_PROFITABLE, loop, detail=detail)
-    xla_us = _estimate_xla_us(num_lanes, 1, cost)
-    kernel_us = math.ceil(num_lanes / _VECTOR_LANES) * cost * _KERNEL_US_PER_OPERATION
-    if kernel_us > xla_us:
-        detail = (
-            f"with {num_lanes} lanes a kernel's vectors of {_VECTOR_LANES} are mostly empty: about "
-            f"{kernel_us:.1f} microseconds an iteration where XLA takes {xla_us:.1f}"
-        )
-        raise refuse(Reason.NOT_PROFITABLE, loop, detail=detail)
 
 
 def _with_source(decision: Decision, module: HloModule, loop: HloInstruction) -> Decision:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from fuselane.analysis.cost import TripCount, instruction_cost
+from fuselane.analysis.lane_conditions import LaneCondition
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import Guard
@@ -30,6 +31,9 @@ def find_guards(
     lane_dimensions: Mapping[HloInstruction, int | None],
     trip_count: TripCount,
     is_movable: Callable[[HloInstruction], bool],
+    *,
+    has_lanes: bool = True,
+    going_on: LaneCondition | None = None,
 ) -> tuple[Guard, ...]:
     """Returns the guards of a computation, costliest first; they don't overlap.
 
@@ -41,16 +45,33 @@ def find_guards(
         lane_dimensions: Lane dimension of every value.
         trip_count: Trip counts of nested loops.
         is_movable: Whether an instruction may be skipped and moved; false for what touches streams.
+        has_lanes: Whether the program has lanes; what they all share is then not worth a guard.
+        going_on: What lanes of the loop go by: it guards nothing, as a block of lanes where it
+            holds in none has left the loop, and what it is made from is needed in all lanes.
     """
+    needed_by_all = frozenset[HloInstruction]() if going_on is None else going_on.cone
+
+    def is_counted(instruction: HloInstruction) -> bool:
+        return not has_lanes or _has_lanes(instruction, lane_dimensions)
+
+    def can_skip(instruction: HloInstruction) -> bool:
+        return is_movable(instruction) and instruction not in needed_by_all
+
+    def cost_of(instructions: Iterable[HloInstruction]) -> float:
+        counted = (i for i in instructions if is_counted(i))
+        return sum(instruction_cost(i, lane_dimensions.get, trip_count) for i in counted)
+
     candidates: list[Guard] = []
-    for predicate, selects in _group_selects(computation, lane_dimensions).items():
+    for predicate, selects in _group_selects(computation, is_counted).items():
         for side in (1, 2):
-            needed = _needed_only_by(selects, side, is_movable)
-            if _cost(needed, lane_dimensions, trip_count) < MIN_GUARDED_COST:
+            if going_on is not None and predicate is going_on.in_body:
+                continue
+            needed = _needed_only_by(selects, side, can_skip)
+            if cost_of(needed) < MIN_GUARDED_COST:
                 continue
             for group in _independent_groups(selects, needed):
-                inside = _needed_only_by(group, side, is_movable)
-                cost = _cost(inside, lane_dimensions, trip_count)
+                inside = _needed_only_by(group, side, can_skip)
+                cost = cost_of(inside)
                 if cost >= MIN_GUARDED_COST:
                     candidates.append(
                         Guard(
@@ -73,15 +94,13 @@ def get_predicate(select: HloInstruction) -> HloInstruction:
 
 
 def _group_selects(
-    computation: HloComputation, lane_dimensions: Mapping[HloInstruction, int | None]
+    computation: HloComputation, is_counted: Callable[[HloInstruction], bool]
 ) -> dict[HloInstruction, list[HloInstruction]]:
-    """Returns the selects between values with lanes, by what they depend on."""
+    """Returns the selects that count, by what they depend on."""
     groups: dict[HloInstruction, list[HloInstruction]] = {}
     for instruction in computation.instructions:
-        if instruction.opcode == "select":
-            predicate = get_predicate(instruction)
-            if lane_dimensions[instruction] is not None:
-                groups.setdefault(predicate, []).append(instruction)
+        if instruction.opcode == "select" and is_counted(instruction):
+            groups.setdefault(get_predicate(instruction), []).append(instruction)
     return groups
 
 
@@ -108,19 +127,6 @@ def _needed_only_by(
         for operand in dict.fromkeys(stack.pop().operands):
             count_use(operand)
     return needed
-
-
-def _cost(
-    instructions: Iterable[HloInstruction],
-    lane_dimensions: Mapping[HloInstruction, int | None],
-    trip_count: TripCount,
-) -> float:
-    """Returns the vector operations of instructions; what all lanes share does not count."""
-    return sum(
-        instruction_cost(i, lane_dimensions.get, trip_count)
-        for i in instructions
-        if _has_lanes(i, lane_dimensions)
-    )
 
 
 def _has_lanes(

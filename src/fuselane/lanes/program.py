@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+from fuselane.analysis.lane_conditions import LaneCondition
+from fuselane.decisions import Decision
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
@@ -61,12 +63,14 @@ class LaneLoop:
         trip_count: Its exact number of iterations, or None if only known at run time.
         induction_index: Tuple index of the counter that decides when it ends, or None.
         elements: All tuple elements in order.
+        lane_condition: If lanes may stop one by one: what tells that a lane is done.
     """
 
     instruction: HloInstruction
     trip_count: int | None
     induction_index: int | None
     elements: tuple[LoopElement, ...]
+    lane_condition: LaneCondition | None = None
 
 
 @final
@@ -97,11 +101,11 @@ class Guard:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaneProgram:
-    """A loop that runs lane by lane.
+    """A loop that runs lane by lane, or as a whole where it has no lanes.
 
     Attributes:
         name: Name of the original `while`.
-        num_lanes: Size of the lane dimension.
+        num_lanes: Size of the lane dimension; 1 if there is none and all values are uniform.
         region: The normalised computation; see `fuselane.lanes.normalise`.
         site: The instruction of the user's module that the program replaces: the `while`, or a call
             of a computation that is nothing but it.
@@ -118,6 +122,7 @@ class LaneProgram:
         invariants: Original tuple index -> instruction of the user's module whose value passes
             through unchanged.
         cost: Estimated vector operations of one step of one block of lanes.
+        obstacle: If there are no lanes, the decision that says what stands in their way.
     """
 
     name: str
@@ -132,6 +137,12 @@ class LaneProgram:
     output_indices: tuple[int, ...]
     invariants: Mapping[int, HloInstruction]
     cost: float = 0.0
+    obstacle: Decision | None = None
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether anything differs from lane to lane; else one thread runs scalar code."""
+        return self.num_lanes > 1
 
     @property
     def loop(self) -> LaneLoop:

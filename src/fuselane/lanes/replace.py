@@ -13,8 +13,8 @@ the loop's initial value, by `output_to_operand_aliasing`, and the call stands i
 everything else. That also costs no copy. The exceptions:
 
 - a stream that is overwritten as a whole gets a new buffer; what filled the old one is removed;
-- a uniform state gets a new buffer, as several threads read the initial value while one writes the
-  result;
+- a uniform state beside lanes gets a new buffer, as several threads read the initial value while
+  one writes the result;
 - constants that the loop passes on unchanged are used where they are.
 
 A kernel must therefore have read a tile's initial state before it writes the tile's final state.
@@ -116,7 +116,7 @@ class _Replacement:
             self._add_result(index)
             if position is not None:
                 self.operands[position] = self._placeholder()
-        elif is_stream or element.lane_dimension is not None:
+        elif is_stream or element.lane_dimension is not None or not self.program.has_lanes:
             self._share(index, position)
         else:
             self._add_result(index)

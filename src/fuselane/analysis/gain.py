@@ -1,0 +1,89 @@
+"""Whether a kernel is worth it: XLA's estimated time beside the kernel's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from fuselane.analysis.refusal import refuse
+from fuselane.decisions import Decision, Reason
+from fuselane.errors import UnsupportedError
+from fuselane.hlo.instruction import HloInstruction
+
+MIN_XLA_TIME_US: Final = 5.0
+"""Loops that XLA finishes sooner are left to it: compiling a kernel would never pay."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Estimated times of a loop, in microseconds.
+
+    Attributes:
+        trip_count: How often the loop runs; None if that is only known at run time.
+        xla_step_us: XLA's time for one iteration.
+        kernel_step_us: A kernel's time for one iteration.
+        kernel_call_us: What a call of the kernel takes besides; left out if the trip count is not
+            known.
+    """
+
+    trip_count: int | None
+    xla_step_us: float
+    kernel_step_us: float
+    kernel_call_us: float
+
+    @property
+    def xla_us(self) -> float:
+        """XLA's time for the loop; for one iteration if the trip count is not known."""
+        return self.xla_step_us * self._steps
+
+    @property
+    def kernel_us(self) -> float:
+        """The kernel's time for the loop; for one iteration if the trip count is not known."""
+        call = 0.0 if self.trip_count is None else self.kernel_call_us
+        return self.kernel_step_us * self._steps + call
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster than XLA the kernel is."""
+        return self.xla_us / max(self.kernel_us, 1e-9)
+
+    @property
+    def _steps(self) -> int:
+        return 1 if self.trip_count is None else self.trip_count
+
+    def is_worth(self, min_gain: float) -> bool:
+        """Whether a loop is to be taken; with `min_gain` 0 every loop is."""
+        if min_gain == 0:
+            return True
+        is_over_soon = self.trip_count is not None and self.xla_us < MIN_XLA_TIME_US
+        return self.ratio >= min_gain and not is_over_soon
+
+    def numbers(self) -> dict[str, float]:
+        """Returns the estimates by name, for a decision."""
+        return {"xla_us": self.xla_us, "kernel_us": self.kernel_us, "gain": self.ratio}
+
+    def refusal(self, loop: HloInstruction, obstacle: Decision | None) -> UnsupportedError:
+        """Returns the error that leaves a loop to XLA.
+
+        Args:
+            loop: The loop.
+            obstacle: What stands in the way of lanes, if it has none: that is then what the user
+                should know.
+        """
+        if obstacle is not None:
+            return UnsupportedError(replace(obstacle, numbers=self.numbers()))
+        error = refuse(Reason.NOT_PROFITABLE, loop, detail=self._describe())
+        return UnsupportedError(replace(error.decision, numbers=self.numbers()))
+
+    def _describe(self) -> str:
+        if self.trip_count is None:
+            times = f"{_us(self.xla_us)} an iteration, a kernel {_us(self.kernel_us)}"
+        else:
+            steps = f"all its {self.trip_count:,} iterations"
+            times = f"{_us(self.xla_us)} for {steps}, a kernel {_us(self.kernel_us)}"
+        return f"it takes about {times}"
+
+
+def _us(time: float) -> str:
+    return f"{time:,.3g} microseconds" if time < 1000 else f"{time:,.0f} microseconds"

@@ -1,0 +1,222 @@
+"""Dots in kernels: every way to emit one, in all layouts, against NumPy on exact numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fuselane.codegen.llvm import optimised_ir
+from tests.codegen.kernels import (
+    DEVICE,
+    NumpyArray,
+    Settings,
+    check,
+    compile_loop,
+    form_program,
+    layouts,
+)
+from tests.lanes.loops import counting_loop
+
+SMALL_DEVICE = replace(DEVICE, vector_bits=256, num_vector_registers=16)
+
+
+def few(shape: Sequence[int], dtype: Any = np.float32, seed: int = 0) -> NumpyArray:
+    """Returns -1, 0 and 1, of which sums of products stay exact for a few steps."""
+    return np.random.default_rng(seed).integers(-1, 2, tuple(shape)).astype(dtype)
+
+
+@layouts
+@pytest.mark.parametrize("size", [3, 20, 37])
+def test_uniform_weights(lanes: int, options: Settings, size: int) -> None:
+    """Unrolled, and in blocks of outputs that don't divide their number."""
+    body = """y = f32[L,S] dot(e0, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}"""
+    module = loop(body, ["f32[L,S]", "f32[S,S]"], L=lanes, S=size)
+    check(
+        module,
+        lambda i, x, w: (x @ w, w),
+        2,
+        few([lanes, size]),
+        few([size, size], seed=1),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("numbers", ["01", "11", "10", "00"])
+@pytest.mark.parametrize("device", [DEVICE, SMALL_DEVICE], ids=["32", "16"])
+def test_weights_on_either_side(numbers: str, device: Any) -> None:
+    """Lanes minor or not, weights transposed or not, right or left."""
+    lanes, size = 33, 21
+    is_left = numbers[0] == "0"
+    body = f"""y = f32[{"S,L" if is_left else "L,S"}] dot({"e1, e0" if is_left else "e0, e1"}),
+        lhs_contracting_dims={{1}}, rhs_contracting_dims={{{0 if is_left else numbers[1]}}}"""
+    shape = "f32[S,L]" if is_left else "f32[L,S]"
+    module = loop(body, [shape, "f32[S,S]"], L=lanes, S=size)
+
+    def step(i: int, x: NumpyArray, w: NumpyArray) -> Sequence[NumpyArray]:
+        if is_left:
+            return w @ x, w
+        return x @ (w.T if numbers[1] == "1" else w), w
+
+    x = few([size, lanes] if is_left else [lanes, size])
+    check(module, step, 2, x, few([size, size], seed=1), device=device)
+
+
+@layouts
+@pytest.mark.parametrize("size", [2, 4, 9])
+def test_dots_per_lane(lanes: int, options: Settings, size: int) -> None:
+    """A matrix by a matrix and by a vector; unrolled, and in blocks of both."""
+    body = """c = f32[L,S,S] dot(e0, e0), lhs_batch_dims={0}, rhs_batch_dims={0},
+            lhs_contracting_dims={2}, rhs_contracting_dims={1}
+        y = f32[L,S] dot(c, e1), lhs_batch_dims={0}, rhs_batch_dims={0},
+            lhs_contracting_dims={1}, rhs_contracting_dims={1}"""
+    module = loop(body, ["f32[L,S,S]", "f32[L,S]"], ["e0", "y"], L=lanes, S=size)
+
+    def step(i: int, a: NumpyArray, x: NumpyArray) -> Sequence[NumpyArray]:
+        return a, np.einsum("nij,ni->nj", a @ a, x)
+
+    check(module, step, 2, few([lanes, size, size]), few([lanes, size], seed=1), **options)
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_all_groups_of_dimensions_at_once(unroll: int) -> None:
+    """Batch, free and contracting dimensions beside the lanes, two of each, out of order."""
+    body = """start = f32[] constant(0)
+        d = f32[2,3,37,4,5] dot(e0, e1), lhs_batch_dims={2,0}, rhs_batch_dims={0,4},
+            lhs_contracting_dims={5,3}, rhs_contracting_dims={1,3}
+        r = f32[2,3,37,4] reduce(d, start), dimensions={4}, to_apply=add_f32
+        b = f32[2,3,37,4,6,7] broadcast(r), dimensions={0,1,2,3}
+        y = f32[3,37,2,6,4,7] transpose(b), dimensions={1,2,0,4,3,5}"""
+    module = loop(body, ["f32[3,37,2,6,4,7]", "f32[2,7,5,6,3]"], trip_count=1)
+
+    def step(i: int, x: NumpyArray, w: NumpyArray) -> Sequence[NumpyArray]:
+        d = np.einsum("bnakfc,acgkb->abnfg", x, w)
+        wide = np.broadcast_to(d.sum(4)[..., None, None], (2, 3, 37, 4, 6, 7))
+        return wide.transpose(1, 2, 0, 4, 3, 5), w
+
+    check(module, step, 1, few([3, 37, 2, 6, 4, 7]), few([2, 7, 5, 6, 3], seed=1), unroll=unroll)
+
+
+@pytest.mark.parametrize("size", [4, 30])
+@pytest.mark.parametrize(
+    ("operand", "result", "dtype", "result_dtype"),
+    [
+        ("s8", "s8", np.int8, np.int8),
+        ("s8", "s32", np.int8, np.int32),
+        ("u16", "u16", np.uint16, np.uint16),
+        ("s64", "s64", np.int64, np.int64),
+        ("f64", "f64", np.float64, np.float64),
+        ("f16", "f16", np.float16, np.float16),
+        ("bf16", "f32", ml_dtypes.bfloat16, np.float32),
+        ("bf16", "bf16", ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+    ],
+)
+def test_types(operand: str, result: str, dtype: Any, result_dtype: Any, size: int) -> None:
+    """Integers wrap; floats of 16 bits are summed in 32 and rounded once."""
+    body = f"""d = {result}[L,S] dot(e0, e1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+        y = {operand}[L,S] convert(d)"""
+    shapes = [f"{operand}[L,S]", f"{operand}[S,S]"]
+    module = loop(body, shapes, L=33, S=size, trip_count=3)
+    generator = np.random.default_rng(0)
+    is_integer = np.issubdtype(dtype, np.integer)
+    low, high = (-100, 100) if is_integer else (-16, 17)
+    x = generator.integers(low, high, (33, size)).astype(dtype)
+    w = generator.integers(low, high, (size, size)).astype(dtype)
+    if not is_integer:
+        w = (w.astype(np.float64) / 64).astype(dtype)
+    wide = np.int64 if is_integer else np.float64 if operand == "f64" else np.float32
+
+    def step(i: int, x: NumpyArray, w: NumpyArray) -> Sequence[NumpyArray]:
+        return (x.astype(wide) @ w.astype(wide)).astype(result_dtype).astype(dtype), w
+
+    trips = 3 if is_integer else 1
+    module = loop(body, shapes, L=33, S=size, trip_count=trips)
+    check(module, step, trips, x, w)
+
+
+@pytest.mark.parametrize("size", [4, 24])
+def test_operands_of_every_kind(size: int) -> None:
+    """Inputs, work in between, slices and transposes of weights, constants, shared work."""
+    body = """a = f32[S,S] transpose(e1), dimensions={1,0}
+        k = f32[S,S] iota(), iota_dimension=1
+        m = f32[S,S] subtract(a, k)
+        h = f32[L,S] dot(e0, m), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+        n = f32[L,S] negate(h)
+        s = f32[1,S,S] dynamic-slice(e2, i, zero, zero), dynamic_slice_sizes={1,S,S}
+        t = f32[S,S] reshape(s)
+        g = f32[L,S] dot(n, t), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+        v = f32[L,S] reverse(g), dimensions={1}
+        o = f32[L,S] dot(v, a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+        f = f32[] constant(0.0078125)
+        fs = f32[L,S] broadcast(f), dimensions={}
+        y = f32[L,S] multiply(o, fs)"""
+    module = loop(
+        body, ["f32[L,S]", "f32[S,S]", "f32[3,S,S]"], ["y", "e1", "e2"], L=37, S=size, trip_count=1
+    )
+
+    def step(i: int, x: NumpyArray, w: NumpyArray, ws: NumpyArray) -> Sequence[NumpyArray]:
+        v = (-(x @ (w.T - np.arange(size))) @ ws[i].T)[:, ::-1]
+        return np.float32(0.0078125) * (v @ w.T), w, ws
+
+    check(module, step, 1, few([37, size]), few([size, size], seed=1), few([3, size, size], seed=2))
+
+
+def test_shared_dots_are_computed_once_per_step() -> None:
+    """What no lane has a part in stands outside the loop over lane blocks."""
+    body = """m = f32[S,S] dot(e1, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+        y = f32[L,S] dot(e0, m), lhs_contracting_dims={1}, rhs_contracting_dims={0}"""
+    module = loop(body, ["f32[L,S]", "f32[S,S]"], L=70, S=18)
+    step = lambda i, x, w: (x @ (w @ w), w)  # noqa: E731
+    check(module, step, 2, few([70, 18]), few([18, 18], seed=1), tile_lanes=64)
+
+
+def test_sums_start_from_zero() -> None:
+    """A sum of nothing but negative zeros is positive, as XLA's is."""
+    for size in (2, 40):
+        body = "y = f32[L,S] dot(e0, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+        compiled = compile_loop(loop(body, ["f32[L,S]", "f32[S,S]"], L=16, S=size, trip_count=1))
+        x = np.full((16, size), -0.0, np.float32)
+        _, y, _ = compiled.run(x, np.ones((size, size), np.float32))
+        assert not np.signbit(y).any()
+
+
+def test_sums_stay_in_registers() -> None:
+    """The innermost loop stores nothing and loads each element of a lane once for six outputs."""
+    body = "y = f32[L,S] dot(e0, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    program = form_program(loop(body, ["f32[L,S]", "f32[S,S]"], L=256, S=60, trip_count=1000))
+    compiled = compile_loop(program, device=SMALL_DEVICE)
+    assert compiled.plan.width == 16
+    blocks = optimised_ir(compiled.code.ir).split("\n\n")
+    (inner,) = [block for block in blocks if "fmuladd" in block and "phi <16 x float>" in block]
+    assert "store" not in inner
+    num_products, num_loads = inner.count("fmuladd"), inner.count("load <16 x float>")
+    assert (inner.count("phi <16 x float>"), num_products) == (6, 6 * num_loads)
+
+
+def loop(
+    body: str,
+    shapes: Sequence[str],
+    results: Sequence[str] | None = None,
+    trip_count: int = 2,
+    **sizes: int,
+) -> Any:
+    """Returns a counting loop with sizes put in for letters; its first element becomes `y`."""
+
+    def fill(text: str) -> str:
+        for letter, size in sizes.items():
+            for before in "[,{:":
+                for after in "],}":
+                    text = text.replace(f"{before}{letter}{after}", f"{before}{size}{after}")
+        return text
+
+    kept = [f"e{k}" for k in range(len(shapes))]
+    return counting_loop(
+        fill(body),
+        list(results or ["y", *kept[1:]]),
+        [fill(shape) for shape in shapes],
+        trip_count=trip_count,
+    )

@@ -6,8 +6,9 @@ where it is large; arrays updated in place and invariants are not carried at all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import final
 
 from llvmlite import ir
@@ -123,8 +124,21 @@ def emit_loop(
         list(initial),
     )
 
+    active: list[ir.Value] = []
+
+    def goes_on(values: Sequence[ir.Value]) -> ir.Value:
+        arrays = carry.arrays(values)
+        if loop.lane_condition is None:
+            return _emit_condition(emitter, loop, arrays)
+        going = _emit_lane_condition(emitter, loop, arrays)
+        if loop.lane_condition.is_cheap:
+            active.append(going.lanes)
+        return going.any_lane
+
     def advance(values: Sequence[ir.Value]) -> list[ir.Value]:
-        return carry.following(body(carry.arrays(values)))
+        with _active_lanes(emitter, active):
+            following = body(carry.arrays(values))
+        return carry.following(following)
 
     builder = emitter.builder
     if loop.trip_count is not None:
@@ -135,7 +149,7 @@ def emit_loop(
         values = emit_while_loop(
             builder,
             carry.entering(),
-            lambda v: _emit_condition(emitter, loop, carry.arrays(v)),
+            goes_on,
             advance,
             name="steps",
         )
@@ -226,6 +240,62 @@ def _emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -
     return emitter.array(condition.root).get(emitter.place, ())
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Going:
+    """Who goes on: `lanes`, a vector of booleans; `any_lane`, whether the block does."""
+
+    lanes: ir.Value
+    any_lane: ir.Value
+
+
+def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> _Going:
+    """Emits a condition for the lanes of the block alone.
+
+    What reduces all lanes, `any(p)`, reduces those of the block that exist and that the loops
+    around have not left. Where no lane of the block goes on, neither does the block.
+    """
+    condition = loop.lane_condition
+    assert condition is not None, "asked for loops that lanes leave one by one"
+    computation, builder = loop.instruction.condition, emitter.builder
+    emitter.values[computation.parameters[0]] = list(arrays)
+    going: _Going | None = None
+    for step in emitter.schedule(computation).steps:
+        if step is condition.reduction:
+            going = _reduce_lanes(emitter, step, is_all=condition.is_all)
+            value = builder.not_(going.any_lane) if condition.is_all else going.any_lane
+            emitter.values[step] = Registers(shape=step.shape, lane=None, elements=(value,))
+        else:
+            emit_steps(emitter, [step])
+    assert going is not None, "the reduction is part of the condition"
+    whole = emitter.array(computation.root).get(emitter.place, ())
+    return _Going(going.lanes, builder.and_(whole, going.any_lane))
+
+
+def _reduce_lanes(emitter: Emitter, reduction: HloInstruction, *, is_all: bool) -> _Going:
+    """Emits `any` over the lanes of the block, or, with `is_all`, whether some lane lacks it."""
+    place, builder = emitter.place, emitter.builder
+    operand = emitter.array(reduction.operands[0])
+    combine = builder.and_ if is_all else builder.or_
+    lanes: ir.Value | None = None
+    for position in range(operand.size):
+        value = widen(place, operand.get(place, operand.flat(place, position)))
+        lanes = value if lanes is None else combine(lanes, value)
+    assert lanes is not None
+    lanes = place.block.among_active(builder, builder.not_(lanes) if is_all else lanes)
+    return _Going(lanes, any_lane(builder, lanes))
+
+
+@contextmanager
+def _active_lanes(emitter: Emitter, active: Sequence[ir.Value]) -> Iterator[None]:
+    """What is emitted under it matters only for these lanes; for all if there are none."""
+    place = emitter.place
+    if active:
+        emitter.place = replace(place, block=replace(place.block, active=active[0]))
+    yield
+    emitter.place = place
+
+
 def _should_unroll(emitter: Emitter, loop: LaneLoop) -> bool:
     if loop.trip_count is None or loop.trip_count > _MAX_UNROLLED_TRIPS:
         return False
@@ -303,4 +373,4 @@ def _any_lane(emitter: Emitter, guard: Guard) -> ir.Value:
         value = widen(place, value)
         combined = value if combined is None else builder.or_(combined, value)
     assert combined is not None
-    return any_lane(builder, combined)
+    return any_lane(builder, place.block.among_active(builder, combined))

@@ -33,6 +33,12 @@ class LaneBlock:
     offset: ir.Value
     mask: ir.Value | None
     is_first: ir.Value
+    active: ir.Value | None = None
+
+    def among_active(self, builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
+        """Returns those of some lanes, `<width x i1>`, that exist and are active."""
+        wanted = self.mask if self.active is None else self.active
+        return lanes if wanted is None else builder.and_(lanes, wanted)
 
 
 @final

@@ -1,0 +1,287 @@
+"""Loops that go on while any lane needs it: what each lane computes once it is done is dropped.
+
+`vmap` of `while_loop` gives a loop for all lanes together:
+
+    condition:  ROOT any = pred[] reduce(p(state)), or          p: pred[8], one per lane
+    body:       x' = select(p(state), new(state), x)            for every element
+
+A lane with `p` false keeps its state, so `p` stays false: the lane is done. A block of lanes may
+then stop as soon as all of its own lanes are done. `prove` says whether a loop is of this kind:
+
+- every element with lanes that changes keeps its value where `p` is false. `p` in the body is
+  recognised by structure: equal opcodes, attributes and operands down to the elements;
+- `p` depends on elements with lanes and on what never changes;
+- elements without lanes that change, such as a common counter, are not needed after the loop.
+
+The condition may combine `any` with more by `and` and `or`: `i < n and any(p)`. What it goes by has
+to grow with `any`; `not all(done)` is `any(not done)`.
+
+Numerics: bitwise-equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.analysis.booleans import FALSE, TRUE, Booleans, Node, TooManyNodesError
+from fuselane.analysis.dimension_classes import DimensionClasses
+from fuselane.analysis.dimension_rules import matching_dimensions
+from fuselane.analysis.equality import ElementNumbers
+from fuselane.analysis.loop_ends import cone, constant_of, is_all
+from fuselane.analysis.while_loops import is_invariant
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
+
+_LOOPS: Final = frozenset({"while", "conditional"})
+_MIRRORED: Final = {"GT": "LT", "GE": "LE"}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneCondition:
+    """What a loop goes by: it goes on only while some lane needs it.
+
+    Attributes:
+        reduction: The `reduce` of the condition that combines all lanes: by `or` what they need to
+            go on, or by `and` what they have when they are done.
+        in_body: What the body has of the reduction's operand, or None.
+        cone: That and all it is made from.
+    """
+
+    reduction: HloInstruction
+    in_body: HloInstruction | None
+    cone: frozenset[HloInstruction]
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether the body finds out who is done without loops.
+
+        Then other loops in the body, and what can be skipped, may leave out lanes that are done.
+        """
+        return bool(self.cone) and all(value.opcode not in _LOOPS for value in self.cone)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether lanes are done where the operand is true, rather than where it is false."""
+        return is_all(self.reduction)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """Why the lanes of a loop cannot stop one by one.
+
+    Attributes:
+        culprit: The instruction at fault.
+        why: What it does, to be read behind its name and before "the dimension of size 8".
+    """
+
+    culprit: HloInstruction
+    why: str
+
+
+def prove(
+    classes: DimensionClasses,
+    loop: HloInstruction,
+    reductions: Iterable[HloInstruction],
+    lane_class: int,
+) -> LaneCondition | Unproven:
+    """Returns what lets the lanes of a loop stop one by one, or why they can't.
+
+    Args:
+        classes: The dimensions of all values of the region.
+        loop: A `while` in normal form.
+        reductions: The reductions its condition goes by that reduce the lanes.
+        lane_class: The class of the lanes.
+    """
+    reduction, *others = reductions
+    if others:
+        return Unproven(others[0], "and another reduction both end the loop over it")
+    proof = _Proof(classes, loop, lane_class)
+    try:
+        unproven = proof.run(reduction)
+    except (TooManyNodesError, RecursionError):
+        unproven = Unproven(reduction, "goes by too much to tell when lanes are done along it")
+    if unproven is not None:
+        return unproven
+    in_body = proof.find_in_body(reduction.operands[0])
+    members = frozenset() if in_body is None else frozenset(cone(in_body))
+    return LaneCondition(reduction=reduction, in_body=in_body, cone=members)
+
+
+@final
+class _Proof:
+    """The proof for one loop and one class of lanes."""
+
+    def __init__(self, classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> None:
+        self.classes = classes
+        self.loop = loop
+        self.lane_class = lane_class
+        self.booleans = Booleans()
+        self.numbers = ElementNumbers((loop.body.parameters[0], loop.condition.parameters[0]))
+        self._functions: dict[HloInstruction, Node] = {}
+
+    def run(self, reduction: HloInstruction) -> Unproven | None:
+        predicate = reduction.operands[0]
+        if not self._has_own_dimensions(predicate):
+            return Unproven(predicate, "pairs lanes with lanes along it")
+        uniform = self._changing_uniform()
+        for value in cone(predicate):
+            if any(self.numbers.is_element(value, index) for index in uniform):
+                why = f"goes by `{value.name}`, which changes for all lanes along it"
+                return Unproven(reduction, why)
+        for user in self.loop.users if uniform else ():
+            if user.opcode != "get-tuple-element" or user.tuple_index in uniform:
+                why = "is needed after the loop, which lanes leave at different times along it"
+                return Unproven(user, why)
+        holds = self._function(predicate)
+        done = holds if is_all(reduction) else self.booleans.negate(holds)
+        for index, value in enumerate(self.loop.body.root.operands):
+            if index not in uniform:
+                culprit = self._find_change(value, index, done)
+                if culprit is not None:
+                    return Unproven(culprit, "changes lanes that are done along it")
+        return None
+
+    def find_in_body(self, predicate: HloInstruction) -> HloInstruction | None:
+        """Returns the instruction of the body that is the same function of the elements."""
+        number = self.numbers.number(predicate)
+        for instruction in self.loop.body.instructions:
+            if (
+                instruction.opcode == predicate.opcode
+                and instruction.shape == predicate.shape
+                and self.numbers.number(instruction) == number
+            ):
+                return instruction
+        return None
+
+    def _changing_uniform(self) -> set[int]:
+        """Returns the elements that change and are the same for all lanes."""
+        return {
+            index
+            for index, nodes in enumerate(self.classes.elements[self.loop])
+            if not is_invariant(self.loop, index)
+            and all(self.classes.find(node) != self.lane_class for node in nodes)
+        }
+
+    def _has_own_dimensions(self, value: HloInstruction) -> bool:
+        """Whether no two dimensions of a value stand for positions along the same one."""
+        nodes = self.classes.nodes[value]
+        sizes = value.shape.dimensions
+        roots = [self.classes.find(n) for n, size in zip(nodes, sizes, strict=True) if size > 1]
+        return len(roots) == len(set(roots))
+
+    # Values.
+
+    def _find_change(self, value: HloInstruction, index: int, done: Node) -> HloInstruction | None:
+        """Returns what makes a value differ from an old element where lanes are done, or None."""
+        if done == FALSE or self.numbers.is_element(value, index):
+            return None
+        if value.opcode == "reshape":
+            return self._find_change(value.operands[0], index, done)
+        if not self._has_own_dimensions(value):
+            return value
+        if value.shape.element_type is PrimitiveType.PRED:
+            old = self.booleans.unknown(self.numbers.element(index))
+            differs = self.booleans.differ(self._function(value), old)
+            return None if self.booleans.both(done, differs) == FALSE else value
+        if value.opcode == "select":
+            return self._find_change_of_select(value, index, done)
+        if value.opcode in ("add", "subtract") and value.shape.element_type.is_integral:
+            left, right = value.operands
+            if self._is_zero(right, done):
+                return self._find_change(left, index, done)
+            if value.opcode == "add" and self._is_zero(left, done):
+                return self._find_change(right, index, done)
+        return value
+
+    def _find_change_of_select(
+        self, select: HloInstruction, index: int, done: Node
+    ) -> HloInstruction | None:
+        predicate, then, otherwise = select.operands
+        holds = self._function(predicate)
+        taken = self.booleans.both(done, holds)
+        culprit = self._find_change(then, index, taken)
+        if culprit is not None:
+            return culprit
+        not_taken = self.booleans.both(done, self.booleans.negate(holds))
+        return self._find_change(otherwise, index, not_taken)
+
+    def _is_zero(self, value: HloInstruction, done: Node) -> bool:
+        """Whether an integer is zero in all lanes that are done."""
+        if done == FALSE:
+            return True
+        match value.opcode:
+            case "constant":
+                return not value.literal.any()
+            case "broadcast" | "reshape":
+                return self._is_zero(value.operands[0], done)
+            case "convert" if value.operands[0].shape.element_type is PrimitiveType.PRED:
+                return self.booleans.both(done, self._function(value.operands[0])) == FALSE
+            case "select":
+                holds = self._function(value.operands[0])
+                sides = (holds, self.booleans.negate(holds))
+                return all(
+                    self._is_zero(operand, self.booleans.both(done, side))
+                    for operand, side in zip(value.operands[1:], sides, strict=True)
+                )
+        return False
+
+    # Predicates.
+
+    def _function(self, value: HloInstruction) -> Node:
+        """Returns a boolean as a function of what it is combined from."""
+        known = self._functions.get(value)
+        if known is None:
+            known = self._functions[value] = self._combine(value)
+        return known
+
+    def _combine(self, value: HloInstruction) -> Node:
+        match value.opcode:
+            case "constant":
+                outcome = constant_of(value)
+                if outcome is not None:
+                    return TRUE if outcome else FALSE
+            case "broadcast" | "transpose":
+                return self._function(value.operands[0])
+            case "reshape" if _keeps_dimensions(value):
+                return self._function(value.operands[0])
+            case "not":
+                return self.booleans.negate(self._function(value.operands[0]))
+            case "and":
+                return self.booleans.both(*map(self._function, value.operands))
+            case "or":
+                return self.booleans.either(*map(self._function, value.operands))
+            case "xor":
+                return self.booleans.differ(*map(self._function, value.operands))
+            case "select":
+                return self.booleans.choose(*map(self._function, value.operands))
+            case "compare":
+                return self._compare(value)
+        return self.booleans.unknown(self.numbers.number(value))
+
+    def _compare(self, value: HloInstruction) -> Node:
+        """Returns a comparison; of those that say the same, or the opposite, there is one."""
+        left, right = map(self.numbers.number, value.operands)
+        direction = value.comparison_direction
+        element_type = value.operands[0].shape.element_type
+        if direction in _MIRRORED:
+            direction, left, right = _MIRRORED[direction], right, left
+        is_opposite = direction == "NE"
+        if direction == "LE" and element_type.is_integral:
+            # a <= b where b < a is false; not so for NaN.
+            direction, left, right, is_opposite = "LT", right, left, True
+        elif direction in ("NE", "EQ"):
+            direction = "EQ"
+            left, right = min(left, right), max(left, right)
+        function = self.booleans.unknown((direction, value.comparison_type, left, right))
+        return self.booleans.negate(function) if is_opposite else function
+
+
+def _keeps_dimensions(reshape: HloInstruction) -> bool:
+    """Whether a reshape only adds or drops dimensions of size one."""
+    source, target = reshape.operands[0].shape.dimensions, reshape.shape.dimensions
+    kept = len(list(matching_dimensions(source, target)))
+    return kept == sum(size != 1 for size in source) == sum(size != 1 for size in target)

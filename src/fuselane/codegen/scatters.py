@@ -53,11 +53,11 @@ def emit_scatter(emitter: Emitter, instruction: HloInstruction) -> None:
 class _Hit(NamedTuple):
     """What one element of the updates changes.
 
-    index: The element it changes, held within bounds.
+    element: The element it changes, held within bounds.
     is_inside: Whether it changes it.
     """
 
-    index: Element
+    element: Element
     is_inside: bool | ir.Value
 
 
@@ -103,7 +103,7 @@ class _Scatter:
         """Returns arrays of registers as they are after one element of the updates."""
         builder, place = self.emitter.builder, self.emitter.place
         first = arrays[0]
-        inner = indexing.without_lane(hit.index)
+        inner = indexing.without_lane(hit.element)
         position = indexing.flatten(builder, inner, first.dimensions)
         elements = [
             [array.get(place, array.flat(place, k)) for k in range(array.size)] for array in arrays
@@ -149,9 +149,9 @@ class _Scatter:
             hit = self._hit(at)
             if hit.is_inside is False:
                 return
-            old = [target.get(place, hit.index) for target in memory]
+            old = [target.get(place, hit.element) for target in memory]
             for target, new, before in zip(memory, self._combine(old, at), old, strict=True):
-                target.put(place, hit.index, choose(place, hit.is_inside, new, before))
+                target.put(place, hit.element, choose(place, hit.is_inside, new, before))
 
         emit_for_each(
             place.builder, update.dimensions, change, max_unrolled=self.emitter.max_unrolled

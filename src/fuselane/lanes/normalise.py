@@ -43,6 +43,7 @@ from fuselane.lanes.builder import (
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.dots import lower_dot
+from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
@@ -341,9 +342,13 @@ class _Normaliser:
     def _visit_custom_call(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
-        if instruction.custom_call_target != TOP_K_TARGET:
+        if instruction.custom_call_target == TOP_K_TARGET:
+            return self._visit_applying(instruction, operands, builder)
+        if not is_small_factorisation(instruction):
             raise self._unsupported(instruction)
-        return self._visit_applying(instruction, operands, builder)
+        for shape in instruction.shape.tuple_shapes or (instruction.shape,):
+            self._check_shape(instruction, shape)
+        return lower_factorisation(builder, instruction, _arrays(operands))
 
     def _applied_by(self, instruction: HloInstruction) -> HloComputation:
         (original,) = instruction.called_computations

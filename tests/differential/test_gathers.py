@@ -1,0 +1,381 @@
+"""Gathers and scatters at indices that differ from lane to lane, as `vmap` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.differential.harness import check, linear_values
+from tests.differential.values import NumpyArray
+
+LANES: Final = 19
+STEPS: Final = 7
+INDEX_TYPES: Final = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+PAYLOADS: Final = ["bool", "int8", "uint16", "int32", "int64", "float16", "bfloat16", "float64"]
+
+LaneFunction = Callable[..., Any]
+
+
+def indices(size: int, *more: int, dtype: str = "int32", seed: int = 0) -> NumpyArray:
+    """Returns indices [steps, lanes, ...], most of them within bounds, some far outside."""
+    rng = np.random.default_rng(seed)
+    shape = (STEPS, LANES, *more)
+    within = rng.integers(-size if dtype.startswith("i") else 0, size, shape)
+    limits = np.iinfo(dtype)
+    edges = [size, size + 1, limits.max, limits.min, limits.max // 2 + 1, 0, size - 1, -size - 1]
+    edges = [edge for edge in edges if limits.min <= edge <= limits.max]
+    outside = rng.choice(np.array(edges, dtype=object), shape)
+    return np.where(rng.random(shape) < 0.3, outside, within).astype(dtype)
+
+
+def read_each_step(read: LaneFunction) -> Callable[..., Any]:
+    """Returns a program that reads an array of each lane once a step: `read(array, index)`."""
+
+    def program(array: jax.Array, starts: jax.Array) -> Any:
+        def step(count: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            return count + 1, jax.vmap(read)(array, start)
+
+        return lax.scan(step, jnp.zeros(LANES, jnp.int32), starts)
+
+    return program
+
+
+def change_each_step(change: LaneFunction) -> Callable[..., Any]:
+    """Returns a program that changes an array of each lane: `change(array, index, number)`."""
+
+    def program(array: jax.Array, starts: jax.Array) -> Any:
+        def step(state: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+            start, number = inputs
+            return jax.vmap(change, in_axes=(0, 0, None))(state, start, number), None
+
+        return lax.scan(step, array, (starts, jnp.arange(1, STEPS + 1)))[0]
+
+    return program
+
+
+def look_and_change(program: LaneFunction) -> LaneFunction:
+    """Returns `program` with its array looked at as a whole each step, so that it stays state."""
+
+    def looking(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        changed = program(array, index, number)
+        return jnp.where(changed == changed[::-1], changed, changed + 1).astype(array.dtype)
+
+    return looking
+
+
+# Reading.
+
+
+@pytest.mark.parametrize("size", [2, 5, 16, 40, 200])
+def test_element_of_array_per_lane(size: int) -> None:
+    """Small arrays are selected from, large ones read from memory."""
+    check(
+        read_each_step(lambda array, index: array[index]),
+        linear_values((LANES, size)),
+        indices(size),
+    )
+
+
+@pytest.mark.parametrize("size", [2, 5, 16, 40, 200])
+def test_element_of_shared_table(size: int) -> None:
+    def program(table: jax.Array, starts: jax.Array) -> Any:
+        def step(count: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            return count + 1, table[start]
+
+        return lax.scan(step, jnp.zeros(LANES, jnp.int32), starts)
+
+    check(program, linear_values((size,)), indices(size))
+
+
+@pytest.mark.parametrize("size", [3, 9, 100])
+def test_rows_of_constant_table(size: int) -> None:
+    table = linear_values((size, 2), "int32")
+
+    def program(position: jax.Array, starts: jax.Array) -> Any:
+        def step(position: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            return position + jnp.asarray(table)[start], None
+
+        return lax.scan(step, position, starts)[0]
+
+    check(program, linear_values((LANES, 2), "int32"), indices(size))
+
+
+@pytest.mark.parametrize("residual", [(6,), (3, 4), (2, 3, 2), (12, 11)])
+def test_indices_in_all_dimensions(residual: tuple[int, ...]) -> None:
+    """Several components, each outside in its own way."""
+    starts = np.stack([indices(size, seed=d) for d, size in enumerate(residual)], axis=-1)
+
+    def read(array: jax.Array, index: jax.Array) -> Any:
+        return array[tuple(index)]
+
+    check(read_each_step(read), linear_values((LANES, *residual)), starts)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "wrap"])
+def test_modes_of_take(mode: str) -> None:
+    def read(array: jax.Array, index: jax.Array) -> Any:
+        return jnp.take(array, index, mode=mode)
+
+    check(read_each_step(read), linear_values((LANES, 5)), indices(5))
+
+
+@pytest.mark.parametrize("dtype", INDEX_TYPES)
+@pytest.mark.parametrize("size", [7, 300])
+def test_types_of_indices(dtype: str, size: int) -> None:
+    starts = indices(min(size, 100), dtype=dtype)
+
+    def read(array: jax.Array, index: jax.Array) -> Any:
+        return array[index], lax.dynamic_slice(array, (index,), (3,))
+
+    check(read_each_step(read), linear_values((LANES, size)), starts, x64=dtype.endswith("64"))
+
+
+@pytest.mark.parametrize("size", [6, 100])
+def test_types_of_elements(size: int) -> None:
+    """All payloads in one loop, several indices each."""
+
+    def program(arrays: Any, starts: jax.Array) -> Any:
+        def step(count: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            read = jax.vmap(lambda array, index: array[index])
+            return count + 1, {name: read(array, start) for name, array in arrays.items()}
+
+        return lax.scan(step, jnp.zeros(LANES, jnp.int32), starts)
+
+    arrays = {
+        name: jnp.dtype(name).type(0) + linear_values((LANES, size)).astype(jnp.dtype(name))
+        for name in PAYLOADS
+        if name not in ("int64", "float64")
+    }
+    check(program, arrays, indices(size, 2))
+
+
+@pytest.mark.parametrize("name", ["int64", "float64"])
+def test_wide_elements(name: str) -> None:
+    def read(array: jax.Array, index: jax.Array) -> Any:
+        return array[index]
+
+    check(read_each_step(read), linear_values((LANES, 50), name), indices(50), x64=True)
+    check(read_each_step(read), linear_values((LANES, 5), name), indices(5), x64=True)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+@pytest.mark.parametrize("size", [4, 70])
+def test_several_indices_per_lane(count: int, size: int) -> None:
+    def read(array: jax.Array, index: jax.Array) -> Any:
+        return array[index], jnp.take_along_axis(array, index % size, axis=0)
+
+    check(read_each_step(read), linear_values((LANES, size)), indices(size, count))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("array_axis", [0, 1, 2])
+def test_places_of_lanes(axis: int, array_axis: int) -> None:
+    """Lanes in other dimensions than the first, of the array and of the indices."""
+    array = np.moveaxis(linear_values((LANES, 4, 6)), 0, array_axis)
+    starts = np.moveaxis(indices(4, 3), 1, 1 + axis)
+
+    def program(array: jax.Array, starts: jax.Array) -> Any:
+        def step(count: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            read = jax.vmap(lambda a, i: a[i, i], in_axes=(array_axis, axis), out_axes=axis)
+            return count + 1, read(array, start)
+
+        return lax.scan(step, jnp.zeros(LANES, jnp.int32), starts)
+
+    check(program, array, starts)
+
+
+@pytest.mark.parametrize("size", [4, 70])
+def test_uniform_indices(size: int) -> None:
+    """Lanes that are a dimension of the window: rows of a table per lane."""
+
+    def program(array: jax.Array, starts: jax.Array) -> Any:
+        def step(count: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            return count + 1, array[:, start]
+
+        return lax.scan(step, jnp.zeros(LANES, jnp.int32), starts)
+
+    check(program, linear_values((LANES, size)), indices(size)[:, :5])
+
+
+@pytest.mark.parametrize("size", [9, 90])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_dynamic_slices_per_lane(size: int, window: int) -> None:
+    def read(array: jax.Array, index: jax.Array) -> Any:
+        return lax.dynamic_slice(array, (index[0], index[1]), (window, 2))
+
+    check(read_each_step(read), linear_values((LANES, size, 3)), indices(size, 2))
+
+
+def test_arange_by_hand() -> None:
+    """`x[arange(n), i]`: what vmap makes, written by the user."""
+
+    def program(array: jax.Array, starts: jax.Array) -> Any:
+        def step(state: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            rows = jnp.arange(LANES)
+            state = state.at[rows, start].add(1.0, mode="drop")
+            return state, state[rows, start]
+
+        return lax.scan(step, array, starts)
+
+    check(program, linear_values((LANES, 8)), indices(8))
+
+
+def test_two_dimensions_of_lanes() -> None:
+    def program(array: jax.Array, starts: jax.Array) -> Any:
+        def step(state: jax.Array, start: jax.Array) -> tuple[jax.Array, Any]:
+            read = jax.vmap(jax.vmap(lambda a, i: a[i]))
+            write = jax.vmap(jax.vmap(lambda a, i, v: a.at[i].set(v)))
+            value = read(state, start)
+            return write(state, (start + 1) % 5, value * 2), value
+
+        return lax.scan(step, array, starts)
+
+    starts = np.random.default_rng(0).integers(0, 5, (STEPS, 6, 7)).astype(np.int32)
+    check(program, linear_values((6, 7, 5), "int32"), starts)
+
+
+# Changing.
+
+
+OPERATIONS: Final = ["set", "add", "multiply", "min", "max"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("size", [1, 7, 40, 150])
+def test_element_is_changed(operation: str, size: int) -> None:
+    """Small arrays stay in registers, larger ones are changed in place."""
+
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        return getattr(array.at[index], operation)(number * 3 - 7)
+
+    array = linear_values((LANES, size), "int32")
+    check(change_each_step(change), array, indices(size))
+    check(change_each_step(look_and_change(change)), array, indices(size))
+
+
+@pytest.mark.parametrize("mode", ["drop", "clip"])
+@pytest.mark.parametrize("size", [5, 60])
+def test_modes_of_changes(mode: str, size: int) -> None:
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        return array.at[index].add(number, mode=mode)
+
+    check(change_each_step(change), linear_values((LANES, size)), indices(size))
+
+
+@pytest.mark.parametrize("dtype", INDEX_TYPES)
+@pytest.mark.parametrize("size", [7, 300])
+def test_types_of_changed_indices(dtype: str, size: int) -> None:
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        return array.at[index].set(number)
+
+    size = min(size, np.iinfo(dtype).max)
+    array = linear_values((LANES, size), "int32")
+    starts = indices(size, dtype=dtype)
+    check(change_each_step(change), array, starts, x64=dtype.endswith("64"))
+
+
+@pytest.mark.parametrize("size", [6, 100])
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_types_of_changed_elements(payload: str, size: int) -> None:
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        return array.at[index].set((number % 3).astype(array.dtype))
+
+    array = linear_values((LANES, size)).astype(jnp.dtype(payload))
+    check(change_each_step(change), array, indices(size), x64=payload.endswith("64"))
+
+
+@pytest.mark.parametrize("operation", ["set", "add", "multiply"])
+@pytest.mark.parametrize("size", [3, 90])
+def test_several_updates_of_one_element(operation: str, size: int) -> None:
+    """Updates of a lane come in order, also where they meet."""
+
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        values = (jnp.arange(5) + number) * jnp.array([1, -1, 2, 3, -2])
+        return getattr(array.at[index], operation)(values)
+
+    starts = indices(3, 5)
+    check(change_each_step(change), linear_values((LANES, size), "int32"), starts)
+
+
+@pytest.mark.parametrize("size", [9, 90])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_dynamic_updates_per_lane(size: int, window: int) -> None:
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        update = jnp.full((window, 2), number, array.dtype) + array[:window, :2]
+        return lax.dynamic_update_slice(array, update, (index[0], index[1]))
+
+    array = linear_values((LANES, size, 3))
+    check(change_each_step(change), array, indices(size, 2))
+    check(change_each_step(look_and_change(change)), array, indices(size, 2))
+
+
+def test_windows_partly_outside_are_left_out() -> None:
+    """Scatter drops what `dynamic_update_slice` would move inside."""
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=(0,), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,)
+    )
+
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        update = jnp.arange(3) + number
+        return lax.scatter_add(array, index[None], update, numbers, mode="fill")
+
+    starts = np.random.default_rng(0).integers(-3, 9, (STEPS, LANES)).astype(np.int32)
+    check(change_each_step(change), linear_values((LANES, 7), "int32"), starts)
+    check(change_each_step(change), linear_values((LANES, 70), "int32"), starts + 62)
+
+
+def test_history_is_read_and_written() -> None:
+    """A ring buffer per lane, larger than registers: read and changed in place each step."""
+
+    def program(history: jax.Array, starts: jax.Array) -> Any:
+        def step(state: Any, start: jax.Array) -> tuple[Any, jax.Array]:
+            history, place = state
+            old = jax.vmap(lambda h, p: h[p])(history, place)
+            history = jax.vmap(lambda h, p, v: h.at[p].set(v))(history, place, old * 2 + 1)
+            newer = jax.vmap(lambda h, p: h[p])(history, start)
+            return (history, (place + start) % 100), (old, newer)
+
+        return lax.scan(step, (history, jnp.zeros(LANES, jnp.int32)), starts)
+
+    starts = np.random.default_rng(0).integers(0, 100, (40, LANES)).astype(np.int32)
+    check(program, linear_values((LANES, 100)), starts)
+
+
+def test_q_learning() -> None:
+    """A table of values for each lane, an epsilon-greedy policy, a chain of states."""
+
+    def program(table: jax.Array, draws: jax.Array) -> Any:
+        def lane(table: jax.Array, state: jax.Array, draw: jax.Array) -> Any:
+            action = jnp.where(draw < 0.3, (draw * 10).astype(jnp.int32), jnp.argmax(table[state]))
+            following = jnp.clip(state + jnp.where(action == 0, -1, 1), 0, 19)
+            target = (following == 19) + 0.5 * table[following].max()
+            table = table.at[state, action].add(0.25 * (target - table[state, action]))
+            return table, jnp.where(following == 19, 0, following)
+
+        def step(carry: Any, draw: jax.Array) -> tuple[Any, jax.Array]:
+            carry = jax.vmap(lane)(*carry, draw)
+            return carry, carry[1]
+
+        return lax.scan(step, (table, jnp.zeros(LANES, jnp.int32)), draws)
+
+    draws = np.random.default_rng(0).random((60, LANES)).astype(np.float32)
+    check(program, np.zeros((LANES, 20, 2), np.float32), draws)
+
+
+def test_shared_table_that_lanes_change() -> None:
+    """A histogram over all lanes mixes them: left to XLA."""
+
+    def program(counts: jax.Array, starts: jax.Array) -> Any:
+        def step(state: Any, start: jax.Array) -> tuple[Any, jax.Array]:
+            counts, sums = state
+            return (counts.at[start].add(1), sums + start), sums
+
+        return lax.scan(step, (counts, jnp.zeros(LANES, jnp.int32)), starts)
+
+    check(program, np.zeros(9, np.int32), indices(9), fused=None)

@@ -7,7 +7,7 @@ last place. Small whole numbers stay as they are: they count or choose more ofte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, final
 
 import numpy as np
 
@@ -36,49 +36,73 @@ def vary(
     """Returns a copy of a value, a few units in the last place off if it has floats.
 
     Args:
-        computation: Where the new instructions go, at the end.
+        computation: A module's, where the new instruction goes, at the end.
         value: An array.
         sign: 1 or -1: two runs with opposite signs err in opposite directions.
         number: Different numbers give different factors.
     """
-    if not is_float(value.shape):
-        return computation.add(HloInstruction.create("copy", value.shape, [value]))
+    shape = value.shape
+    if not is_float(shape):
+        return computation.add(HloInstruction.create("copy", shape, [value]))
+    fused = HloComputation.create("vary")
+    fused.proto.is_fusion_computation = True
+    parameter = HloInstruction.create("parameter", shape, parameter_number=0)
+    fused.root = _vary(_Builder(fused, shape), fused.add(parameter), sign, number)
+    if computation.module is not None:
+        computation.module.add(fused)
+    fusion = HloInstruction.create(
+        "fusion", shape, [value], called_computations=[fused], fusion_kind="kLoop"
+    )
+    return computation.add(fusion)
+
+
+@final
+class _Builder:
+    """Emits instructions on arrays of one shape."""
+
+    def __init__(self, computation: HloComputation, shape: Shape) -> None:
+        self.computation = computation
+        self.shape = shape
+
+    def like(self, element_type: PrimitiveType) -> Shape:
+        return Shape(element_type, self.shape.dimensions, (), self.shape.minor_to_major)
+
+    def emit(
+        self, opcode: str, shape: Shape, *operands: HloInstruction, **fields: Any
+    ) -> HloInstruction:
+        return self.computation.add(HloInstruction.create(opcode, shape, operands, **fields))
+
+    def fill(self, element_type: PrimitiveType, value: float) -> HloInstruction:
+        scalar = constant(self.computation, Shape.array(element_type, ()), value)
+        return self.emit("broadcast", self.like(element_type), scalar)
+
+
+def _vary(b: _Builder, value: HloInstruction, sign: float, number: int) -> HloInstruction:
     element_type = value.shape.element_type
     if element_type in _HALF_TYPES:
-        wide = _like(value.shape, PrimitiveType.F32)
-        x = computation.add(HloInstruction.create("convert", wide, [value]))
-        step = _HALF_TYPES[element_type]
-        varied = _multiply(computation, x, 1 + sign * step)
-        return computation.add(HloInstruction.create("convert", value.shape, [varied]))
+        x = b.emit("convert", b.like(PrimitiveType.F32), value)
+        varied = _multiply(b, x, 1 + sign * _HALF_TYPES[element_type])
+        return b.emit("convert", value.shape, varied)
     share = 0.5 + 0.5 * (number * _GOLDEN % 1.0)
     direction = sign if number % 2 else -sign
     step = VARIATION_ULP * float(np.finfo(element_type.dtype).eps)
-    return _multiply(computation, value, 1 + direction * share * step)
+    return _multiply(b, value, 1 + direction * share * step)
 
 
-def _multiply(computation: HloComputation, x: HloInstruction, factor: float) -> HloInstruction:
+def _multiply(b: _Builder, x: HloInstruction, factor: float) -> HloInstruction:
     """Returns `x * factor`, but small whole numbers as they are."""
-
-    def emit(opcode: str, shape: Shape, *operands: HloInstruction, **fields: Any) -> HloInstruction:
-        return computation.add(HloInstruction.create(opcode, shape, operands, **fields))
-
-    product = emit("multiply", x.shape, x, _fill(computation, x.shape, factor))
-    if x.shape.element_type.is_complex:
+    element_type = x.shape.element_type
+    product = b.emit("multiply", x.shape, x, b.fill(element_type, factor))
+    if element_type.is_complex:
         return product
-    pred = _like(x.shape, PrimitiveType.PRED)
-    is_whole = emit("compare", pred, emit("floor", x.shape, x), x, comparison_direction="EQ")
-    limit = _fill(computation, x.shape, _MAX_WHOLE_NUMBER)
-    is_small = emit("compare", pred, emit("abs", x.shape, x), limit, comparison_direction="LT")
-    return emit("select", x.shape, emit("and", pred, is_whole, is_small), x, product)
-
-
-def _fill(computation: HloComputation, shape: Shape, value: float) -> HloInstruction:
-    scalar = constant(computation, Shape.array(shape.element_type, ()), value)
-    return computation.add(HloInstruction.create("broadcast", shape, [scalar]))
-
-
-def _like(shape: Shape, element_type: PrimitiveType) -> Shape:
-    return Shape(element_type, shape.dimensions, (), shape.minor_to_major)
+    pred = b.like(PrimitiveType.PRED)
+    whole = b.emit("floor", x.shape, x)
+    is_whole = b.emit("compare", pred, whole, x, comparison_direction="EQ")
+    limit = b.fill(element_type, _MAX_WHOLE_NUMBER)
+    size = b.emit("abs", x.shape, x)
+    is_small = b.emit("compare", pred, size, limit, comparison_direction="LT")
+    is_kept = b.emit("and", pred, is_whole, is_small)
+    return b.emit("select", x.shape, is_kept, x, product)
 
 
 def constant(computation: HloComputation, shape: Shape, value: float) -> HloInstruction:

@@ -31,12 +31,11 @@ after the loop only. Where no kernel can be made of one step, there is no second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
-from fuselane.analysis.while_loops import match_affine
-from fuselane.contract import Check, CheckedElement, Rows
+from fuselane.contract import Check
 from fuselane.errors import VerificationError
 from fuselane.hlo.computation import (
     HloComputation,
@@ -48,7 +47,8 @@ from fuselane.hlo.module import HloModule
 from fuselane.hlo.proto import OutputOperandAliasing
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.carry import Carry, get_indices_used
-from fuselane.lanes.program import ElementKind, LaneProgram
+from fuselane.lanes.checked_elements import describe_elements, stream_indices
+from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import TYPED_FFI, replace_loop
 from fuselane.lanes.variation import (
     PRED,
@@ -144,7 +144,7 @@ class _Verification:
         invariant = Carry(loop).invariant
         self.changed = [i for i in range(self.count) if i not in invariant]
         self.compared = [i for i in get_indices_used(loop) if i not in invariant]
-        streams = _stream_indices(program)
+        streams = stream_indices(program)
         self.states = [i for i in self.changed if i not in streams]
         can_vary = any(is_float(loop.shape.tuple_shapes[i]) for i in self.states)
         self.signs = _SIGNS if can_vary else ()
@@ -382,37 +382,17 @@ class _Verification:
     # Checks.
 
     def _check(self, program: LaneProgram, indices: Sequence[int], *, is_step: bool) -> Check:
-        lanes = _lane_strides(program)
-        rows = {} if is_step else _rows(program)
-        values = self.loop.body.root.operands
-        elements = []
-        for i in indices:
-            shape = self.loop.shape.tuple_shapes[i]
-            stride, num_lanes = lanes.get(i, (0, 1))
-            elements.append(
-                CheckedElement(
-                    name=f"element {i}, {shape},",
-                    source=self._source(values[i]) if len(values) == self.count else "",
-                    dimensions=shape.dimensions,
-                    minor_to_major=shape.minor_to_major,
-                    lane_stride=stride,
-                    num_lanes=num_lanes,
-                    rows=rows.get(i),
-                )
-            )
+        elements = describe_elements(self.module, self.loop, program, indices)
+        line = self.module.source(self.loop)
         return Check(
             module=self.module.name,
             loop=self.loop.name,
-            source=self._source(self.loop),
+            source="" if line is None else str(line),
             is_step=is_step,
             is_exact=not _has_floats(self.loop.body),
             num_variations=len(self.signs),
-            elements=tuple(elements),
+            elements=elements,
         )
-
-    def _source(self, instruction: HloInstruction) -> str:
-        line = self.module.source(instruction)
-        return "" if line is None else str(line)
 
     def _add_check(
         self,
@@ -485,58 +465,3 @@ def _has_floats(body: HloComputation) -> bool:
         for computation in reachable_computations([body])
         for instruction in computation.instructions
     )
-
-
-# What a lane program knows about the elements of the user's loop.
-
-
-def _region_elements(program: LaneProgram) -> Mapping[int, int]:
-    """Returns the region's tuple index for each of the user's that the region returns as it is."""
-    loop = program.loop.instruction
-    return {
-        index: output.tuple_index
-        for output, index in zip(program.outputs, program.output_indices, strict=False)
-        if output.opcode == "get-tuple-element" and output.operands[0] is loop
-    }
-
-
-def _stream_indices(program: LaneProgram) -> set[int]:
-    elements = program.loop.elements
-    return {
-        index
-        for index, inner in _region_elements(program).items()
-        if elements[inner].kind is ElementKind.STREAM
-    }
-
-
-def _lane_strides(program: LaneProgram) -> dict[int, tuple[int, int]]:
-    """Returns the distance in memory between lanes, and their number, for elements with lanes."""
-    result = {}
-    for index, inner in _region_elements(program).items():
-        found = program.loop.elements[inner]
-        lane = found.lane_dimension
-        if lane is not None:
-            result[index] = (found.shape.strides[lane], found.shape.dimensions[lane])
-    return result
-
-
-def _rows(program: LaneProgram) -> dict[int, Rows]:
-    """Returns which step writes what, for streams of one regular update per step."""
-    loop = program.loop
-    result = {}
-    for index, inner in _region_elements(program).items():
-        update = loop.instruction.body.root.operands[inner]
-        if loop.trip_count is None or update.opcode != "dynamic-update-slice":
-            continue
-        sizes, part = update.shape.dimensions, update.operands[1].shape.dimensions
-        partial = [d for d, size in enumerate(sizes) if part[d] != size]
-        if len(partial) != 1:
-            continue
-        (d,) = partial
-        affine = match_affine(update.operands[2 + d], loop.instruction, loop.trip_count)
-        if affine is not None and affine.slope:
-            stride = update.shape.strides[d]
-            result[index] = Rows(
-                stride=stride, count=sizes[d], first=affine.offset, slope=affine.slope
-            )
-    return result

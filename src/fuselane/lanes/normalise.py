@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast, final
+from typing import Final, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
@@ -48,10 +48,8 @@ from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
+from fuselane.lanes.values import Value, array_of, arrays_of, elements_of, leaves_of, rebuild
 from fuselane.lanes.windows import is_plain_window, lower_reduce_window
-
-Value = HloInstruction | tuple["Value", ...] | None
-"""What an instruction of the user's module became; None for a loop element nobody reads."""
 
 _Lowering = Callable[[ComputationBuilder, HloInstruction, Sequence[HloInstruction]], HloInstruction]
 
@@ -179,7 +177,7 @@ class _Normaliser:
         results = self._visit_while(loop, initial_values, self._region)
         indices = get_indices_used(site)
         changing = [i for i in indices if i not in carry.invariant]
-        root = self._region.make_tuple([_array(results[i]) for i in changing])
+        root = self._region.make_tuple([array_of(results[i]) for i in changing])
         region = self._region.finish(root)
         operands = self._drop_unused_parameters(region)
         return NormalLoop(
@@ -208,10 +206,10 @@ class _Normaliser:
     def _initial_value(self, operand: HloInstruction, is_invariant: bool) -> HloInstruction:
         """Returns the region's value for an initial value: made anew if cheap, else a parameter."""
         if is_cheap(operand):
-            return _array(self._recompute(operand))
+            return array_of(self._recompute(operand))
         if is_invariant and picks_rows(operand):
             source = self._parameter(operand.operands[0])
-            return _array(self._visit(operand, [source], self._region))
+            return array_of(self._visit(operand, [source], self._region))
         return self._parameter(operand)
 
     def _parameter(self, operand: HloInstruction) -> HloInstruction:
@@ -253,7 +251,7 @@ class _Normaliser:
         if lower is None:
             raise self._unsupported(instruction)
         self._check_shape(instruction, instruction.shape)
-        return lower(builder, instruction, [_array(operand) for operand in operands])
+        return lower(builder, instruction, [array_of(operand) for operand in operands])
 
     def _visit_tuple(
         self, _instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
@@ -263,7 +261,7 @@ class _Normaliser:
     def _visit_element(
         self, instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
     ) -> Value:
-        return _elements(operands[0])[instruction.tuple_index]
+        return elements_of(operands[0])[instruction.tuple_index]
 
     def _visit_barrier(
         self, _instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
@@ -279,7 +277,7 @@ class _Normaliser:
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
         if instruction.shape.is_tuple:
-            return self._visit_while(instruction, _elements(operands[0]), builder)
+            return self._visit_while(instruction, elements_of(operands[0]), builder)
         return self._visit_while(instruction, operands, builder)[0]
 
     def _visit_copy(
@@ -295,11 +293,11 @@ class _Normaliser:
     ) -> HloInstruction:
         opcode = instruction.opcode
         shape = self._check_shape(instruction, instruction.shape)
-        if opcode == "bitcast-convert" and _bits(_array(operands[0])) != shape.element_type.bits:
+        if opcode == "bitcast-convert" and _bits(array_of(operands[0])) != shape.element_type.bits:
             raise refuse(
                 Reason.UNSUPPORTED_OPCODE, instruction, detail=" between types of different width"
             )
-        values = layout.lower_elementwise(builder, instruction, _arrays(operands))
+        values = layout.lower_elementwise(builder, instruction, arrays_of(operands))
         if opcode == "select" and values[1] is values[2]:
             return values[1]
         if opcode == "convert" and values[0].shape.element_type is shape.element_type:
@@ -311,7 +309,7 @@ class _Normaliser:
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
         shape = self._check_shape(instruction, instruction.shape)
-        value = _array(operands[0])
+        value = array_of(operands[0])
         if value.shape.element_type is not shape.element_type:
             types = {value.shape.element_type, shape.element_type}
             if _bits(value) != shape.element_type.bits or PrimitiveType.PRED in types:
@@ -328,7 +326,7 @@ class _Normaliser:
         """Emits an instruction that applies a computation of scalars, such as a reduce."""
         for shape in instruction.shape.tuple_shapes or (instruction.shape,):
             self._check_shape(instruction, shape)
-        arrays = [_array(operand) for operand in operands]
+        arrays = [array_of(operand) for operand in operands]
         lower = _APPLYING_LOWERINGS[instruction.opcode]
         return lower(builder, instruction, arrays, self._applied_by(instruction))
 
@@ -348,7 +346,7 @@ class _Normaliser:
             raise self._unsupported(instruction)
         for shape in instruction.shape.tuple_shapes or (instruction.shape,):
             self._check_shape(instruction, shape)
-        return lower_factorisation(builder, instruction, _arrays(operands))
+        return lower_factorisation(builder, instruction, arrays_of(operands))
 
     def _applied_by(self, instruction: HloInstruction) -> HloComputation:
         (original,) = instruction.called_computations
@@ -365,7 +363,7 @@ class _Normaliser:
             for i, p in enumerate(original.parameters)
         ]
         value = self._inline(original, parameters, builder)
-        root = value if isinstance(value, HloInstruction) else builder.make_tuple(_leaves(value))
+        root = value if isinstance(value, HloInstruction) else builder.make_tuple(leaves_of(value))
         result = builder.finish(root)
         for instruction in result.instructions:
             if instruction.opcode not in ELEMENTWISE_OPCODES | {"parameter", "constant", "tuple"}:
@@ -384,14 +382,14 @@ class _Normaliser:
         """Emits a `while` and returns the values of its elements after it."""
         carry = Carry(loop)
         constants = {
-            i: _array(initial[i])
+            i: array_of(initial[i])
             for i in carry.invariant & carry.needed
-            if is_constant(_array(initial[i]))
+            if is_constant(array_of(initial[i]))
         }
         kept = [i for i in sorted(carry.needed) if i not in constants]
         if loop is self._loop:
             self._kept_elements = kept
-        leaves = [leaf for i in kept for leaf in _leaves(initial[i])]
+        leaves = [leaf for i in kept for leaf in leaves_of(initial[i])]
         initial_tuple = builder.make_tuple(leaves)
         called = []
         for computation, inlined in ((loop.body, self._body), (loop.condition, self._condition)):
@@ -400,7 +398,7 @@ class _Normaliser:
             arguments: list[Value] = [None] * len(initial)
             position = 0
             for i in kept:
-                arguments[i], position = _rebuild(initial[i], inner, parameter, position)
+                arguments[i], position = rebuild(initial[i], inner, parameter, position)
             for i, constant in constants.items():
                 arguments[i] = transplant(constant, inner)
             argument = tuple(arguments) if loop.shape.is_tuple else arguments[0]
@@ -416,7 +414,7 @@ class _Normaliser:
         results = list(initial)
         position = 0
         for i in kept:
-            value, position = _rebuild(initial[i], builder, instruction, position)
+            value, position = rebuild(initial[i], builder, instruction, position)
             if i not in carry.invariant:
                 results[i] = value
         return tuple(results)
@@ -431,7 +429,7 @@ class _Normaliser:
         value = self._inline(computation, (argument,), builder)
         values = value if isinstance(value, tuple) else (value,)
         return builder.finish(
-            builder.make_tuple([leaf for i in kept for leaf in _leaves(values[i])])
+            builder.make_tuple([leaf for i in kept for leaf in leaves_of(values[i])])
         )
 
     def _condition(
@@ -444,7 +442,7 @@ class _Normaliser:
         self._in_condition += 1
         value = self._inline(computation, (argument,), builder)
         self._in_condition -= 1
-        return builder.finish(_array(value))
+        return builder.finish(array_of(value))
 
     # Refusals.
 
@@ -510,39 +508,6 @@ _VISITS: Final[dict[str, _Visit]] = {
 
 HANDLED_OPCODES: Final = ELEMENTWISE_OPCODES | _VISITS.keys() | _LOWERINGS.keys()
 """Opcodes that have a normal form, perhaps under conditions."""
-
-
-def _rebuild(
-    like: Value, builder: ComputationBuilder, source: HloInstruction, position: int
-) -> tuple[Value, int]:
-    """Returns a value of the structure of `like` made of `source`'s elements from `position` on."""
-    if isinstance(like, HloInstruction):
-        return builder.element(source, position), position + 1
-    elements: list[Value] = []
-    for element in _elements(like):
-        value, position = _rebuild(element, builder, source, position)
-        elements.append(value)
-    return tuple(elements), position
-
-
-def _leaves(value: Value) -> list[HloInstruction]:
-    if isinstance(value, HloInstruction):
-        return [value]
-    return [leaf for element in _elements(value) for leaf in _leaves(element)]
-
-
-def _elements(value: Value) -> tuple[Value, ...]:
-    assert isinstance(value, tuple), "a tuple-shaped value is held as a Python tuple"
-    return value
-
-
-def _arrays(values: Sequence[Value]) -> Sequence[HloInstruction]:
-    return cast(Sequence[HloInstruction], values)
-
-
-def _array(value: Value) -> HloInstruction:
-    assert isinstance(value, HloInstruction), "an array-shaped value is held as an instruction"
-    return value
 
 
 def _find_side_effect(loop: HloInstruction) -> HloInstruction | None:

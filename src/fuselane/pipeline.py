@@ -143,6 +143,7 @@ class _Fusion:
             plan = make_plan(program, self.options, host_device())
             gain = self._choose(loop, program, plan, is_compiled=is_small)
             code = build_planned(program, plan)
+            program = replace(program, num_tiles=code.num_tiles)
             kernel = compile_kernel(code, self.options)
         except UnsupportedError as error:
             self._record(loop, program, error.decision)
@@ -168,10 +169,11 @@ class _Fusion:
             try:
                 program = form(self.module, loop)
                 plan = make_plan(program, options, host_device())
-                kernel = compile_kernel(build_planned(program, plan), options)
+                code = build_planned(program, plan)
+                kernel = compile_kernel(code, options)
             except UnsupportedError:
                 return None
-            return program, custom_call_attributes(kernel)
+            return replace(program, num_tiles=code.num_tiles), custom_call_attributes(kernel)
 
         return CheckCalls(
             kernel_target=TARGET,

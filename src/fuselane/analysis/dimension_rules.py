@@ -288,6 +288,17 @@ def _while(classes: DimensionClasses, loop: HloInstruction) -> list[Nodes]:
     return elements
 
 
+def _conditional(classes: DimensionClasses, instruction: HloInstruction) -> list[Nodes]:
+    elements = [classes.fresh(shape) for shape in instruction.shape.tuple_shapes]
+    branches = instruction.called_computations
+    for branch, argument in zip(branches, instruction.operands[1:], strict=True):
+        passed = [classes.use(argument, index) for index in range(len(argument.operands))]
+        classes.elements[branch.parameters[0]] = passed
+        assign_classes(classes, branch)
+        _unite_elements(classes, elements, branch.root)
+    return elements
+
+
 def _unite_elements(
     classes: DimensionClasses, elements: Iterable[Nodes], tuple_instruction: HloInstruction
 ) -> None:
@@ -335,6 +346,7 @@ _RULES: Final[Mapping[str, Rule]] = {
 }
 
 _TUPLE_RULES: Final[Mapping[str, TupleRule]] = {
+    "conditional": _conditional,
     "reduce": _reduce,
     "reduce-window": _reduce_window,
     "scatter": _scatter,

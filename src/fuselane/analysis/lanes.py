@@ -21,13 +21,13 @@ from typing import final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit
 from fuselane.analysis.dimension_rules import assign_classes
+from fuselane.analysis.lane_conditions import LaneCondition, Unproven, prove
 from fuselane.analysis.leaving import (
     LaneReduction,
     find_leaving,
     find_reductions,
     reduced_classes,
 )
-from fuselane.analysis.lane_conditions import LaneCondition, Unproven, prove
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
@@ -99,9 +99,7 @@ def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAna
     )
 
 
-def _prove_ends(
-    classes: DimensionClasses, lane_class: int
-) -> dict[HloInstruction, LaneCondition]:
+def _prove_ends(classes: DimensionClasses, lane_class: int) -> dict[HloInstruction, LaneCondition]:
     """Returns when lanes are done in the loops that wait for all of them.
 
     If one has to wait, the class is noted as mixing.

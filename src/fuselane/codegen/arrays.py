@@ -387,6 +387,31 @@ class View(Array):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Partial(Array):
+    """A tile's row of an output of which only the combination over all lanes is wanted.
+
+    pointer: The row: what one lane holds, in row-major order.
+    combine: Makes one scalar of a vector of lanes.
+    """
+
+    pointer: ir.Value
+    combine: Callable[[ir.IRBuilder, ir.Value], ir.Value]
+
+    def get(self, place: Place, index: Element) -> ir.Value:
+        """Never read; see `lanes.partials`."""
+        raise AssertionError("a partial result is never read")
+
+    def put(self, place: Place, index: Element, value: ir.Value) -> None:
+        """Stores what the lanes of a vector make together."""
+        builder, element = place.builder, self.shape.element_type
+        inner = indexing.without_lane(index)
+        offset = indexing.i64(indexing.flatten(builder, inner, self.dimensions))
+        pointer = element_pointer(builder, self.pointer, offset, element)
+        store(builder, self.combine(builder, widen(place, value)), pointer, element)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded(Array):
     """An output nobody reads: what is stored to it is dropped."""
 
@@ -398,7 +423,7 @@ class Discarded(Array):
         """Stores nothing."""
 
 
-Stored = Memory | Scratch | Discarded
+Stored = Memory | Scratch | Partial | Discarded
 
 
 def new_scratch(place: Place, shape: Shape, lane: int | None) -> Scratch:

@@ -14,9 +14,19 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.analysis.cost import total_cost
-from fuselane.codegen.arrays import Array, Discarded, Registers, Scratch, new_scratch, widen
+from fuselane.codegen.arrays import (
+    Array,
+    Discarded,
+    Registers,
+    Scratch,
+    View,
+    new_scratch,
+    widen,
+)
+from fuselane.codegen.combining import without_missing
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexing import Element
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
 from fuselane.codegen.schedule import Step, needs_lanes
@@ -39,8 +49,22 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
             _emit_guard(emitter, step)
         elif step.opcode == "while":
             emitter.values[step] = emit_loop_here(emitter, step)
+        elif step in emitter.program.folds:
+            emitter.values[step] = _emit_fold(emitter, step)
         elif step.opcode != "parameter":
             emit_instruction(emitter, step)
+
+
+def _emit_fold(emitter: Emitter, fold: HloInstruction) -> Array:
+    """Emits a fold where a tile is one block: lanes that don't exist get what changes nothing."""
+    place, value = emitter.place, emitter.array(fold.operands[0])
+    combiner, element = emitter.program.folds[fold], fold.shape.element_type
+
+    def present(index: Element) -> ir.Value:
+        entries = widen(place, value.get(place, index))
+        return without_missing(place.builder, combiner, entries, place.block.mask, element)
+
+    return emitter.materialize(View(shape=fold.shape, lane=value.lane, element=present))
 
 
 def emit_shared_steps(emitter: Emitter, computation: HloComputation) -> None:

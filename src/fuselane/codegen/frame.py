@@ -7,15 +7,17 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.codegen.arrays import Array, Discarded, Memory, Place, Written
+from fuselane.codegen.arrays import Array, Discarded, Memory, Partial, Place, Written
+from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import I64, i64
-from fuselane.codegen.memory import LaneBlock, lane_numbers
+from fuselane.codegen.indexing import I64, i64, residual_size
+from fuselane.codegen.memory import LaneBlock, element_pointer, lane_numbers
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.types import splat
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _MAX_STACK_BYTES: Final = 1 << 20
@@ -121,12 +123,26 @@ class Frame:
             if element.kind is ElementKind.STATE and is_own:
                 yield loop.instruction.operands[0].operands[element.index]
 
-    def results(self) -> list[Memory]:
-        """Returns the arrays that the outputs are written to."""
-        return [
-            self._memory(output, pointer, Written.ANY_TIME)
-            for output, pointer in zip(self.program.outputs, self.outputs, strict=True)
-        ]
+    def results(self, tile: ir.Value) -> list[Memory | Partial]:
+        """Returns the arrays that the outputs are written to by a tile."""
+        arrays: list[Memory | Partial] = []
+        for output, pointer in zip(self.program.outputs, self.outputs, strict=True):
+            combiner = self.program.loop.elements[output.tuple_index].combiner
+            if combiner:
+                arrays.append(self._partial(output.shape, pointer, tile, combiner))
+            else:
+                arrays.append(self._memory(output, pointer, Written.ANY_TIME))
+        return arrays
+
+    def _partial(self, shape: Shape, pointer: ir.Value, tile: ir.Value, combiner: str) -> Partial:
+        element = shape.element_type
+        size = residual_size(shape.dimensions, 0)
+        row = element_pointer(self.builder, pointer, self.builder.mul(tile, i64(size)), element)
+
+        def combine(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+            return combine_entries(builder, combiner, value, element)
+
+        return Partial(shape=shape, lane=0, pointer=row, combine=combine)
 
     def _memory(self, instruction: HloInstruction, pointer: ir.Value, written: Written) -> Memory:
         return Memory(
@@ -142,7 +158,7 @@ class Frame:
         root = self.program.region.root
         return step is not root and step not in self.program.outputs
 
-    def initial(self, emitter: Emitter, outputs: Sequence[Memory]) -> list[Array]:
+    def initial(self, emitter: Emitter, outputs: Sequence[Array]) -> list[Array]:
         """Returns the loop's arrays at entry; streams stand for the outputs they are written to."""
         loop = self.program.loop
         operands = loop.instruction.operands[0].operands
@@ -156,7 +172,7 @@ class Frame:
                 arrays.append(Discarded(shape=element.shape, lane=element.lane_dimension))
         return arrays
 
-    def _stream(self, element: LoopElement, outputs: Sequence[Memory]) -> Array:
+    def _stream(self, element: LoopElement, outputs: Sequence[Array]) -> Array:
         for output, memory in zip(self.program.outputs, outputs, strict=True):
             if output.tuple_index == element.index:
                 return memory

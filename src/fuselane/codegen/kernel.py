@@ -17,12 +17,13 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.codegen.arrays import Memory
+from fuselane.codegen.arrays import Memory, Partial
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.tiles import TiledLoop
 from fuselane.config import Options
@@ -96,24 +97,26 @@ def _emit_tile(frame: Frame, tile: ir.Value) -> None:
     if plan.num_tiles > 1:
         is_first = builder.icmp_signed("==", tile, i64(0))
     emitter = frame.emitter(frame.block(offset, is_first))
-    outputs = frame.results()
+    outputs = frame.results(tile)
     if plan.tile_vectors == 1:
         _emit_in_registers(frame, emitter, outputs)
     else:
         TiledLoop(frame, emitter, outputs, offset).emit()
 
 
-def _emit_in_registers(frame: Frame, emitter: Emitter, outputs: Sequence[Memory]) -> None:
+def _emit_in_registers(frame: Frame, emitter: Emitter, outputs: Sequence[Memory | Partial]) -> None:
     """Emits the whole loop for one lane block."""
     program = frame.program
     loop = program.loop.instruction
     steps = emitter.schedule(program.region).steps
     emit_steps(emitter, [s for s in steps if s is not loop and frame.is_prologue(s)])
     initial = frame.initial(emitter, outputs)
+    pack_weights(emitter, initial)
     results = emit_loop(
         emitter, program.loop, initial, lambda arrays: emit_body(emitter, loop.body, arrays)
     )
     for output, target in zip(program.outputs, outputs, strict=True):
         array = results[output.tuple_index]
-        if not isinstance(array, Memory) or array.pointer is not target.pointer:
+        is_there = isinstance(array, Memory | Partial) and array.pointer is target.pointer
+        if not is_there:
             emitter.copy(array, target)

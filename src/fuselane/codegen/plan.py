@@ -202,7 +202,7 @@ def _measure(program: LaneProgram) -> _Work:
     lane_ops = uniform_ops = dot_ops = 0.0
     rows = 0
     for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
-        if not instruction.shape.is_array:
+        if not instruction.shape.is_array or instruction in program.late:
             continue
         if needs_lanes(instruction, program):
             lane_ops += weight
@@ -218,15 +218,21 @@ def _measure(program: LaneProgram) -> _Work:
     ]
     sizes = [residual_size(e.shape.dimensions, e.lane_dimension) for e in state]
     widths = [element.shape.element_type.byte_size for element in state]
+    shared = sum(s * w for e, s, w in zip(state, sizes, widths, strict=True) if e.combiner)
     return _Work(
         lane_ops=max(lane_ops, 1.0),
         dot_ops=dot_ops,
         uniform_ops=uniform_ops,
         # Several sweeps pass about as much on as the state they start from.
-        state_bytes=sum(map(operator.mul, sizes, widths)) * (1 + (rows > MAX_ROWS)),
+        state_bytes=(sum(map(operator.mul, sizes, widths)) - shared) * (1 + (rows > MAX_ROWS)),
         state_elements=sum(sizes),
-        has_streams=rows > 0,
+        has_streams=rows > 0 or _has_partial_stream(program),
     )
+
+
+def _has_partial_stream(program: LaneProgram) -> bool:
+    """Whether the lanes of a tile are combined in every step."""
+    return any(e.kind is ElementKind.STREAM and e.combiner for e in program.loop.elements)
 
 
 def _weighted(

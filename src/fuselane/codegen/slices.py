@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fuselane.codegen import folding, indexing
-from fuselane.codegen.arrays import Array, Discarded, Memory, Scratch, View, choose, new_scratch
+from fuselane.codegen.arrays import Array, Stored, View, choose, new_scratch
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.types import integer_constant, is_vector, vector_of, width_of
@@ -45,7 +45,7 @@ def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array
     update = emitter.array(instruction.operands[1])
     starts = clamped_starts(emitter, instruction, 2, update.shape.dimensions)
     if instruction in emitter.program.mutable:
-        if not isinstance(target, Memory | Scratch | Discarded):
+        if not isinstance(target, Stored):
             raise CodegenError(f"{instruction.name} updates an array that is not in memory.")
         emitter.store(target, update, starts)
         return target

@@ -17,12 +17,14 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Memory, Scratch
+from fuselane.codegen.arrays import Array, Memory, Partial, Scratch
 from fuselane.codegen.control import emit_loop, emit_shared_steps, emit_steps, rewrite
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.partials import Folding
+from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
 from fuselane.codegen.types import memory_type
@@ -82,7 +84,7 @@ class TiledLoop:
     """The loop of a tile of several lane blocks: steps outside, blocks inside."""
 
     def __init__(
-        self, frame: Frame, emitter: Emitter, outputs: Sequence[Memory], offset: ir.Value
+        self, frame: Frame, emitter: Emitter, outputs: Sequence[Memory | Partial], offset: ir.Value
     ) -> None:
         self.frame = frame
         self.emitter = emitter
@@ -94,8 +96,9 @@ class TiledLoop:
         self.state = [
             e
             for e in self.loop.elements
-            if e.kind is ElementKind.STATE and e.lane_dimension is not None
+            if e.kind is ElementKind.STATE and e.lane_dimension is not None and not e.combiner
         ]
+        self.folding = Folding(emitter)
         self.scratch = {element.index: self._allocate(element) for element in self.state}
         self.per_lane_prologue: Sequence[Step] = ()
 
@@ -103,8 +106,13 @@ class TiledLoop:
         """Emits entry, steps and exit of the tile."""
         self._emit_entry()
         initial = self.frame.initial(self.emitter, self.outputs)
+        pack_weights(self.emitter, initial)
         results = emit_loop(
-            self.emitter, self.loop, initial, self._emit_step, but=tuple(self.scratch)
+            self.emitter,
+            self.loop,
+            initial,
+            self._emit_step,
+            but=(*self.scratch, *self.folding.state),
         )
         self._emit_exit(results)
 
@@ -131,13 +139,16 @@ class TiledLoop:
                 block.copy(source, self._view(element, start))
 
         self._for_each_block(enter)
+        self.folding.start()
 
     def _emit_step(self, arrays: list[Array]) -> list[Array]:
         body = self.loop.instruction.body
         schedule = self.emitter.schedule(body)
         self.emitter.values[body.parameters[0]] = arrays
         emit_shared_steps(self.emitter, body)
-        per_lane = [s for s in schedule.per_lane(self.program) if s is not body.root]
+        separate = {body.root, *self.program.late}
+        per_lane = [s for s in schedule.per_lane(self.program) if s not in separate]
+        self.folding.start_step()
         results = [body.root.operands[element.index] for element in self.state]
         sweeps = cut_into_sweeps(per_lane, results, self.program)
         passed = _Passed(self.frame)
@@ -147,6 +158,7 @@ class TiledLoop:
             passed.release([value for value in sweep.received if value not in later])
             passed.assign(sweep.left)
             self._emit_sweep(sweep, arrays, passed, received)
+        self.folding.finish_step(arrays)
         return self._uniform_roots(arrays)
 
     def _emit_sweep(
@@ -166,7 +178,8 @@ class TiledLoop:
             block.values[body.parameters[0]] = current
             for value, slot in received.items():
                 block.values[value] = block.materialize(passed.view(value, slot, start))
-            emit_steps(block, sweep.steps)
+            emit_steps(block, [s for s in sweep.steps if s not in self.folding.folds])
+            self.folding.add(block, sweep.steps)
             for version in self.program.mutable.intersection(block.values):
                 self.emitter.values[version] = block.values[version]
             for value in sweep.left:
@@ -198,7 +211,8 @@ class TiledLoop:
         roots = self.loop.instruction.body.root.operands
         following = list(arrays)
         for element in self.loop.elements:
-            if element.index not in self.scratch and element.kind is ElementKind.STATE:
+            is_own = element.index in self.scratch or element.combiner
+            if not is_own and element.kind is ElementKind.STATE:
                 following[element.index] = self.emitter.array(roots[element.index])
         return following
 
@@ -217,6 +231,7 @@ class TiledLoop:
             element = self.loop.elements[output.tuple_index]
             if element.kind is ElementKind.STATE and element.lane_dimension is None:
                 self.emitter.copy(results[element.index], target)
+        self.folding.finish([(output.tuple_index, target) for output, target in pairs])
 
     def _view(self, element: LoopElement, start: ir.Value) -> Scratch:
         return Scratch(

@@ -83,6 +83,13 @@ class ComputationBuilder:
         self.computation = HloComputation.create(name)
         self._known: dict[Hashable, HloInstruction] = {}
 
+    @classmethod
+    def extending(cls, computation: HloComputation) -> ComputationBuilder:
+        """Returns a builder that adds to a computation, whose instructions it does not know."""
+        builder = cls(computation.name)
+        builder.computation = computation
+        return builder
+
     def emit(
         self,
         opcode: str,

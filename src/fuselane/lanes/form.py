@@ -2,6 +2,7 @@
 
 normalise   the loop as a region of row-major arrays          fuselane.lanes.normalise
 find lanes  the dimension along which nothing is mixed        fuselane.analysis.lanes
+take out    reductions over lanes that leave the loop         fuselane.lanes.partials
 streams     what is updated in place, what is state           fuselane.analysis.streams
 size        does one lane fit                                 below
 guards      what a block of lanes may leave out               fuselane.lanes.guards
@@ -30,6 +31,7 @@ from fuselane.hlo.shape import Shape
 from fuselane.lanes.flatten import flatten
 from fuselane.lanes.guards import find_guards
 from fuselane.lanes.normalise import NormalLoop, normalise
+from fuselane.lanes.partials import PartialLoop, find_late, get_combiners, take_out_reductions
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement
 
 MAX_LANE_ELEMENTS: Final = 65_536
@@ -51,7 +53,7 @@ def form(module: HloModule, loop: HloInstruction) -> LaneProgram:
             user's source line.
     """
     try:
-        program = _form(normalise(loop), loop.name)
+        program = _form(loop)
     except UnsupportedError as error:
         raise UnsupportedError(_with_source(error.decision, module, loop)) from None
     if program.obstacle is None:
@@ -88,7 +90,23 @@ def describe(
     )
 
 
-def _form(normal: NormalLoop, name: str) -> LaneProgram:
+def _form(user_loop: HloInstruction) -> LaneProgram:
+    normal = normalise(user_loop)
+    leaving = find_lanes(normal.region, with_leaving=True)
+    if not leaving.leaving:
+        return _form_whole(normal, user_loop.name)
+    try:
+        partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
+        return _form_whole(partial.normal, user_loop.name, partial)
+    except UnsupportedError as error:
+        failure = error
+    try:
+        return _form_whole(normalise(user_loop), user_loop.name)
+    except UnsupportedError:
+        raise failure from None
+
+
+def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = None) -> LaneProgram:
     region = normal.region
     loop = next(i for i in region.instructions if i.opcode == "while")
     analysis = find_lanes(region)
@@ -96,7 +114,9 @@ def _form(normal: NormalLoop, name: str) -> LaneProgram:
         flatten(region, analysis.mergeable)
         analysis = find_lanes(region)
     try:
-        return _form_lanes(normal, loop, analysis, name)
+        if partial is not None and loop in analysis.conditions:
+            raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that stop one by one")
+        return _form_lanes(normal, loop, analysis, name, partial)
     except UnsupportedError:
         if analysis.obstacle is None:
             raise
@@ -104,17 +124,25 @@ def _form(normal: NormalLoop, name: str) -> LaneProgram:
 
 
 def _form_lanes(
-    normal: NormalLoop, loop: HloInstruction, analysis: LaneAnalysis, name: str
+    normal: NormalLoop,
+    loop: HloInstruction,
+    analysis: LaneAnalysis,
+    name: str,
+    partial: PartialLoop | None,
 ) -> LaneProgram:
     region = normal.region
     lane_dimensions = _split_leaves(analysis)
     streams = find_streams(loop, lane_dimensions, has_lanes=analysis.num_lanes > 1)
     normal = _return_streams(normal, loop, streams, lane_dimensions)
+    folds = {} if partial is None else partial.folds
+    late = find_late(loop, folds)
+    combiners = {} if partial is None else get_combiners(normal, partial.epilogue)
     bodies = list(_bodies(loop))
     loops = {
         loop: _describe_loop(loop, streams, lane_dimensions, analysis.conditions.get(loop))
         for loop, _ in bodies
     }
+    loops[loop] = _with_combiners(loops[loop], combiners)
     mutable = _stream_instructions(streams)
     _check_size(region, loops, mutable, lane_dimensions)
     trip_counts = {instruction: lane_loop.trip_count for instruction, lane_loop in loops.items()}
@@ -126,13 +154,18 @@ def _form_lanes(
         site=normal.site,
         lane_dimensions=lane_dimensions,
         loops=loops,
-        guards=_find_all_guards(bodies, loops, mutable, lane_dimensions, analysis.num_lanes > 1),
+        guards=_find_all_guards(
+            bodies, loops, {*mutable, *folds, *late}, lane_dimensions, analysis.num_lanes > 1
+        ),
         mutable=mutable,
         operands=normal.operands,
         output_indices=normal.output_indices,
         invariants=normal.invariants,
         cost=cost,
         obstacle=analysis.obstacle and analysis.obstacle.decision,
+        folds=folds,
+        late=late,
+        epilogue=None if partial is None else partial.epilogue,
     )
 
 
@@ -226,6 +259,11 @@ def _describe_loop(
         elements=tuple(elements),
         lane_condition=condition,
     )
+
+
+def _with_combiners(loop: LaneLoop, combiners: Mapping[int, str]) -> LaneLoop:
+    elements = (replace(e, combiner=combiners.get(e.index, "")) for e in loop.elements)
+    return replace(loop, elements=tuple(elements))
 
 
 def _element_lane(

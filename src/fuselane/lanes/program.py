@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from fuselane.analysis.lane_conditions import LaneCondition
@@ -44,6 +44,8 @@ class LoopElement:
         lane_dimension: The dimension along which the lanes lie, or None if it is uniform.
         is_fully_overwritten: For a stream: every position is written when the loop runs through, so
             its initial value is dead.
+        combiner: If only the combination over all lanes is wanted of its final value: the opcode
+            that combines two lanes; else "". Lanes come first in its shape.
     """
 
     index: int
@@ -51,6 +53,7 @@ class LoopElement:
     shape: Shape
     lane_dimension: int | None
     is_fully_overwritten: bool = False
+    combiner: str = ""
 
 
 @final
@@ -71,6 +74,27 @@ class LaneLoop:
     induction_index: int | None
     elements: tuple[LoopElement, ...]
     lane_condition: LaneCondition | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Epilogue:
+    """What is done behind a kernel with results that reductions over lanes have left.
+
+    Attributes:
+        computation: Returns a tuple. Its parameters: first one for each output of the region that
+            stands for no element of the original `while`, combined over the lanes, which are not a
+            dimension any more; then one for each input.
+        combiners: How these outputs are combined over the lanes; "" where they have none.
+        inputs: Instructions of the user's module.
+        output_indices: For each element of the computation's result the tuple index of the original
+            `while` it stands for.
+    """
+
+    computation: HloComputation
+    combiners: tuple[str, ...]
+    inputs: tuple[HloInstruction, ...]
+    output_indices: tuple[int, ...]
 
 
 @final
@@ -118,11 +142,16 @@ class LaneProgram:
         operands: For each parameter of the region the instruction of the user's module that
             supplies it.
         output_indices: For each root element of the region the tuple index of the original `while`
-            it stands for.
+            it stands for; -1 for those that only the epilogue needs.
         invariants: Original tuple index -> instruction of the user's module whose value passes
             through unchanged.
         cost: Estimated vector operations of one step of one block of lanes.
         obstacle: If there are no lanes, the decision that says what stands in their way.
+        folds: Instructions of the outermost body from which on only the combination of all lanes is
+            wanted -> the opcode that combines two lanes. They leave their operand as it is.
+        late: What follows from folds in the outermost body, and what only serves that.
+        epilogue: What is done with elements that have a combiner, or None.
+        num_tiles: In how many parts a kernel makes the results that have a combiner.
     """
 
     name: str
@@ -138,6 +167,10 @@ class LaneProgram:
     invariants: Mapping[int, HloInstruction]
     cost: float = 0.0
     obstacle: Decision | None = None
+    folds: Mapping[HloInstruction, str] = field(default_factory=dict)
+    late: frozenset[HloInstruction] = frozenset()
+    epilogue: Epilogue | None = None
+    num_tiles: int = 1
 
     @property
     def has_lanes(self) -> bool:

@@ -15,7 +15,8 @@ everything else. That also costs no copy. The exceptions:
 - a stream that is overwritten as a whole gets a new buffer; what filled the old one is removed;
 - a uniform state beside lanes gets a new buffer, as several threads read the initial value while
   one writes the result;
-- constants that the loop passes on unchanged are used where they are.
+- constants that the loop passes on unchanged are used where they are;
+- results that only the program's epilogue needs get new buffers, with a row for each tile.
 
 A kernel must therefore have read a tile's initial state before it writes the tile's final state.
 """
@@ -29,6 +30,8 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.proto import OutputOperandAliasing
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes.epilogue import add_epilogue
+from fuselane.lanes.layout import physical_shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 TYPED_FFI: Final = 4
@@ -83,15 +86,21 @@ class _Replacement:
         self.results: list[Shape] = []
         self.result_of: dict[int, int] = {}
         self.aliases: list[tuple[int, int]] = []
+        self.partials: list[int] = []
+        self.finished: dict[int, HloInstruction] = {}
 
     def run(self, target: str, attributes: bytes) -> HloInstruction:
         """Does the replacement."""
         positions = self._operand_positions()
         for output, index in zip(self.program.outputs, self.program.output_indices, strict=True):
             element = self.program.loop.elements[output.tuple_index]
-            self._add_output(index, element, positions.get(output.tuple_index))
+            if index < 0:
+                self._add_partial(element)
+            else:
+                self._add_output(index, element, positions.get(output.tuple_index))
         self._add_forwarded()
         call = self._create_call(target, attributes)
+        self._add_epilogue(call)
         self._rewire(call)
         self._keep_order(call)
         self._remove_loop()
@@ -126,6 +135,15 @@ class _Replacement:
     def _add_result(self, index: int) -> None:
         self.result_of[index] = len(self.results)
         self.results.append(self.loop.shape.tuple_shapes[index])
+
+    def _add_partial(self, element: LoopElement) -> None:
+        """Adds a result that only the epilogue needs, with a row for each tile."""
+        shape = element.shape
+        if element.combiner:
+            sizes = (self.program.num_tiles, *shape.dimensions[1:])
+            shape = Shape.array(shape.element_type, sizes)
+        self.partials.append(len(self.results))
+        self.results.append(shape)
 
     def _share(self, index: int, position: int | None) -> None:
         """Adds a result that lies in the buffer of the loop's initial value."""
@@ -187,6 +205,41 @@ class _Replacement:
         )
         return self.computation.add(call, before=self.loop)
 
+    def _add_epilogue(self, call: HloInstruction) -> None:
+        """Adds what makes results of the elements that only the epilogue needs."""
+        epilogue = self.program.epilogue
+        if epilogue is None:
+            return
+        computation = self.computation
+        partials = [
+            computation.add(
+                HloInstruction.create(
+                    "get-tuple-element", self.results[number], [call], tuple_index=number
+                ),
+                before=self.loop,
+            )
+            for number in self.partials
+        ]
+        inputs = [self._kept(value, call) for value in epilogue.inputs]
+        values = add_epilogue(epilogue, partials, inputs, before=self.loop)
+        for index, value in zip(epilogue.output_indices, values, strict=True):
+            self.finished[index] = self._in_shape(value, self.loop.shape.tuple_shapes[index])
+
+    def _kept(self, value: HloInstruction, call: HloInstruction) -> HloInstruction:
+        """Returns a value as an array in row-major order that nothing behind the call changes."""
+        if value.opcode != "constant":
+            copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
+            value = self.computation.add(copy, before=call)
+            call.add_control_predecessor(value)
+        return self._in_shape(value, physical_shape(value.shape))
+
+    def _in_shape(self, value: HloInstruction, shape: Shape) -> HloInstruction:
+        """Returns the same bytes as an array of another shape."""
+        if value.shape == shape:
+            return value
+        bitcast = HloInstruction.create("bitcast", shape, [value], name=value.name)
+        return self.computation.add(bitcast, before=self.loop)
+
     def _rewire(self, call: HloInstruction) -> None:
         """Makes all users of the loop use the call's results instead."""
         elements: dict[int, HloInstruction] = {}
@@ -206,6 +259,8 @@ class _Replacement:
     def _element(
         self, index: int, call: HloInstruction, elements: dict[int, HloInstruction]
     ) -> HloInstruction:
+        if index in self.finished:
+            return self.finished[index]
         result = self.result_of.get(index)
         if result is None:
             return self.initial[index]

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     results = []
     for program in programs:
-        outcome = run_in_child(program, options.quick, options.seconds, options.packages)
+        outcome = run_in_child(program, list_child_options(options))
         print(format_row(program, outcome), flush=True)
         results.append((program, outcome))
     write_results(results, options)
@@ -64,6 +64,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument(
         "--seconds", type=float, default=1.5, help="about how long each program is timed"
+    )
+    parser.add_argument(
+        "--compile-rounds", type=int, default=3, help="how often each engine compiles a program"
     )
     parser.add_argument(
         "--packages",
@@ -89,15 +92,18 @@ def choose_programs(parts: Sequence[str], categories: Sequence[str]) -> list[Pro
     ]
 
 
-def run_in_child(
-    program: Program, is_quick: bool, seconds: float, packages: Sequence[str]
-) -> Outcome:
+def list_child_options(options: argparse.Namespace) -> list[str]:
+    """Returns how a child is told what concerns it."""
+    told = ["--seconds", str(options.seconds), "--compile-rounds", str(options.compile_rounds)]
+    told += [part for folder in options.packages for part in ("--packages", folder)]
+    return [*told, "--quick"] if options.quick else told
+
+
+def run_in_child(program: Program, child_options: Sequence[str]) -> Outcome:
     """Measures a program in a new process, with an empty kernel cache of its own."""
     with tempfile.TemporaryDirectory(prefix="fuselane-suite-") as folder:
         path = Path(folder) / "outcome.json"
-        command = [sys.executable, "-m", "trial.measure", program.name, str(path)]
-        command += ["--seconds", str(seconds), *(["--quick"] if is_quick else [])]
-        command += [part for package in packages for part in ("--packages", package)]
+        command = [sys.executable, "-m", "trial.measure", program.name, str(path), *child_options]
         try:
             process = subprocess.run(
                 command,

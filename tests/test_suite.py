@@ -115,6 +115,7 @@ def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program whose process ends without an outcome is reported, not dropped."""
     program = next(program for program in PROGRAMS if program.name == "scalar/linear-congruence")
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    outcome = suite.run_in_child(program, True, 0.1, ())
+    options = suite.parse_options(["--quick"])
+    outcome = suite.run_in_child(program, suite.list_child_options(options))
     assert outcome.error.startswith("Exit code 1")
     assert outcome.judge(program) == "failed"

@@ -1,6 +1,6 @@
 """Measures one program in this process and writes its outcome; `suite.py` starts one for each.
 
-python -m trial.measure NAME OUTCOME.json [--quick] [--seconds S] [--packages FOLDER]
+python -m trial.measure NAME OUTCOME.json --seconds S --compile-rounds N [--quick]
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from trial.outcome import Loop, Outcome
 ENGINES: Final = ("xla", "fuselane")
 MIN_ROUNDS, MAX_ROUNDS = 5, 200
 QUICK_ROUNDS: Final = 2
-COMPILE_ROUNDS: Final = 3
 # A program that takes longer to compile than this is compiled once by each engine.
 SLOW_COMPILE_MS: Final = 20e3
 
@@ -50,19 +49,20 @@ class Compilation:
     loops: tuple[Loop, ...]
 
 
-def measure(program: Program, is_quick: bool, seconds: float) -> Outcome:
+def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: int) -> Outcome:
     """Compiles, compares and times a program under both engines in turns.
 
     Args:
         program: What to measure; whatever it requires is installed.
         is_quick: At its tiny size, each thing once or twice.
         seconds: About how long to run it.
+        compile_rounds: How often each engine compiles it.
     """
     fuselane.disable()
     warm_up_compilers()
     size = program.quick if is_quick else program.full
     built = program.build(size)
-    compilation = compile_in_turns(built, 1 if is_quick else COMPILE_ROUNDS)
+    compilation = compile_in_turns(built, 1 if is_quick else compile_rounds)
     results = {engine: run(compilation, engine, built)[1] for engine in ENGINES}
     agreement = compare(results["xla"], results["fuselane"], program.rule)
     early = compare_early(program, size)
@@ -191,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name", choices=[program.name for program in PROGRAMS])
     parser.add_argument("outcome", type=Path)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--compile-rounds", type=int, required=True)
     parser.add_argument("--packages", action="append", default=[])
     options = parser.parse_args(arguments)
     sys.path.extend(options.packages)
@@ -201,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         outcome = Outcome(name=program.name, skipped=missing)
     else:
         with jax.enable_x64(program.x64):
-            outcome = measure(program, options.quick, options.seconds)
+            outcome = measure(program, options.quick, options.seconds, options.compile_rounds)
     options.outcome.write_text(json.dumps(dataclasses.asdict(outcome)))
 
 

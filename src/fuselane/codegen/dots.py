@@ -15,9 +15,7 @@ multiply. Small ones are unrolled altogether.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -26,24 +24,20 @@ from llvmlite import ir
 from fuselane.analysis.cost import instruction_cost
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Literal, Memory, Registers, Scratch, new_scratch, widen
+from fuselane.codegen.dot_shape import Block, DotShape, Run, split
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import LANE, Element, Index
-from fuselane.codegen.loops import counted_loop, emit_counted_loop
+from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.loops import emit_counted_loop
+from fuselane.codegen.panels import Panels
 from fuselane.codegen.types import call_intrinsic, constant
-from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.program import LaneProgram
 
 _MAX_UNROLLED_PRODUCTS: Final = 256
 _PRODUCTS_IN_LOOP: Final = 32
 _MAX_PARTIAL_SUMS: Final = 4
 _MIN_LONG_SUM: Final = 16
-_WIDE_SUMS: Final = {
-    PrimitiveType.F16: PrimitiveType.F32,
-    PrimitiveType.BF16: PrimitiveType.F32,
-}
 
 
 def is_looped_dot(dot: HloInstruction, program: LaneProgram) -> bool:
@@ -60,16 +54,17 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
         F16 and BF16 are kept in F32 and rounded once; integers wrap.
     """
     dot = _Dot.of(emitter, instruction)
-    if dot.num_products <= _MAX_UNROLLED_PRODUCTS and dot.num_outputs <= emitter.max_unrolled:
+    shape = dot.shape
+    if shape.num_products <= _MAX_UNROLLED_PRODUCTS and shape.num_outputs <= emitter.max_unrolled:
         emitter.values[instruction] = dot.with_operands(_materialized).unrolled()
         return
-    block = dot.choose_block()
-    loop = dot.with_operands(_addressable)
-    if dot.num_outputs <= block.left * block.right:
-        emitter.values[instruction] = loop.in_registers()
+    block = shape.choose_block(emitter.vectors_in_registers)
+    looped = dot.with_operands(_addressable)
+    if shape.num_outputs <= block.outputs:
+        emitter.values[instruction] = looped.in_registers(block)
         return
     result = new_scratch(emitter.place, instruction.shape, emitter.lane(instruction))
-    loop.fill(result, block)
+    looped.fill(result, block)
     emitter.values[instruction] = result
 
 
@@ -95,179 +90,118 @@ def _addressable(emitter: Emitter, array: Array) -> Array:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Dimensions that are walked through as one, such as all that are summed over.
+class _Dot:
+    """A dot whose operands have been emitted.
 
     Attributes:
-        sizes: Of the dimensions, 1 for that of the lanes.
-        lane: Which of them the lanes lie along, or None.
-    """
-
-    sizes: tuple[int, ...]
-    lane: int | None
-
-    @staticmethod
-    def of(array: Array, dimensions: Sequence[int]) -> _Group:
-        """Returns a group of an array's dimensions."""
-        lane = None if array.lane not in dimensions else dimensions.index(array.lane)
-        sizes = (1 if d == array.lane else array.shape.dimensions[d] for d in dimensions)
-        return _Group(sizes=tuple(sizes), lane=lane)
-
-    @property
-    def size(self) -> int:
-        """How many positions there are."""
-        return math.prod(self.sizes)
-
-    def at(self, builder: ir.IRBuilder, position: Index, *, lane: bool = True) -> Element:
-        """Returns the index of a position; with `LANE` along the lanes if the array has them."""
-        index: list[Index | None] = [*indexing.unflatten(builder, position, self.sizes)]
-        if lane and self.lane is not None:
-            index[self.lane] = LANE
-        return tuple(index)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """How many left by right outputs are summed up at a time."""
-
-    left: int
-    right: int
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dot:
-    """A dot of two arrays: `result[b, i, j] = sum over k of left[b, i, k] * right[b, j, k]`.
-
-    Each of the four letters stands for a group of dimensions.
+        panels: The shared operand's elements in the order in which they are needed, if some were
+            made; then it is not read itself.
     """
 
     emitter: Emitter
     instruction: HloInstruction
-    numbers: DotDimensions
+    shape: DotShape
     left: Array
     right: Array
-    batch: _Group
-    left_free: _Group
-    right_free: _Group
-    contracting: _Group
-    sum_type: PrimitiveType
+    panels: Panels | None
 
     @staticmethod
     def of(emitter: Emitter, instruction: HloInstruction) -> _Dot:
-        """Returns a dot instruction whose operands have been emitted."""
-        numbers = DotDimensions.of(instruction)
+        """Returns a dot instruction with its operands."""
         left, right = (emitter.array(operand) for operand in instruction.operands)
-        element = instruction.shape.element_type
         return _Dot(
             emitter=emitter,
             instruction=instruction,
-            numbers=numbers,
+            shape=DotShape.of(instruction, emitter.program),
             left=left,
             right=right,
-            batch=_Group.of(left, numbers.left_batch),
-            left_free=_Group.of(left, numbers.left_free),
-            right_free=_Group.of(right, numbers.right_free),
-            contracting=_Group.of(left, numbers.left_contracting),
-            sum_type=_WIDE_SUMS.get(element, element),
+            panels=emitter.panels.get(instruction),
         )
-
-    @property
-    def num_outputs(self) -> int:
-        """Elements of the result per lane."""
-        return self.batch.size * self.left_free.size * self.right_free.size
-
-    @property
-    def num_products(self) -> int:
-        """Multiplications per lane."""
-        return self.num_outputs * self.contracting.size
 
     def with_operands(self, prepare: Callable[[Emitter, Array], Array]) -> _Dot:
         """Returns the dot of the same operands, kept elsewhere."""
-        left = prepare(self.emitter, self.left)
-        is_square = self.instruction.operands[0] is self.instruction.operands[1]
-        right = left if is_square else prepare(self.emitter, self.right)
+        has_panels = self.panels is not None
+        left, right = self.left, self.right
+        if not (has_panels and left.lane is None):
+            left = prepare(self.emitter, left)
+        if self.instruction.operands[0] is self.instruction.operands[1]:
+            right = left
+        elif not (has_panels and right.lane is None):
+            right = prepare(self.emitter, right)
         return replace(self, left=left, right=right)
 
     # Ways to emit it.
 
     def unrolled(self) -> Registers:
         """Emits every multiplication on its own."""
+        shape = self.shape
         sums = [
-            self._sum_of_block((b, i, j), _Block(left=1, right=1), is_looped=False)
-            for b in range(self.batch.size)
-            for i in range(self.left_free.size)
-            for j in range(self.right_free.size)
+            self._sum_of_block((b, i, j), Block(left=1, right=1), step=shape.contracting.size)
+            for b in range(shape.batch.size)
+            for i in range(shape.left.size)
+            for j in range(shape.right.size)
         ]
         return self._registers([value for values in sums for value in values])
 
-    def in_registers(self) -> Registers:
-        """Emits a dot of one block of outputs per batch index; sums go by loops."""
-        block = _Block(left=self.left_free.size, right=self.right_free.size)
+    def in_registers(self, block: Block) -> Registers:
+        """Emits a dot that is one block; its sums go by a loop."""
+        whole = Block(left=self.shape.left.size, right=self.shape.right.size)
+        step = max(1, _PRODUCTS_IN_LOOP // block.outputs)
         sums = [
-            self._sum_of_block((b, 0, 0), block, is_looped=True) for b in range(self.batch.size)
+            self._sum_of_block((b, 0, 0), whole, step=step) for b in range(self.shape.batch.size)
         ]
         return self._registers([value for values in sums for value in values])
 
-    def fill(self, result: Scratch, block: _Block) -> None:
+    def fill(self, result: Scratch, block: Block) -> None:
         """Emits loops over the blocks of the result."""
-        place = self.emitter.place
-        builder = place.builder
-        batches = _Run(start=0, size=1, count=self.batch.size)
-        for left in _split(self.left_free.size, block.left):
-            for right in _split(self.right_free.size, block.right):
-                tile = _Block(left=left.size, right=right.size)
+        shape, builder = self.shape, self.emitter.builder
+        batches = Run(start=0, size=1, count=shape.batch.size)
+        step = max(1, _PRODUCTS_IN_LOOP // block.outputs)
+        for left in split(shape.left.size, block.left):
+            for right in split(shape.right.size, block.right):
+                part = Block(left=left.size, right=right.size)
                 with batches.loop(builder) as b, left.loop(builder) as i, right.loop(builder) as j:
-                    sums = iter(self._sum_of_block((b, i, j), tile, is_looped=True))
-                    for di in range(tile.left):
-                        for dj in range(tile.right):
-                            at = self._result_index(
-                                b, indexing.add(builder, i, di), indexing.add(builder, j, dj)
-                            )
-                            result.put(place, at, next(sums))
+                    sums = self._sum_of_block((b, i, j), part, step=step)
+                    self._store(result, (b, i, j), part, sums)
 
-    def choose_block(self) -> _Block:
-        """Returns the block that loads least per product and whose sums fit the registers."""
-        registers = self.emitter.vectors_in_registers
-        left_is_vector, right_is_vector = self.left.lane is not None, self.right.lane is not None
-        best: tuple[float, _Block] | None = None
-        for left in range(1, min(self.left_free.size, registers) + 1):
-            for right in range(1, min(self.right_free.size, registers) + 1):
-                vectors = left * left_is_vector + right * right_is_vector
-                kept = min(left, right) if left_is_vector and right_is_vector else vectors
-                if left * right + kept + 1 > registers and left * right > 1:
-                    continue
-                loads = (left + right) / (left * right)
-                if best is None or loads < best[0]:
-                    best = (loads, _Block(left=left, right=right))
-        assert best is not None
-        return best[1]
+    def _store(
+        self,
+        result: Scratch,
+        start: tuple[Index, Index, Index],
+        block: Block,
+        sums: Sequence[ir.Value],
+    ) -> None:
+        builder = self.emitter.builder
+        b, i, j = start
+        for number, value in enumerate(sums):
+            row, column = divmod(number, block.right)
+            at = self.shape.result_index(
+                builder, b, indexing.add(builder, i, row), indexing.add(builder, j, column)
+            )
+            result.put(self.emitter.place, at, value)
 
     # One block.
 
     def _sum_of_block(
-        self, start: tuple[Index, Index, Index], block: _Block, *, is_looped: bool
+        self, start: tuple[Index, Index, Index], block: Block, *, step: int
     ) -> list[ir.Value]:
-        """Emits the sums of a block of outputs, row by row, that starts at (b, i, j)."""
+        """Emits the sums of a block of outputs, row by row.
+
+        Args:
+            start: Its first output, as (b, i, j).
+            block: Its size.
+            step: Products of one output in one iteration of the loop.
+        """
         builder = self.emitter.builder
-        total = self.contracting.size
-        outputs = block.left * block.right
-        step = max(1, _PRODUCTS_IN_LOOP // outputs) if is_looped else total
-        parts = 1
-        if total >= _MIN_LONG_SUM and is_looped:
-            parts = max(
-                1, min(_MAX_PARTIAL_SUMS, self.emitter.vectors_in_registers // outputs // 2, step)
-            )
+        total, outputs = self.shape.contracting.size, block.outputs
+        parts = self._partial_sums(outputs, step)
 
         def advance(position: Index, count: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
             following = list(sums)
             for offset in range(count):
                 k = indexing.add(builder, position, offset)
-                part = offset % parts * outputs
-                following[part : part + outputs] = self._add_products(
-                    start, block, k, following[part : part + outputs]
-                )
+                part = slice(offset % parts * outputs, (offset % parts + 1) * outputs)
+                following[part] = self._add_products(start, block, k, following[part])
             return following
 
         sums = [self._zero()] * (outputs * parts)
@@ -285,18 +219,38 @@ class _Dot:
             sums = advance(rounds * step, rest, sums)
         return [self._finish(sums[number::outputs]) for number in range(outputs)]
 
+    def _partial_sums(self, outputs: int, step: int) -> int:
+        """Returns in how many parts to sum: few long sums would wait for each addition."""
+        total = self.shape.contracting.size
+        if total < _MIN_LONG_SUM or step >= total:
+            return 1
+        spare = self.emitter.vectors_in_registers // outputs // 2
+        return max(1, min(_MAX_PARTIAL_SUMS, spare, step))
+
     def _add_products(
         self,
         start: tuple[Index, Index, Index],
-        block: _Block,
+        block: Block,
         k: Index,
         sums: Sequence[ir.Value],
     ) -> list[ir.Value]:
         b, i, j = start
-        builder = self.emitter.builder
-        lefts = [self._left_element(b, indexing.add(builder, i, n), k) for n in range(block.left)]
+        builder, shape = self.emitter.builder, self.shape
+        lefts = [
+            self._panel_element(b, i, n, block.left, k)
+            if self.panels and self.left.lane is None
+            else self._element(
+                self.left, shape.left_index(builder, b, indexing.add(builder, i, n), k)
+            )
+            for n in range(block.left)
+        ]
         rights = [
-            self._right_element(b, indexing.add(builder, j, n), k) for n in range(block.right)
+            self._panel_element(b, j, n, block.right, k)
+            if self.panels and self.right.lane is None
+            else self._element(
+                self.right, shape.right_index(builder, b, indexing.add(builder, j, n), k)
+            )
+            for n in range(block.right)
         ]
         pairs = [(left, right) for left in lefts for right in rights]
         return [
@@ -304,70 +258,41 @@ class _Dot:
             for (left, right), total in zip(pairs, sums, strict=True)
         ]
 
-    # Elements.
+    def _panel_element(self, b: Index, start: Index, n: int, size: int, k: Index) -> ir.Value:
+        assert self.panels is not None
+        return self.panels.get(self.emitter.place, b, start, n, size, k)
 
-    def _left_element(self, b: Index, i: Index, k: Index) -> ir.Value:
-        numbers = self.numbers
-        return self._element(
-            self.left,
-            (numbers.left_batch, self.batch, b),
-            (numbers.left_free, self.left_free, i),
-            (numbers.left_contracting, self.contracting, k),
-        )
-
-    def _right_element(self, b: Index, j: Index, k: Index) -> ir.Value:
-        numbers = self.numbers
-        return self._element(
-            self.right,
-            (numbers.right_batch, self.batch, b),
-            (numbers.right_free, self.right_free, j),
-            (numbers.right_contracting, self.contracting, k),
-        )
-
-    def _element(self, array: Array, *parts: tuple[tuple[int, ...], _Group, Index]) -> ir.Value:
-        place = self.emitter.place
-        index: dict[int, Index | None] = {}
-        for dimensions, group, position in parts:
-            index.update(zip(dimensions, group.at(place.builder, position), strict=True))
-        value = array.get(place, tuple(index[d] for d in range(len(index))))
-        element = array.shape.element_type
-        if element is self.sum_type:
+    def _element(self, array: Array, index: Element) -> ir.Value:
+        place, sum_type = self.emitter.place, self.shape.sum_type
+        value, element = array.get(place, index), array.shape.element_type
+        if element is sum_type:
             return value
-        return emit_elemental(place.builder, "convert", [value], [element], self.sum_type)
-
-    def _result_index(self, b: Index, i: Index, j: Index) -> Element:
-        builder = self.emitter.builder
-        return (
-            *self.batch.at(builder, b),
-            *self.left_free.at(builder, i),
-            *self.right_free.at(builder, j),
-        )
+        return emit_elemental(place.builder, "convert", [value], [element], sum_type)
 
     # Arithmetic.
 
     def _zero(self) -> ir.Value:
         width = 0 if self._result_lane is None else self.emitter.place.block.width
-        return constant(self.sum_type, 0, width)
+        return constant(self.shape.sum_type, 0, width)
 
     def _multiply_add(self, left: ir.Value, right: ir.Value, total: ir.Value) -> ir.Value:
         place, builder = self.emitter.place, self.emitter.builder
         if self._result_lane is not None:
             left, right = widen(place, left), widen(place, right)
-        if self.sum_type.is_floating:
+        if self.shape.sum_type.is_floating:
             return call_intrinsic(builder, "llvm.fmuladd", [left, right, total])
         return builder.add(builder.mul(left, right), total)
 
     def _finish(self, parts: Sequence[ir.Value]) -> ir.Value:
         """Returns the sum of partial sums in the result's type."""
-        builder, result = self.emitter.builder, self.instruction.shape.element_type
+        builder, sum_type = self.emitter.builder, self.shape.sum_type
+        result = self.instruction.shape.element_type
         total = parts[0]
         for part in parts[1:]:
-            total = emit_elemental(
-                builder, "add", [total, part], [self.sum_type] * 2, self.sum_type
-            )
-        if result is self.sum_type:
+            total = emit_elemental(builder, "add", [total, part], [sum_type] * 2, sum_type)
+        if result is sum_type:
             return total
-        return emit_elemental(builder, "convert", [total], [self.sum_type], result)
+        return emit_elemental(builder, "convert", [total], [sum_type], result)
 
     @property
     def _result_lane(self) -> int | None:
@@ -377,31 +302,3 @@ class _Dot:
         return Registers(
             shape=self.instruction.shape, lane=self._result_lane, elements=tuple(elements)
         )
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """Blocks of one size, one behind the other."""
-
-    start: int
-    size: int
-    count: int
-
-    @contextmanager
-    def loop(self, builder: ir.IRBuilder) -> Iterator[Index]:
-        """Emits a loop over the blocks, giving the first index of each; a single one needs none."""
-        if self.count == 1:
-            yield self.start
-            return
-        with counted_loop(builder, 0, self.count, name="blocks") as number:
-            yield indexing.add(builder, indexing.multiply(builder, number, self.size), self.start)
-
-
-def _split(total: int, largest: int) -> list[_Run]:
-    """Returns blocks of at most two sizes, as equal as can be, that cover an axis."""
-    count = math.ceil(total / largest)
-    small, num_large = divmod(total, count)
-    runs = [_Run(start=0, size=small + 1, count=num_large)] if num_large else []
-    start = num_large * (small + 1)
-    return [*runs, _Run(start=start, size=small, count=count - num_large)]

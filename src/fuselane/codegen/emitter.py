@@ -8,7 +8,7 @@ decides where the elements live. The rules themselves are in `codegen.instructio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -29,13 +29,14 @@ from fuselane.codegen.arrays import (
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.memory import LaneBlock
+from fuselane.codegen.panels import Panels
 from fuselane.codegen.schedule import Schedule, make_schedule
 from fuselane.codegen.types import is_vector
 from fuselane.codegen.windows import store_window
 from fuselane.errors import CodegenError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.program import Guard, LaneLoop, LaneProgram
 
 Binding = Array | list[Array]
 Elemental = Callable[[Element], ir.Value]
@@ -58,6 +59,8 @@ class Emitter:
     vectors_in_registers: How many vectors of lanes the machine's registers hold.
     values: What each instruction emitted so far stands for; lists are tuples.
     schedules: The orders of emission worked out so far.
+    carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
+    panels: Weights copied for dots.
     """
 
     program: LaneProgram
@@ -66,6 +69,8 @@ class Emitter:
     vectors_in_registers: int
     values: dict[HloInstruction, Binding] = field(default_factory=dict)
     schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
+    carried: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
+    panels: dict[HloInstruction, Panels] = field(default_factory=dict)
 
     @property
     def builder(self) -> ir.IRBuilder:
@@ -81,6 +86,8 @@ class Emitter:
             vectors_in_registers=self.vectors_in_registers,
             values=dict(self.values),
             schedules=self.schedules,
+            carried=self.carried,
+            panels=self.panels,
         )
 
     def schedule(self, computation: HloComputation) -> Schedule:
@@ -89,6 +96,18 @@ class Emitter:
         if found is None:
             found = self.schedules[computation] = make_schedule(computation, self.program)
         return found
+
+    def carries(self, loop: LaneLoop, elements: Iterable[int]) -> None:
+        """Notes that a loop has scratch memory of its own for some of its elements."""
+        parameter = loop.instruction.body.parameters[0]
+        self.carried[parameter] = self.carried.get(parameter, frozenset()).union(elements)
+
+    def order(self, computation: HloComputation) -> dict[HloInstruction, int]:
+        """Returns when each instruction of a computation is emitted, in steps from its start."""
+        parts: list[HloInstruction] = []
+        for step in self.schedule(computation).steps:
+            parts += (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
+        return {part: number for number, part in enumerate(parts)}
 
     def lane(self, instruction: HloInstruction) -> int | None:
         """Returns the lane dimension of an instruction's value, None if all lanes share it."""
@@ -118,20 +137,23 @@ class Emitter:
         """
         view = View(shape=instruction.shape, lane=self.lane(instruction), element=element)
         in_front = instruction.computation is self.program.region
-        if self._stays_view(instruction) and (in_front or view.size > self.max_unrolled):
+        if self.stays_view(instruction) and (in_front or view.size > self.max_unrolled):
             self.values[instruction] = view
         else:
             self.values[instruction] = self.materialize(view)
 
-    def _stays_view(self, instruction: HloInstruction) -> bool:
+    def stays_view(self, instruction: HloInstruction) -> bool:
+        """Returns whether an instruction with too many elements for registers is never stored."""
         if instruction.opcode == "dynamic-slice":
             # What is updated in place has to be read before the update, not whenever it is needed.
             return instruction.operands[0] not in self.program.mutable
         if instruction.opcode == "gather" and instruction.operands[0] in self.program.mutable:
             return False
+        readers = instruction.users
         if instruction.opcode in _CHEAP_TO_REPEAT:
             return True
-        readers = instruction.users
+        if self.lane(instruction) is None and all(r in self.panels for r in readers):
+            return True
         return (
             len(readers) == 1
             and readers[0].opcode in _READ_ONCE

@@ -60,12 +60,22 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
         emit_scatter(emitter, instruction)
     elif opcode == "dynamic-update-slice":
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
-    elif opcode in ELEMENTWISE_OPCODES:
-        emitter.define(instruction, _elementwise(emitter, instruction))
-    elif opcode in _MOVEMENT:
-        emitter.define(instruction, _MOVEMENT[opcode](emitter, instruction))
     else:
-        raise CodegenError(f"There is no rule to emit {opcode} ({instruction.name}).")
+        emitter.define(instruction, elemental_of(emitter, instruction))
+
+
+def elemental_of(emitter: Emitter, instruction: HloInstruction) -> Elemental:
+    """Returns how each element of an instruction that moves data or is elementwise is made.
+
+    Raises:
+        CodegenError: if there is no such rule for its opcode.
+    """
+    opcode = instruction.opcode
+    if opcode in ELEMENTWISE_OPCODES:
+        return _elementwise(emitter, instruction)
+    if opcode in _MOVEMENT:
+        return _MOVEMENT[opcode](emitter, instruction)
+    raise CodegenError(f"There is no rule to emit {opcode} ({instruction.name}).")
 
 
 def _constant(emitter: Emitter, instruction: HloInstruction) -> Array:

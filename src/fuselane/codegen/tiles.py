@@ -23,8 +23,8 @@ from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
-from fuselane.codegen.partials import Folding
 from fuselane.codegen.packing import pack_weights
+from fuselane.codegen.partials import Folding
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
 from fuselane.codegen.types import memory_type
@@ -101,6 +101,7 @@ class TiledLoop:
         self.folding = Folding(emitter)
         self.scratch = {element.index: self._allocate(element) for element in self.state}
         self.per_lane_prologue: Sequence[Step] = ()
+        emitter.carries(self.loop, self.scratch)
 
     def emit(self) -> None:
         """Emits entry, steps and exit of the tile."""

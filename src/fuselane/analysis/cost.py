@@ -85,7 +85,8 @@ OPCODE_COST: Final[dict[str, float]] = {
     "sort": 1,
     "transpose": 0,
     "tuple": 0,
-    # A loop costs what its body costs, each time.
+    # A loop costs what its body costs, each time, and branches what the dearest of them costs.
+    "conditional": 0,
     "while": 0,
 }
 """Vector operations per element of the result."""
@@ -131,6 +132,11 @@ def instruction_cost(
         count = trip_count(instruction)
         body = total_cost(instruction.body.instructions, lane_dimension, trip_count)
         return body * (UNKNOWN_TRIP_COUNT if count is None else count)
+    if opcode == "conditional":
+        return max(
+            total_cost(branch.instructions, lane_dimension, trip_count)
+            for branch in instruction.called_computations
+        )
     weight = OPCODE_COST[opcode]
     if weight == 0 or instruction.shape.is_tuple:
         return 0 if opcode != "reduce" else _operand_elements(instruction, lane_dimension)

@@ -62,6 +62,7 @@ STRUCTURAL_OPCODES: Final = frozenset(
         "constant",
         "get-tuple-element",
         "tuple",
+        "conditional",
         "while",
         "iota",
         "broadcast",

@@ -23,6 +23,7 @@ from fuselane.codegen.arrays import (
     new_scratch,
     widen,
 )
+from fuselane.codegen.branches import emit_conditional
 from fuselane.codegen.combining import without_missing
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
@@ -49,6 +50,8 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
             _emit_guard(emitter, step)
         elif step.opcode == "while":
             emitter.values[step] = emit_loop_here(emitter, step)
+        elif step.opcode == "conditional":
+            emitter.values[step] = emit_conditional(emitter, step, _emit_branch)
         elif step in emitter.program.folds:
             emitter.values[step] = _emit_fold(emitter, step)
         elif step.opcode != "parameter":
@@ -81,8 +84,14 @@ def emit_shared_steps(emitter: Emitter, computation: HloComputation) -> None:
             continue
         if not needs_lanes(step, program):
             emit_steps(emitter, [step])
-        elif step.opcode == "while" and not all(needs_lanes(u, program) for u in step.users):
+        elif all(needs_lanes(user, program) for user in step.users):
+            continue
+        elif step.opcode == "while":
             emitter.values[step] = _emit_shared_part(emitter, step)
+        elif step.opcode == "conditional":
+            emitter.values[step] = emit_conditional(
+                emitter, step, emit_shared_steps, shared_only=True
+            )
 
 
 def _emit_shared_part(emitter: Emitter, instruction: HloInstruction) -> list[Array]:
@@ -122,6 +131,10 @@ def root_arrays(emitter: Emitter, body: HloComputation) -> list[Array]:
     return [emitter.array(operand) for operand in body.root.operands]
 
 
+def _emit_branch(emitter: Emitter, branch: HloComputation) -> None:
+    emit_steps(emitter, (s for s in emitter.schedule(branch).steps if s is not branch.root))
+
+
 def emit_loop_here(emitter: Emitter, instruction: HloInstruction) -> list[Array]:
     """Emits a `while` inside a lane block and returns its results."""
     loop = emitter.program.loops[instruction]
@@ -147,6 +160,7 @@ def emit_loop(
         [e for e in loop.elements if e.kind is ElementKind.STATE and e.index not in but],
         list(initial),
     )
+    emitter.carries(loop, carry.owned())
 
     active: list[ir.Value] = []
 
@@ -202,6 +216,10 @@ class _Carry:
             self.emitter.copy(self.initial[element.index], scratch)
             self.initial[element.index] = scratch
         return self._flatten(self.initial)
+
+    def owned(self) -> list[int]:
+        """Returns the elements that live in scratch memory of the loop's own."""
+        return [element.index for element in self._large()]
 
     def arrays(self, values: Sequence[ir.Value]) -> list[Array]:
         """Returns the loop's arrays for carried values."""

@@ -153,6 +153,38 @@ def emit_choice(
     ]
 
 
+def emit_switch(
+    builder: ir.IRBuilder,
+    choice: ir.Value,
+    cases: Sequence[int],
+    sides: Sequence[Callable[[], Values]],
+) -> Values:
+    """Emits `sides[k]()` where `choice` is `cases[k]` and the last side anywhere else.
+
+    Args:
+        builder: Positioned where the branches start; left behind them.
+        choice: An integer.
+        cases: One fewer than sides.
+        sides: Each returns as many values of the same types.
+    """
+    blocks = [builder.append_basic_block("side") for _ in sides]
+    merge = builder.append_basic_block("merge")
+    switch = builder.switch(choice, blocks[-1])
+    for case, block in zip(cases, blocks, strict=False):
+        switch.add_case(ir.Constant(choice.type, case), block)
+    incoming = []
+    for block, side in zip(blocks, sides, strict=True):
+        builder.position_at_end(block)
+        values = side()
+        incoming.append((values, builder.block))
+        builder.branch(merge)
+    builder.position_at_end(merge)
+    return [
+        _merge(builder, [(values[number], block) for values, block in incoming])
+        for number in range(len(incoming[0][0]))
+    ]
+
+
 def _begin(builder: ir.IRBuilder, entry: ir.Block, carried: Values) -> Values:
     phis = [builder.phi(value.type) for value in carried]
     for phi, value in zip(phis, carried, strict=True):

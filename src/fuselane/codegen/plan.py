@@ -244,6 +244,9 @@ def _weighted(
             trips = program.loops[instruction].trip_count
             inner = times * (UNKNOWN_TRIP_COUNT if trips is None else trips)
             yield from _weighted(program, instruction.body, inner)
+        elif instruction.opcode == "conditional":
+            for branch in instruction.called_computations:
+                yield from _weighted(program, branch, times / len(instruction.called_computations))
         elif instruction.shape.is_array:
             lane = program.lane_dimensions.get
             yield instruction, times * instruction_cost(instruction, lane, lambda loop: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, final
 
 from fuselane.errors import VerificationError
@@ -237,6 +237,15 @@ class HloComputation:
         instruction.computation = None
         if instruction.opcode == "parameter":
             self.parameters.remove(instruction)
+
+
+def instructions_with_branches(computation: HloComputation) -> Iterator[HloInstruction]:
+    """Yields the instructions of a computation, and those of the branches of its conditionals."""
+    for instruction in computation.instructions:
+        yield instruction
+        if instruction.opcode == "conditional":
+            for branch in instruction.called_computations:
+                yield from instructions_with_branches(branch)
 
 
 def reachable_computations(roots: Iterable[HloComputation]) -> list[HloComputation]:

@@ -41,6 +41,8 @@ def flatten(region: HloComputation, first_dimensions: Mapping[HloInstruction, in
             instruction.shape = Shape.tuple_of([o.shape for o in instruction.operands])
         elif instruction.opcode == "while":
             _flatten_loop(instruction, first_dimensions)
+        elif instruction.opcode == "conditional":
+            _flatten_branches(instruction, first_dimensions)
         elif instruction.opcode in _TUPLE_OPCODES and instruction.shape.is_tuple:
             _reshape_elements(instruction, first_dimensions)
     region.remove_dead_instructions()
@@ -51,6 +53,16 @@ def _flatten_loop(loop: HloInstruction, first_dimensions: Mapping[HloInstruction
     for computation in (loop.body, loop.condition):
         computation.parameters[0].shape = loop.shape
         flatten(computation, first_dimensions)
+
+
+def _flatten_branches(
+    conditional: HloInstruction, first_dimensions: Mapping[HloInstruction, int]
+) -> None:
+    branches = conditional.called_computations
+    for branch, argument in zip(branches, conditional.operands[1:], strict=True):
+        branch.parameters[0].shape = argument.shape
+        flatten(branch, first_dimensions)
+    conditional.shape = branches[0].root.shape
 
 
 def _merged_shape(shape: Shape, first: int) -> Shape:

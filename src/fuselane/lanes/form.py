@@ -24,7 +24,7 @@ from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
 from fuselane.analysis.while_loops import compute_trip_count, get_induction_index, is_invariant
 from fuselane.decisions import Decision, Reason
 from fuselane.errors import UnsupportedError
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
@@ -172,7 +172,7 @@ def _form_lanes(
 def _bodies(loop: HloInstruction) -> Iterator[tuple[HloInstruction, HloComputation]]:
     """Yields a loop and all loops nested in it, with their bodies, outermost first."""
     yield loop, loop.body
-    for instruction in loop.body.instructions:
+    for instruction in instructions_with_branches(loop.body):
         if instruction.opcode == "while":
             yield from _bodies(instruction)
 
@@ -336,7 +336,7 @@ def _check_size(
         state += sum(
             _element_size(element) for element in loop.elements if element.kind is ElementKind.STATE
         )
-        for instruction in loop.instruction.body.instructions:
+        for instruction in instructions_with_branches(loop.instruction.body):
             if not instruction.shape.is_array or instruction in mutable or is_leaf(instruction):
                 continue
             if instruction.opcode == "get-tuple-element":

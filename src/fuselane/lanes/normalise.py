@@ -41,6 +41,7 @@ from fuselane.lanes.builder import (
     elementwise_attributes,
 )
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
+from fuselane.lanes.conditionals import lower_conditional
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
@@ -273,6 +274,11 @@ class _Normaliser:
     ) -> Value:
         return self._inline(instruction.to_apply, operands, builder)
 
+    def _visit_conditional(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        return lower_conditional(builder, instruction, operands, self._inline)
+
     def _visit_loop(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
@@ -491,6 +497,7 @@ _Visit = Callable[
 _VISITS: Final[dict[str, _Visit]] = {
     "bitcast": _Normaliser._visit_bitcast,
     "call": _Normaliser._visit_call,
+    "conditional": _Normaliser._visit_conditional,
     "copy": _Normaliser._visit_copy,
     "custom-call": _Normaliser._visit_custom_call,
     "fusion": _Normaliser._visit_call,

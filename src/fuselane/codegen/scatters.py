@@ -19,11 +19,11 @@ from fuselane.codegen.arrays import (
     Registers,
     Scratch,
     choose,
-    new_scratch,
 )
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.gathers import components_of, place_in
 from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.liveness import overwritable
 from fuselane.codegen.loops import emit_for_each
 from fuselane.codegen.reduction import apply_computation
 from fuselane.codegen.slices import bounded_index
@@ -83,11 +83,13 @@ class _Scatter:
         if size <= self.emitter.max_unrolled and size * count <= _MAX_SELECTS:
             return self._in_registers()
         lane = self.emitter.lane(self.instruction.operands[0])
-        copies = [new_scratch(self.emitter.place, array.shape, lane) for array in self.targets]
-        for array, copy in zip(self.targets, copies, strict=True):
-            self.emitter.copy(array, copy)
-        self._change_in_memory(copies)
-        return list(copies)
+        targets = [
+            overwritable(self.emitter, operand, self.instruction, lane)
+            for operand in self.instruction.operands[: len(self.targets)]
+        ]
+        self.updates = [self.emitter.materialize(update) for update in self.updates]
+        self._change_in_memory(targets)
+        return list(targets)
 
     # In registers.
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fuselane.codegen import folding, indexing
-from fuselane.codegen.arrays import Array, Stored, View, choose, new_scratch
+from fuselane.codegen.arrays import Array, Stored, View, choose
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.liveness import overwritable
 from fuselane.codegen.types import integer_constant, is_vector, vector_of, width_of
 from fuselane.codegen.windows import shift, window_position
 from fuselane.errors import CodegenError
@@ -51,8 +52,9 @@ def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array
         return target
     if target.size <= emitter.max_unrolled:
         return _select_window(emitter, instruction, update, starts)
-    scratch = new_scratch(emitter.place, instruction.shape, emitter.lane(instruction))
-    emitter.copy(target, scratch)
+    update = emitter.materialize(update)
+    operand, lane = instruction.operands[0], emitter.lane(instruction)
+    scratch = overwritable(emitter, operand, instruction, lane)
     emitter.store(scratch, update, starts)
     return scratch
 

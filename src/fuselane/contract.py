@@ -13,9 +13,9 @@ An integer or boolean may differ where it differs in a varied run: there a compa
 hangs on their last places. Two opposite variations nearly always find such an element. The few
 that remain are counted and allowed up to a limit; a loop without floats has none.
 
-After one step this is judged value by value. After many, chance decides in which lanes the runs
-have drifted apart: then the largest drift of any lane counts for all, and of integers and booleans
-as many may differ as in the varied runs, times DRIFT_FACTOR.
+After one step this is judged value by value. After many, chance decides when and in which lanes the
+runs drift apart. Then the largest drift of any lane, up to that step, counts for all lanes, and of
+integers and booleans as many may differ as in the varied runs, times DRIFT_FACTOR.
 
 NaN equals NaN of any payload, and 0 equals -0.
 """
@@ -39,10 +39,20 @@ VARIATION_ULP: Final = 32
 """By about how many units in the last place varied inputs of 32 and 64 bits differ; those of 16
 bits differ by one."""
 
-MAX_WRONG_SHARE: Final = 1 / 256
-MAX_WRONG_PER_STEP: Final = 1e-5
-MAX_WRONG_IN_RUN: Final = 1 / 100
-"""Limits of what may remain: the share of an array, growing per step; and after a whole run."""
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """How many unexplained differences are let pass: a share of an array, growing per step."""
+
+    share: float
+    per_step: float
+    in_run: float
+
+
+_VARIED_LIMIT: Final = _Limit(1 / 1024, 1e-6, 0.0)
+_UNVARIED_LIMIT: Final = _Limit(1 / 256, 1e-5, 0.01)
+"""For loops that compute with floats but carry none, so that nothing can be varied."""
 
 
 @final
@@ -103,11 +113,6 @@ class CheckedElement:
     lane_stride: int = 0
     num_lanes: int = 1
     rows: Rows | None = None
-
-    @property
-    def lanes(self) -> tuple[int, int] | None:
-        """Number of lanes and distance between them, or None."""
-        return (self.num_lanes, self.lane_stride) if self.lane_stride else None
 
     def place(self, offset: int) -> str:
         """Returns where an offset in memory lies: indices, and the lane."""
@@ -175,8 +180,8 @@ class Check:
         total = num_wrong
         worst: _Difference | None = None
         for i, element in enumerate(self.elements):
-            lanes = None if self.is_step else element.lanes
-            wrong = find_wrong(reference[i], kernel[i], [run[i] for run in varied], lanes)
+            runs = [run[i] for run in varied]
+            wrong = find_wrong(reference[i], kernel[i], runs, None if self.is_step else element)
             if not wrong.size:
                 continue
             total = max(total, num_wrong + wrong.size)
@@ -189,9 +194,10 @@ class Check:
     def _num_allowed(self, size: int, step: int) -> int:
         if self.is_exact:
             return 0
+        limit = _VARIED_LIMIT if self.num_variations else _UNVARIED_LIMIT
         if self.is_step:
-            return int(size * MAX_WRONG_SHARE) + int(size * MAX_WRONG_PER_STEP * (step + 1))
-        return int(size * MAX_WRONG_IN_RUN)
+            return int(size * limit.share) + int(size * limit.per_step * (step + 1))
+        return int(size * limit.in_run)
 
     def _describe(self, found: _Difference) -> str:
         place = f" at {self.source}" if self.source else ""
@@ -253,7 +259,7 @@ def find_wrong(
     reference: NumpyArray,
     kernel: NumpyArray,
     varied: Sequence[NumpyArray],
-    lanes: tuple[int, int] | None = None,
+    run: CheckedElement | None = None,
 ) -> NumpyArray:
     """Returns the indices at which two flat arrays of one type differ more than rounding explains.
 
@@ -261,16 +267,15 @@ def find_wrong(
         reference: The right values.
         kernel: Those to judge.
         varied: The right values for inputs that are a little different.
-        lanes: Number of lanes and distance between them, if what varies in one lane excuses as
-            much in another: after many steps, chance decides which lanes have drifted off.
+        run: What is known about an array that many steps have made; None after a single step.
     """
     if np.array_equal(reference.view(np.uint8), kernel.view(np.uint8)):
         return np.zeros(0, np.int64)
     with np.errstate(all="ignore"):
         if reference.dtype in _BOUNDS or reference.dtype.kind == "c":
-            wrong = _find_wrong_floats(reference, kernel, varied, lanes)
+            wrong = _find_wrong_floats(reference, kernel, varied, run)
         else:
-            wrong = _find_wrong_integers(reference, kernel, varied, lanes)
+            wrong = _find_wrong_integers(reference, kernel, varied, run)
     return np.flatnonzero(wrong)
 
 
@@ -278,25 +283,26 @@ def _find_wrong_integers(
     reference: NumpyArray,
     kernel: NumpyArray,
     varied: Sequence[NumpyArray],
-    lanes: tuple[int, int] | None,
+    run: CheckedElement | None,
 ) -> NumpyArray:
     wrong: NumpyArray = reference != kernel
     if not varied:
         return wrong
-    moves = np.stack([run != reference for run in varied])
-    if lanes is None:
-        unexplained: NumpyArray = ~np.asarray(moves.any(axis=0))
-    else:
-        most = _over_lanes(moves, lanes, np.sum).max(axis=0)
-        unexplained = _over_lanes(wrong, lanes, np.sum) > DRIFT_FACTOR * most
-    return wrong & unexplained
+    moved = [values != reference for values in varied]
+    if run is None:
+        wrong &= ~np.logical_or.reduce(moved)
+        return wrong
+    most = np.maximum.reduce([_pool(values, run, np.sum, np.cumsum) for values in moved])
+    allowed = DRIFT_FACTOR * most + run.num_lanes * _VARIED_LIMIT.share
+    wrong &= _pool(wrong, run, np.sum, np.cumsum) > allowed
+    return wrong
 
 
 def _find_wrong_floats(
     reference: NumpyArray,
     kernel: NumpyArray,
     varied: Sequence[NumpyArray],
-    lanes: tuple[int, int] | None,
+    run: CheckedElement | None,
 ) -> NumpyArray:
     bounds = _bounds_of(reference.dtype)
     # Nearly always enough, and cheap. Infinity is not less than infinity.
@@ -308,24 +314,28 @@ def _find_wrong_floats(
     magnitude = np.where(finite, np.abs(right), 0.0)
     allowed = bounds.absolute + bounds.relative * magnitude + bounds.spread * np.median(magnitude)
     drift = np.zeros(right.size)
-    for run in varied:
-        moved = np.abs(_widen(run) - right)
+    for values in varied:
+        moved = np.abs(_widen(values) - right)
         moved = np.where(np.isfinite(moved), moved, np.inf)
-        drift = np.maximum(drift, np.where(_is_same(run, reference), 0.0, moved))
-    if lanes is not None:
-        drift = _over_lanes(drift, lanes, np.max)
+        drift = np.maximum(drift, np.where(_is_same(values, reference), 0.0, moved))
+    if run is not None:
+        drift = _pool(drift, run, np.max, np.maximum.accumulate)
     is_near = finite & (np.abs(got - right) <= allowed + DRIFT_FACTOR * drift)
     wrong: NumpyArray = ~(_is_same(reference, kernel) | is_near | np.isinf(drift))
     return wrong
 
 
-def _over_lanes(values: NumpyArray, lanes: tuple[int, int], combine: Any) -> NumpyArray:
-    """Combines values, flat in their last dimension, over all lanes; gives each lane the result."""
-    num_lanes, stride = lanes
-    split = values.reshape(*values.shape[:-1], -1, num_lanes, stride)
-    combined = combine(split, axis=-2, keepdims=True)
-    result: NumpyArray = np.broadcast_to(combined, split.shape).reshape(values.shape)
-    return result
+def _pool(values: NumpyArray, run: CheckedElement, combine: Any, accumulate: Any) -> NumpyArray:
+    """Combines values over all lanes and accumulates them over the steps so far."""
+    shape = values.shape
+    if run.lane_stride:
+        values = values.reshape(-1, run.num_lanes, run.lane_stride)
+        values = np.broadcast_to(combine(values, axis=1, keepdims=True), values.shape)
+    if run.rows is not None:
+        values = values.reshape(-1, run.rows.count, run.rows.stride)
+        order = slice(None, None, 1 if run.rows.slope > 0 else -1)
+        values = accumulate(values[:, order], axis=1)[:, order]
+    return values.reshape(shape)
 
 
 def _bounds_of(dtype: np.dtype[Any]) -> _Bounds:

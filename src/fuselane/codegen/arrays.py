@@ -305,17 +305,34 @@ class Memory(Array):
             offsets = indexing.add(builder, offsets, indexing.multiply(builder, at, stride))
         return Addresses(base=self._address(place, shared), offsets=offsets)
 
-    def _address(self, place: Place, index: Element) -> ir.Value:
-        builder = place.builder
-        known: int = 0
-        offset: Index = 0
-        for coordinate, stride in zip(index, self.strides, strict=True):
+    def _terms(self, place: Place, index: Element) -> list[tuple[Index, int]]:
+        """Returns the positions and strides whose products add up to an index's offset.
+
+        Dimensions that lie one behind the other are taken as one, what is known comes last.
+        """
+        known = 0
+        terms: list[tuple[Index, int]] = []
+        last: int | None = None
+        for axis, (coordinate, stride) in enumerate(zip(index, self.strides, strict=True)):
+            size = self.shape.dimensions[axis]
             if isinstance(coordinate, int):
                 known += coordinate * stride
+                continue
+            if coordinate is None:
+                terms.append((place.block.offset, stride))
+                continue
+            if last == axis - 1 and terms[-1][1] == stride * size:
+                terms[-1] = (indexing.join(place.builder, terms[-1][0], coordinate, size), stride)
             else:
-                at = place.block.offset if coordinate is None else coordinate
-                offset = indexing.add(builder, offset, indexing.multiply(builder, at, stride))
-        offset = indexing.add(builder, offset, known)
+                terms.append((coordinate, stride))
+            last = axis
+        return [*terms, (known, 1)]
+
+    def _address(self, place: Place, index: Element) -> ir.Value:
+        builder = place.builder
+        offset: Index = 0
+        for at, stride in self._terms(place, index):
+            offset = indexing.add(builder, offset, indexing.multiply(builder, at, stride))
         return element_pointer(builder, self.pointer, indexing.i64(offset), self.shape.element_type)
 
 
@@ -376,9 +393,14 @@ class Scratch(Array):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View(Array):
-    """An array computed anew at every access: data movement, and work with a single reader."""
+    """An array computed anew at every access: data movement, and work with a single reader.
+
+    element: Computes the element at an index.
+    cuts: Where a loop over all elements is cut; see `codegen.cuts`.
+    """
 
     element: Callable[[Element], ir.Value]
+    cuts: dict[int, set[int]] = field(default_factory=dict)
 
     def get(self, place: Place, index: Element) -> ir.Value:
         """See `Array.get`."""

@@ -26,6 +26,7 @@ from fuselane.codegen.arrays import (
     new_scratch,
     widen,
 )
+from fuselane.codegen.cuts import cuts_of
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.memory import LaneBlock
@@ -60,6 +61,7 @@ class Emitter:
     values: What each instruction emitted so far stands for; lists are tuples.
     schedules: The orders of emission worked out so far.
     carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
+    homes: Scratch memory in which a guard wants a result of its work to be.
     panels: Weights copied for dots.
     """
 
@@ -70,6 +72,7 @@ class Emitter:
     values: dict[HloInstruction, Binding] = field(default_factory=dict)
     schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
     carried: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
+    homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
     panels: dict[HloInstruction, Panels] = field(default_factory=dict)
 
     @property
@@ -87,6 +90,7 @@ class Emitter:
             values=dict(self.values),
             schedules=self.schedules,
             carried=self.carried,
+            homes=self.homes,
             panels=self.panels,
         )
 
@@ -125,7 +129,9 @@ class Emitter:
         value = self.values[instruction]
         return value if isinstance(value, list) else [value]
 
-    def define(self, instruction: HloInstruction, element: Elemental) -> None:
+    def define(
+        self, instruction: HloInstruction, element: Elemental, home: Scratch | None = None
+    ) -> None:
         """Decides where an instruction's elements live: registers, nowhere (a view) or scratch.
 
         With at most 64 elements per lane in registers:
@@ -134,10 +140,24 @@ class Emitter:
             %b = f32[8,99] add(..)       scratch, filled by a loop; a view if read once, element by
                                          element
             %c = f32[99,8] transpose(%b) a view: each read of it is a read of %b
+
+        Args:
+            instruction: What is defined.
+            element: How an element of it comes about.
+            home: Where to store it whatever the above says; see `codegen.liveness`.
         """
-        view = View(shape=instruction.shape, lane=self.lane(instruction), element=element)
+        operands = [v for o in instruction.operands if isinstance(v := self.values[o], Array)]
+        view = View(
+            shape=instruction.shape,
+            lane=self.lane(instruction),
+            element=element,
+            cuts=cuts_of(instruction, operands),
+        )
         in_front = instruction.computation is self.program.region
-        if self.stays_view(instruction) and (in_front or view.size > self.max_unrolled):
+        if home is not None:
+            self.copy(view, home)
+            self.values[instruction] = home
+        elif self.stays_view(instruction) and (in_front or view.size > self.max_unrolled):
             self.values[instruction] = view
         else:
             self.values[instruction] = self.materialize(view)

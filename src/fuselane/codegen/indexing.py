@@ -4,6 +4,9 @@ An element of an array is named by one index per dimension. An index is an `int`
 kernel is built), an `i64` LLVM value (known when it runs), a vector of `i32` or `i64` (one index
 per lane of the block), or `LANE` for the lane dimension, whose position the surrounding lane block
 supplies.
+
+What is known of a run-time index, the least and the largest value it can have, travels with its
+LLVM value: comparisons that it decides are decided while the kernel is built.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 from llvmlite import ir
 
@@ -19,9 +23,29 @@ from fuselane.codegen.types import integer_constant, is_vector, splat, vector_of
 I64: Final = ir.IntType(64)
 MAX_I32: Final = (1 << 31) - 1
 LANE: Final = None
+_UNKNOWN: Final = (0, 0)
 
 Index: TypeAlias = int | ir.Value
 Element: TypeAlias = tuple[Index | None, ...]
+
+
+def bounded(value: ir.Value, low: int, high: int) -> ir.Value:
+    """Notes that a run-time index is never below `low` nor above `high`; returns it."""
+    value.index_bounds = (low, high)
+    return value
+
+
+def bounds(index: Index) -> tuple[int, int] | None:
+    """Returns the least and the largest value an index can have, None if that isn't known."""
+    if isinstance(index, int):
+        return index, index
+    known: tuple[int, int] | None = getattr(index, "index_bounds", None)
+    return known
+
+
+def _within(value: ir.Value, low: int, high: int, *operands: Index) -> ir.Value:
+    """Notes bounds of a value that was computed from operands, if theirs are known."""
+    return value if any(bounds(o) is None for o in operands) else bounded(value, low, high)
 
 
 def i64(value: Index) -> ir.Value:
@@ -61,7 +85,9 @@ def add(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
         return left
     if isinstance(left, int) and left == 0:
         return right
-    return builder.add(*_matched(builder, left, right), flags=("nsw",))
+    total = builder.add(*_matched(builder, left, right), flags=("nsw",))
+    (a, b), (c, d) = bounds(left) or _UNKNOWN, bounds(right) or _UNKNOWN
+    return _within(total, a + c, b + d, left, right)
 
 
 def subtract(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
@@ -70,7 +96,9 @@ def subtract(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
         return left - right
     if isinstance(right, int) and right == 0:
         return left
-    return builder.sub(*_matched(builder, left, right), flags=("nsw",))
+    difference = builder.sub(*_matched(builder, left, right), flags=("nsw",))
+    (a, b), (c, d) = bounds(left) or _UNKNOWN, bounds(right) or _UNKNOWN
+    return _within(difference, a - d, b - c, left, right)
 
 
 def multiply(builder: ir.IRBuilder, left: Index, factor: int) -> Index:
@@ -79,7 +107,11 @@ def multiply(builder: ir.IRBuilder, left: Index, factor: int) -> Index:
         return left * factor
     if factor == 0:
         return 0
-    return left if factor == 1 else builder.mul(*_matched(builder, left, factor), flags=("nsw",))
+    if factor == 1:
+        return left
+    product = builder.mul(*_matched(builder, left, factor), flags=("nsw",))
+    low, high = sorted(factor * bound for bound in bounds(left) or _UNKNOWN)
+    return _within(product, low, high, left)
 
 
 def divide(builder: ir.IRBuilder, left: Index, divisor: int) -> tuple[Index, Index]:
@@ -88,8 +120,29 @@ def divide(builder: ir.IRBuilder, left: Index, divisor: int) -> tuple[Index, Ind
         return divmod(left, divisor)
     if divisor == 1:
         return left, 0
-    left, by = _matched(builder, left, divisor)
-    return builder.udiv(left, by), builder.urem(left, by)
+    known = bounds(left)
+    if known is not None and known[0] // divisor == known[1] // divisor:
+        return known[0] // divisor, subtract(builder, left, known[0] // divisor * divisor)
+    value, by = _matched(builder, left, divisor)
+    quotient, remainder = builder.udiv(value, by), builder.urem(value, by)
+    _quotients[quotient] = _remainders[remainder] = (value, divisor)
+    return quotient, remainder
+
+
+_Division = tuple[ir.Value, int]
+_quotients: Final = WeakKeyDictionary[ir.Value, _Division]()
+_remainders: Final = WeakKeyDictionary[ir.Value, _Division]()
+
+
+def join(builder: ir.IRBuilder, quotient: Index, remainder: Index, divisor: int) -> Index:
+    """Returns quotient * divisor + remainder; where `divide` made them, what it divided."""
+    if isinstance(quotient, ir.Value) and isinstance(remainder, ir.Value):
+        division = _quotients.get(quotient)
+        if division is not None and division[1] == divisor:
+            other = _remainders.get(remainder)
+            if other is not None and other[0] is division[0] and other[1] == divisor:
+                return division[0]
+    return add(builder, multiply(builder, quotient, divisor), remainder)
 
 
 def clamp(builder: ir.IRBuilder, value: Index, low: int, high: int) -> Index:
@@ -98,6 +151,9 @@ def clamp(builder: ir.IRBuilder, value: Index, low: int, high: int) -> Index:
         return low
     if isinstance(value, int):
         return min(max(value, low), high)
+    known = bounds(value)
+    if known is not None and low <= known[0] and known[1] <= high:
+        return value
     value, least, most = _matched(builder, value, low, high)
     at_least = builder.select(builder.icmp_signed("<", value, least), least, value)
     return builder.select(builder.icmp_signed(">", at_least, most), most, at_least)
@@ -105,15 +161,23 @@ def clamp(builder: ir.IRBuilder, value: Index, low: int, high: int) -> Index:
 
 def less(builder: ir.IRBuilder, left: Index, right: Index) -> bool | ir.Value:
     """Returns whether left < right (signed): a bool when known, else an `i1` or a vector."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left < right
+    known, other = bounds(left), bounds(right)
+    if known is not None and other is not None:
+        if known[1] < other[0]:
+            return True
+        if known[0] >= other[1]:
+            return False
     return builder.icmp_signed("<", *_matched(builder, left, right))
 
 
 def equal(builder: ir.IRBuilder, left: Index, right: Index) -> bool | ir.Value:
     """Returns whether the indices are equal: a bool when known, else an `i1` or a vector."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left == right
+    known, other = bounds(left), bounds(right)
+    if known is not None and other is not None:
+        if known == other and known[0] == known[1]:
+            return True
+        if known[1] < other[0] or known[0] > other[1]:
+            return False
     return builder.icmp_signed("==", *_matched(builder, left, right))
 
 
@@ -138,7 +202,7 @@ def flatten(builder: ir.IRBuilder, index: Sequence[Index], dimensions: Sequence[
         index = [widened(builder, coordinate) for coordinate in index]
     position: Index = 0
     for coordinate, size in zip(index, dimensions, strict=True):
-        position = add(builder, multiply(builder, position, size), coordinate)
+        position = join(builder, position, coordinate, size)
     return position
 
 

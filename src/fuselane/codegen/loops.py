@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from llvmlite import ir
 
-from fuselane.codegen.indexing import I64, Index, i64, unflatten
+from fuselane.codegen.indexing import I64, Index, bounded, i64, unflatten
 
 Values = list[ir.Value]
+
+_MAX_UNROLLED_TAIL: Final = 4
+"""Indices of the innermost dimension that are not worth a loop."""
 
 
 def emit_counted_loop(
@@ -101,6 +105,8 @@ def counted_loop(
     builder.position_at_end(header)
     counter = builder.phi(I64)
     counter.add_incoming(i64(start), entry)
+    if isinstance(start, int) and isinstance(stop, int):
+        bounded(counter, start, stop - 1)
     yield counter
     increment = builder.add(counter, ir.Constant(I64, 1), flags=("nsw",))
     counter.add_incoming(increment, builder.block)
@@ -114,15 +120,50 @@ def emit_for_each(
     body: Callable[[tuple[Index, ...]], None],
     *,
     max_unrolled: int = 1,
+    cuts: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Runs `body` for every index of an array: unrolled up to a size, else as one flat loop."""
-    size = math.prod(dimensions)
-    if size <= max_unrolled:
-        for position in range(size):
+    """Runs `body` for every index of an array: unrolled up to a size, else as nested loops.
+
+    Args:
+        builder: Positioned where the loops start; left behind them.
+        dimensions: Sizes of the array.
+        body: Gets an index; called once for each loop nest.
+        max_unrolled: The most indices for which there is no loop.
+        cuts: For each dimension where its loop is cut in several, so that the body of each knows
+            on which side of the cut it is; none by default.
+    """
+    if math.prod(dimensions) <= max_unrolled:
+        for position in range(math.prod(dimensions)):
             body(unflatten(builder, position, dimensions))
         return
-    with counted_loop(builder, 0, size, name="each") as position:
-        body(unflatten(builder, position, dimensions))
+    stops = [
+        sorted({cut for cut in places if 0 < cut < size} | {size})
+        for size, places in zip(dimensions, cuts or [()] * len(dimensions), strict=True)
+    ]
+    _emit_nest(builder, stops, (), body)
+
+
+def _emit_nest(
+    builder: ir.IRBuilder,
+    stops: Sequence[Sequence[int]],
+    outer: tuple[Index, ...],
+    body: Callable[[tuple[Index, ...]], None],
+) -> None:
+    """Emits the loops over the dimensions that remain, each cut where it says."""
+    if not stops:
+        body(outer)
+        return
+    start = 0
+    for stop in stops[0]:
+        if stop - start <= _MAX_UNROLLED_TAIL and math.prod(s[-1] for s in stops[1:]) == 1:
+            for position in range(start, stop):
+                _emit_nest(builder, stops[1:], (*outer, position), body)
+        elif stop - start == 1:
+            _emit_nest(builder, stops[1:], (*outer, start), body)
+        else:
+            with counted_loop(builder, start, stop, name="each") as position:
+                _emit_nest(builder, stops[1:], (*outer, position), body)
+        start = stop
 
 
 def emit_if(builder: ir.IRBuilder, condition: ir.Value, body: Callable[[], None]) -> None:

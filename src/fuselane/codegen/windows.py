@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Discarded, Memory, Place, Stored
+from fuselane.codegen.cuts import per_dimension
 from fuselane.codegen.indexing import LANE, Element, Index
 from fuselane.codegen.loops import emit_for_each
 
@@ -40,7 +41,8 @@ def store_window(
         value = update.get(place, at)
         target.put(place, shift(place, indexing.with_lane(index, target.lane), starts), value)
 
-    emit_for_each(place.builder, update.dimensions, move, max_unrolled=max_unrolled)
+    cuts = per_dimension(update)
+    emit_for_each(place.builder, update.dimensions, move, max_unrolled=max_unrolled, cuts=cuts)
 
 
 def _store_by_runs(place: Place, target: Memory, update: Array, starts: Sequence[Index]) -> bool:

@@ -1,0 +1,128 @@
+"""Where loops over an array's elements are cut, so that each loop takes one way through its rules.
+
+    %c = f32[8,20] concatenate(%x, %y), dimensions={1}       x f32[8,1]
+    %s = f32[8,20] add(%c, %z)
+
+An element of `s` is made of one of `x` or one of `y`. In one loop over all 20 both would be read
+and one selected; the loop is cut at 1 instead. Cuts pass through whatever is computed element by
+element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.codegen.arrays import Array, View
+from fuselane.codegen.indexing import residual_dimensions
+from fuselane.hlo.instruction import HloInstruction
+
+Cuts = dict[int, set[int]]
+"""Dimension of an array -> first indices of the parts behind a cut."""
+
+_MAX_PARTS: Final = 16
+"""The most loop nests that one becomes."""
+
+
+def cuts_of(instruction: HloInstruction, operands: Sequence[Array]) -> Cuts:
+    """Returns where a loop over an instruction's elements is cut; nowhere if into too many parts.
+
+    Args:
+        instruction: What is computed element by element.
+        operands: What its operands stand for.
+    """
+    opcode = "elementwise" if instruction.opcode in ELEMENTWISE_OPCODES else instruction.opcode
+    rule = _RULES.get(opcode)
+    cuts = {} if rule is None else rule(instruction, [_cuts(array) for array in operands])
+    sizes = instruction.shape.dimensions
+    inside = {
+        axis: {place for place in places if 0 < place < sizes[axis]}
+        for axis, places in cuts.items()
+    }
+    parts = math.prod(len(places) + 1 for places in inside.values())
+    return inside if parts <= _MAX_PARTS else {}
+
+
+def per_dimension(array: Array) -> list[Sequence[int]]:
+    """Returns the cuts of an array for each dimension of what one lane holds."""
+    cuts = _cuts(array)
+    axes = [axis for axis in range(len(array.shape.dimensions)) if axis != array.lane]
+    assert len(axes) == len(residual_dimensions(array.shape.dimensions, array.lane))
+    return [sorted(cuts.get(axis, ())) for axis in axes]
+
+
+def _cuts(array: Array) -> Cuts:
+    return array.cuts if isinstance(array, View) else {}
+
+
+def _elementwise(_: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    result: Cuts = {}
+    for cuts in operands:
+        for axis, places in cuts.items():
+            result.setdefault(axis, set()).update(places)
+    return result
+
+
+def _concatenate(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    (axis,) = instruction.dimensions
+    result = _elementwise(
+        instruction, [{a: c for a, c in o.items() if a != axis} for o in operands]
+    )
+    along = result[axis] = set()
+    start = 0
+    for operand, cuts in zip(instruction.operands, operands, strict=True):
+        along.add(start)
+        along.update(start + place for place in cuts.get(axis, ()))
+        start += operand.shape.dimensions[axis]
+    return result
+
+
+def _pad(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    result: Cuts = {}
+    sizes = instruction.operands[0].shape.dimensions
+    for axis, (low, _, interior) in enumerate(instruction.padding):
+        if interior == 0:
+            places = {0, sizes[axis], *operands[0].get(axis, ())}
+            result[axis] = {low + place for place in places}
+    return result
+
+
+def _slice(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    starts, strides = instruction.slice_starts, instruction.slice_strides
+    return {
+        axis: {-(-(place - starts[axis]) // strides[axis]) for place in places}
+        for axis, places in operands[0].items()
+    }
+
+
+def _reverse(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    sizes, reversed_axes = instruction.shape.dimensions, instruction.dimensions
+    return {
+        axis: {sizes[axis] - place for place in places} if axis in reversed_axes else places
+        for axis, places in operands[0].items()
+    }
+
+
+def _transpose(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    return {
+        axis: operands[0][source]
+        for axis, source in enumerate(instruction.dimensions)
+        if source in operands[0]
+    }
+
+
+def _broadcast(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    return {instruction.dimensions[axis]: places for axis, places in operands[0].items()}
+
+
+_RULES: Final[Mapping[str, Callable[[HloInstruction, Sequence[Cuts]], Cuts]]] = {
+    "broadcast": _broadcast,
+    "concatenate": _concatenate,
+    "elementwise": _elementwise,
+    "pad": _pad,
+    "reverse": _reverse,
+    "slice": _slice,
+    "transpose": _transpose,
+}

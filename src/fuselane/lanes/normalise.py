@@ -41,8 +41,10 @@ from fuselane.lanes.builder import (
     elementwise_attributes,
 )
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
+from fuselane.lanes.complex import is_complex, joined_shape, lower_complex
 from fuselane.lanes.conditionals import lower_conditional
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
+from fuselane.lanes.conversions import convert_part_read, convert_part_written
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
@@ -83,6 +85,20 @@ _APPLYING_LOWERINGS: Final[dict[str, _ApplyingLowering]] = {
     "scatter": lower_scatter,
     "sort": lower_sort,
 }
+
+_PASSING_OPCODES: Final = frozenset(
+    {
+        "call",
+        "conditional",
+        "fusion",
+        "get-tuple-element",
+        "opt-barrier",
+        "parameter",
+        "tuple",
+        "while",
+    }
+)
+"""Opcodes that pass values on, whatever their types."""
 
 _CONDITION_REDUCTIONS: Final = frozenset({"reduce-window", "sort", "dot", "custom-call"})
 _LANE_TYPES: Final = frozenset(
@@ -148,7 +164,8 @@ class _Normaliser:
         self._loop = loop
         self._region = ComputationBuilder(loop.name)
         self._operands: list[HloInstruction] = []
-        self._applied: dict[int, HloComputation] = {}
+        self._applied: dict[HloComputation, HloComputation] = {}
+        self._twins: list[HloInstruction] = []
         self._row_major: dict[int, Shape] = {}
         self._in_condition = 0
         self._kept_elements: Sequence[int] = ()
@@ -243,6 +260,8 @@ class _Normaliser:
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
         """Emits one instruction, given what its operands became."""
+        if instruction.opcode not in _PASSING_OPCODES and is_complex(instruction):
+            return self._visit_complex(instruction, operands, builder)
         if instruction.opcode in ELEMENTWISE_OPCODES:
             return self._visit_elementwise(instruction, operands, builder)
         visit = _VISITS.get(instruction.opcode)
@@ -252,7 +271,8 @@ class _Normaliser:
         if lower is None:
             raise self._unsupported(instruction)
         self._check_shape(instruction, instruction.shape)
-        return lower(builder, instruction, [array_of(operand) for operand in operands])
+        value = lower(builder, instruction, [array_of(operand) for operand in operands])
+        return convert_part_read(builder, value)
 
     def _visit_tuple(
         self, _instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
@@ -308,8 +328,26 @@ class _Normaliser:
             return values[1]
         if opcode == "convert" and values[0].shape.element_type is shape.element_type:
             return values[0]
+        if opcode == "convert":
+            back = convert_part_written(builder, values[0], shape.element_type)
+            if back is not None:
+                return back
         attributes = elementwise_attributes(instruction)
         return builder.emit(opcode, shape, values, attributes, origin=instruction)
+
+    def _visit_complex(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        if instruction.opcode == "copy" and instruction.shape.is_tuple:
+            return operands[0]
+        for shape in instruction.shape.tuple_shapes or (instruction.shape,):
+            self._check_shape(instruction, shape)
+
+        def visit(twin: HloInstruction, values: Sequence[Value]) -> Value:
+            self._twins.append(twin)
+            return self._visit(twin, values, builder)
+
+        return lower_complex(builder, instruction, operands, visit, self._inline)
 
     def _visit_bitcast(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
@@ -356,9 +394,9 @@ class _Normaliser:
 
     def _applied_by(self, instruction: HloInstruction) -> HloComputation:
         (original,) = instruction.called_computations
-        known = self._applied.get(original.id)
+        known = self._applied.get(original)
         if known is None:
-            known = self._applied[original.id] = self._clone_applied(instruction, original)
+            known = self._applied[original] = self._clone_applied(instruction, original)
         return known
 
     def _clone_applied(self, applying: HloInstruction, original: HloComputation) -> HloComputation:
@@ -459,7 +497,8 @@ class _Normaliser:
             return known
         if shape.element_type is PrimitiveType.TOKEN:
             raise refuse(Reason.SIDE_EFFECT, _find_side_effect(self._loop) or instruction)
-        if shape.element_type not in _LANE_TYPES:
+        real = joined_shape(shape) if shape.element_type.is_complex else shape
+        if real.element_type not in _LANE_TYPES:
             raise refuse(Reason.UNSUPPORTED_TYPE, instruction, type=shape.element_type.lower)
         if not shape.is_plain:
             raise refuse(
@@ -469,8 +508,8 @@ class _Normaliser:
             raise refuse(
                 Reason.UNSUPPORTED_STRUCTURE, instruction, detail=f"{shape} has no elements"
             )
-        # The user's module keeps its shapes alive, so that ids stay unique.
-        self._row_major[id(shape)] = result = layout.physical_shape(shape)
+        # The user's module keeps its shapes alive, and so do twins, so that ids stay unique.
+        self._row_major[id(shape)] = result = layout.physical_shape(real)
         return result
 
     def _unsupported(self, instruction: HloInstruction) -> Exception:

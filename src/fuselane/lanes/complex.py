@@ -1,0 +1,579 @@
+"""Complex numbers taken apart: a region knows only real arrays.
+
+A complex array of dimensions D is the real array of dimensions (*D, 2) that has the same bytes:
+real part, then imaginary part. So parameters, results and what loops carry keep their memory.
+What is computed is computed on pairs of real arrays of dimensions D:
+
+    %y = c64[8] multiply(%x, %w)      ->  %a, %b = %x[.., 0], %x[.., 1];  %c, %d = %w[..]
+                                          %y = concatenate(a * c - b * d, b * c + a * d), both
+                                               reshaped to f32[8,1]
+
+Where the parts of such a concatenate are wanted again, they are taken as they are; slices and
+concatenates along the last dimension are views in a kernel. Opcodes that only move data are applied
+to both parts, or to the array as it is in memory, so that what is updated in place stays so.
+
+Does not handle: functions that XLA takes apart itself, reading bits as another type.
+Numerics: see `fuselane.lanes.complex_math`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.refusal import refuse
+from fuselane.decisions import Reason
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.literal import numpy_to_literal
+from fuselane.hlo.proto import SliceDimensions
+from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes import layout
+from fuselane.lanes.applied import apply_to_arrays
+from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.complex_math import COMPLEX_RULES, Pair, Real, compare, magnitude
+from fuselane.lanes.values import Value, array_of, leaves_of
+
+Visit = Callable[[HloInstruction, Sequence[Value]], Value]
+"""Emits an instruction of real arrays, given what its operands became."""
+
+Inline = Callable[[HloComputation, Sequence[Value], ComputationBuilder], Value]
+"""Emits all of a computation, given its arguments, and returns the value of its root."""
+
+_COMPONENTS: Final = {
+    PrimitiveType.C64: PrimitiveType.F32,
+    PrimitiveType.C128: PrimitiveType.F64,
+}
+_PARTS: Final = 2
+
+
+def is_complex(instruction: HloInstruction) -> bool:
+    """Whether an instruction of the user's module makes or takes arrays of complex numbers."""
+    return _is_complex(instruction.shape) or any(_is_complex(o.shape) for o in instruction.operands)
+
+
+def _is_complex(shape: Shape) -> bool:
+    return shape.element_type in _COMPONENTS or any(map(_is_complex, shape.tuple_shapes))
+
+
+def joined_shape(shape: Shape) -> Shape:
+    """Returns the shape of the real array with the bytes of a complex one, layout included."""
+    return _with_parts(shape, _COMPONENTS[shape.element_type])
+
+
+def component_shape(shape: Shape) -> Shape:
+    """Returns the shape of one part of a complex array; other shapes as they are."""
+    element = _COMPONENTS.get(shape.element_type)
+    if element is None:
+        return shape
+    return Shape(element, shape.dimensions, (), shape.minor_to_major, shape.details)
+
+
+def lower_complex(
+    builder: ComputationBuilder,
+    instruction: HloInstruction,
+    operands: Sequence[Value],
+    visit: Visit,
+    inline: Inline,
+) -> Value:
+    """Lowers an instruction that makes or takes complex arrays; they become joined real ones.
+
+    Args:
+        builder: Where.
+        instruction: An instruction of the user's module.
+        operands: What its operands became.
+        visit: How to emit an instruction of real arrays.
+        inline: How to emit what an instruction applies.
+    Raises:
+        UnsupportedError: UNSUPPORTED_OPCODE if there is no rule for it.
+    """
+    return _Lowering(builder, instruction, operands, visit, inline).run()
+
+
+class _Lowering:
+    """One run of `lower_complex`."""
+
+    def __init__(
+        self,
+        builder: ComputationBuilder,
+        instruction: HloInstruction,
+        operands: Sequence[Value],
+        visit: Visit,
+        inline: Inline,
+    ) -> None:
+        self.builder = builder
+        self.instruction = instruction
+        self.opcode = instruction.opcode
+        self.operands = [array_of(operand) for operand in operands]
+        self.visit = visit
+        self.inline = inline
+
+    def run(self) -> Value:
+        """Does it."""
+        if self.opcode in _MOVING_OPCODES:
+            return self._move()
+        if self.opcode in ELEMENTWISE_OPCODES:
+            return self._elementwise()
+        lower = _LOWERINGS.get(self.opcode)
+        if lower is None:
+            raise self._unsupported()
+        return lower(self)
+
+    def _unsupported(self) -> Exception:
+        return refuse(Reason.UNSUPPORTED_OPCODE, self.instruction, detail=" of complex numbers")
+
+    # Elementwise opcodes.
+
+    def _elementwise(self) -> Value:
+        if self.opcode == "select":
+            return self._select()
+        operands = self._pairs()
+        if self.opcode in COMPLEX_RULES:
+            return self._join(COMPLEX_RULES[self.opcode](*operands))
+        match self.opcode:
+            case "abs":
+                return magnitude(*operands).value
+            case "compare" if self.instruction.comparison_direction in ("EQ", "NE"):
+                return compare(self.instruction.comparison_direction, operands).value
+            case "convert" if _is_complex(self.instruction.shape):
+                return self._join(self._convert(operands[0]))
+        raise self._unsupported()
+
+    def _convert(self, operand: Pair) -> Pair:
+        element = _COMPONENTS[self.instruction.shape.element_type]
+        return Pair(operand.real.convert(element), operand.imag.convert(element))
+
+    def _real(self) -> Value:
+        return self._pairs()[0].real.value
+
+    def _imag(self) -> Value:
+        return self._pairs()[0].imag.value
+
+    def _complex(self) -> Value:
+        real, imag = self._pairs()
+        return self._join(Pair(real.real, imag.real))
+
+    def _pairs(self) -> list[Pair]:
+        """Returns the operands in the result's order, real ones with an imaginary part of zero."""
+        parts = [
+            layout.lower_elementwise(self.builder, self.instruction, values)
+            for values in self._split_operands()
+        ]
+        pairs = []
+        for original, *values in zip(self.instruction.operands, *parts, strict=True):
+            real, imag = (Real(self.builder, self.instruction, value) for value in values)
+            pairs.append(Pair(real, imag if _is_complex(original.shape) else real.fill(0)))
+        return pairs
+
+    def _select(self) -> Value:
+        """Returns a select of joined arrays; where one is taken apart, so is the select."""
+        predicate, *values = self.operands
+        if values[0] is values[1] and self._has_one_layout():
+            return values[0]
+        shape = self.instruction.operands[0].shape
+        if shape.dimensions:
+            sizes = (*predicate.shape.dimensions, _PARTS)
+            predicate = self.builder.broadcast(predicate, sizes, tuple(range(shape.rank)))
+            shape = _with_parts(shape, shape.element_type)
+        shapes = [shape, *(joined_shape(o.shape) for o in self.instruction.operands[1:])]
+        return self.visit(self._joined_twin(shapes), [predicate, *values])
+
+    def _has_one_layout(self) -> bool:
+        layouts = {o.shape.minor_to_major for o in self.instruction.operands[1:]}
+        return layouts == {self.instruction.shape.minor_to_major}
+
+    # Opcodes that move data.
+
+    def _move(self) -> Value:
+        shapes = [o.shape for o in (self.instruction, *self.instruction.operands)]
+        if len({shape.element_type for shape in shapes if _is_complex(shape)}) > 1 or not (
+            _is_complex(shapes[0]) and _is_complex(shapes[1])
+        ):
+            raise self._unsupported()
+        arrays = [
+            value
+            for value, original in zip(self.operands, self.instruction.operands, strict=True)
+            if _is_complex(original.shape)
+        ]
+        if self.opcode == "dynamic-update-slice":
+            arrays = arrays[:1]
+        if self.opcode == "pad" or all(map(_is_split, arrays)):
+            return self._move_parts()
+        return self._move_joined()
+
+    def _move_parts(self) -> Value:
+        twin = self._component_twin()
+        real, imag = (array_of(self.visit(twin, values)) for values in self._split_operands())
+        return join(self.builder, real, imag, self.instruction)
+
+    def _move_joined(self) -> Value:
+        operands = list(self.operands)
+        shapes = [
+            joined_shape(o.shape) if _is_complex(o.shape) else o.shape
+            for o in self.instruction.operands
+        ]
+        if self.opcode in ("dynamic-slice", "dynamic-update-slice"):
+            index = array_shape(
+                shapes[-1].element_type
+                if shapes[-1].element_type.is_integral
+                else PrimitiveType.S32,
+                (),
+            )
+            shapes.append(index)
+            operands.append(self._constant(np.zeros((), index.element_type.dtype), index))
+        twin = self._joined_twin(shapes)
+        change = _TRAILING.get(self.opcode)
+        if change is not None:
+            change(self.instruction, twin)
+        return self.visit(twin, operands)
+
+    def _scatter(self) -> Value:
+        """Returns a scatter into a joined array, if it treats both parts alike."""
+        if len(self.operands) != len(("array", "indices", "updates")):
+            raise self._unsupported()
+        functions = self._separate(self._take_apart(self._parameter_number))
+        if functions is None or _form(functions[0]) != _form(functions[1]):
+            raise self._unsupported()
+        array, indices, updates = (o.shape for o in self.instruction.operands)
+        twin = self._joined_twin(
+            [joined_shape(array), indices, joined_shape(updates)], functions[:1]
+        )
+        twin.proto.scatter_dimension_numbers.update_window_dims.append(updates.rank)
+        return self.visit(twin, self.operands)
+
+    def _iota(self) -> Value:
+        real = Real(
+            self.builder, self.instruction, array_of(self.visit(self._component_twin(), []))
+        )
+        return self._join(Pair(real, real.fill(0)))
+
+    def _joined_constant(self) -> Value:
+        literal = self.instruction.literal
+        shape = joined_shape(self.instruction.shape)
+        twin = HloInstruction.create(
+            "constant",
+            shape,
+            name=self.instruction.name,
+            literal=np.stack([literal.real, literal.imag], axis=-1),
+        )
+        return self.visit(twin, [])
+
+    # Opcodes that combine elements.
+
+    def _dot(self) -> Value:
+        (a, c), (b, d) = self._split_operands()
+        twin = self._component_twin()
+
+        def dot(left: HloInstruction, right: HloInstruction) -> Real:
+            return Real(self.builder, self.instruction, array_of(self.visit(twin, [left, right])))
+
+        return self._join(Pair(dot(a, c) - dot(b, d), dot(a, d) + dot(b, c)))
+
+    def _reduce(self) -> Value:
+        """Returns reduces of both parts, or one of pairs where the parts depend on each other."""
+        applied = self._take_apart(self._parameter_number)
+        functions = self._separate(applied)
+        operands = self._flat_operands()
+        shapes = self._flat_shapes(self.instruction.operands)
+        results = self._flat_shapes([self.instruction])
+        if functions is None:
+            twin = self._twin(Shape.tuple_of(results), shapes, [applied])
+            return self._regroup(leaves_of(self.visit(twin, operands)))
+        count = len(results)
+        parts = []
+        for k, function in enumerate(functions):
+            twin = self._twin(results[k], [shapes[k], shapes[count + k]], [function])
+            parts.append(array_of(self.visit(twin, [operands[k], operands[count + k]])))
+        return self._regroup(parts)
+
+    def _sort(self) -> Value:
+        applied = self._take_apart(self._sort_parameter_number)
+        shapes = self._flat_shapes(self.instruction.operands)
+        twin = self._twin(Shape.tuple_of(shapes), shapes, [applied])
+        return self._regroup(leaves_of(self.visit(twin, self._flat_operands())))
+
+    def _regroup(self, parts: Sequence[HloInstruction]) -> Value:
+        """Returns results of the user's structure, given all parts of theirs."""
+        remaining = iter(parts)
+        values = [
+            join(self.builder, next(remaining), next(remaining), self.instruction)
+            if _is_complex(shape)
+            else next(remaining)
+            for shape in self.instruction.shape.tuple_shapes or (self.instruction.shape,)
+        ]
+        return tuple(values) if self.instruction.shape.is_tuple else values[0]
+
+    def _take_apart(self, number: Callable[[int, int], int]) -> HloComputation:
+        """Returns what the instruction applies as a function of real numbers.
+
+        number: Returns the number of the parameter for a part of the user's parameter.
+        """
+        original = self.instruction.to_apply
+        builder = ComputationBuilder(original.name)
+        arguments = []
+        for i, parameter in enumerate(original.parameters):
+            scalar = array_shape(component_shape(parameter.shape).element_type, ())
+            count = _PARTS if _is_complex(parameter.shape) else 1
+            parts = [builder.parameter(number(i, k), scalar, parameter) for k in range(count)]
+            is_pair = count == _PARTS
+            arguments.append(join(builder, parts[0], parts[1], parameter) if is_pair else parts[0])
+        value = self.inline(original, arguments, builder)
+        shape = original.root.shape
+        leaves = [
+            part
+            for leaf, element in zip(leaves_of(value), shape.tuple_shapes or (shape,), strict=True)
+            for part in (split(builder, leaf) if _is_complex(element) else (leaf,))
+        ]
+        return builder.finish(leaves[0] if len(leaves) == 1 else builder.make_tuple(leaves))
+
+    def _parameter_number(self, parameter: int, part: int) -> int:
+        """Returns where a parameter's part comes in what a reduce of all parts applies."""
+        before = self.instruction.to_apply.parameters[:parameter]
+        return sum(_PARTS if _is_complex(p.shape) else 1 for p in before) + part
+
+    def _sort_parameter_number(self, parameter: int, part: int) -> int:
+        """Returns the same for a comparator, which has two parameters for each operand."""
+        first = self._parameter_number(parameter - parameter % 2, 0)
+        return first + 2 * part + parameter % 2
+
+    def _separate(self, applied: HloComputation) -> list[HloComputation] | None:
+        """Returns one function for each result, or None if they need each other's parameters."""
+        roots = applied.root.operands if applied.root.opcode == "tuple" else [applied.root]
+        count = len(roots)
+        result = []
+        for k, root in enumerate(roots):
+            if not _parameters_of(root) <= {k, count + k}:
+                return None
+            builder = ComputationBuilder(f"{applied.name}.{k}")
+            scalar = root.shape
+            left, right = (builder.parameter(i, scalar, root) for i in range(2))
+            arguments = [left if i == k else right for i in range(2 * count)]
+            result.append(builder.finish(apply_to_arrays(builder, root, arguments)))
+        return result
+
+    # Operands and instructions of real arrays.
+
+    def _split_operands(self) -> tuple[list[HloInstruction], list[HloInstruction]]:
+        """Returns the real and the imaginary parts of the operands; real operands in both."""
+        reals, imags = [], []
+        for value, original in zip(self.operands, self.instruction.operands, strict=True):
+            is_pair = _is_complex(original.shape)
+            real, imag = split(self.builder, value) if is_pair else (value, value)
+            reals.append(real)
+            imags.append(imag)
+        return reals, imags
+
+    def _flat_operands(self) -> list[HloInstruction]:
+        """Returns both parts of each complex operand, one after the other, and all others."""
+        return [
+            part
+            for value, original in zip(self.operands, self.instruction.operands, strict=True)
+            for part in (split(self.builder, value) if _is_complex(original.shape) else (value,))
+        ]
+
+    def _flat_shapes(self, instructions: Sequence[HloInstruction]) -> list[Shape]:
+        shapes = [s for i in instructions for s in (i.shape.tuple_shapes or (i.shape,))]
+        return [
+            component_shape(shape)
+            for shape in shapes
+            for _ in range(_PARTS if _is_complex(shape) else 1)
+        ]
+
+    def _component_twin(self) -> HloInstruction:
+        """Returns the instruction that does to one part what the user's does to both."""
+        shapes = [component_shape(operand.shape) for operand in self.instruction.operands]
+        return self._twin(component_shape(self.instruction.shape), shapes)
+
+    def _joined_twin(
+        self, shapes: Sequence[Shape], applied: Sequence[HloComputation] | None = None
+    ) -> HloInstruction:
+        return self._twin(joined_shape(self.instruction.shape), shapes, applied)
+
+    def _twin(
+        self,
+        shape: Shape,
+        operand_shapes: Sequence[Shape],
+        applied: Sequence[HloComputation] | None = None,
+    ) -> HloInstruction:
+        """Returns the user's instruction with operands and results of other shapes."""
+        operands = [HloInstruction.create("parameter", s) for s in operand_shapes]
+        return self.instruction.clone(operands, shape=shape, called_computations=applied)
+
+    def _join(self, pair: Pair) -> HloInstruction:
+        return join(self.builder, pair.real.value, pair.imag.value, self.instruction)
+
+    def _constant(self, value: np.ndarray, shape: Shape) -> HloInstruction:
+        return self.builder.constant(shape, numpy_to_literal(value, shape), self.instruction)
+
+
+_MOVING_OPCODES: Final = frozenset(
+    {
+        "bitcast",
+        "broadcast",
+        "concatenate",
+        "copy",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "gather",
+        "pad",
+        "reshape",
+        "reverse",
+        "slice",
+        "transpose",
+    }
+)
+
+_LOWERINGS: Final[dict[str, Callable[[_Lowering], Value]]] = {
+    "complex": _Lowering._complex,
+    "constant": _Lowering._joined_constant,
+    "dot": _Lowering._dot,
+    "imag": _Lowering._imag,
+    "iota": _Lowering._iota,
+    "real": _Lowering._real,
+    "reduce": _Lowering._reduce,
+    "reduce-window": _Lowering._reduce,
+    "scatter": _Lowering._scatter,
+    "sort": _Lowering._sort,
+}
+
+
+# Joined arrays and their parts.
+
+
+def join(
+    builder: ComputationBuilder, real: HloInstruction, imag: HloInstruction, origin: HloInstruction
+) -> HloInstruction:
+    """Returns the array with real and imaginary parts side by side in a last dimension."""
+    sizes = real.shape.dimensions
+    if real is imag and real.opcode == "broadcast" and not real.operands[0].shape.dimensions:
+        return builder.broadcast(real.operands[0], (*sizes, _PARTS), ())
+    columns = [builder.reshape(part, (*sizes, 1)) for part in (real, imag)]
+    shape = array_shape(real.shape.element_type, (*sizes, _PARTS))
+    return builder.emit(
+        "concatenate", shape, columns, (("dimensions", (len(sizes),)),), origin=origin
+    )
+
+
+def split(
+    builder: ComputationBuilder, joined: HloInstruction
+) -> tuple[HloInstruction, HloInstruction]:
+    """Returns the real and the imaginary part of a joined array, as they were if it was joined."""
+    real, imag = (_part(builder, joined, k) for k in range(_PARTS))
+    return real, imag
+
+
+def _part(builder: ComputationBuilder, joined: HloInstruction, number: int) -> HloInstruction:
+    *sizes, _ = joined.shape.dimensions
+    last = len(sizes)
+    if _is_join(joined):
+        return builder.reshape(joined.operands[number], tuple(sizes))
+    match joined.opcode:
+        case "constant" if not sizes:
+            shape = array_shape(joined.shape.element_type, ())
+            literal = numpy_to_literal(joined.literal[number], shape)
+            return builder.constant(shape, literal, joined)
+        case "broadcast":
+            inner, dimensions = joined.operands[0], joined.dimensions
+            if last in dimensions:
+                inner, dimensions = _part(builder, inner, number), dimensions[:-1]
+            return builder.broadcast(inner, tuple(sizes), dimensions)
+        case "select" if _is_repeated(joined.operands[0]):
+            predicate, *values = joined.operands
+            repeated = builder.broadcast(predicate.operands[0], tuple(sizes), predicate.dimensions)
+            parts = [_part(builder, value, number) for value in values]
+            return builder.emit("select", parts[0].shape, (repeated, *parts), origin=joined)
+    ranges = (*((0, size, 1) for size in sizes), (number, number + 1, 1))
+    shape = array_shape(joined.shape.element_type, (*sizes, 1))
+    column = builder.emit("slice", shape, (joined,), (("slice_dimensions", ranges),))
+    return builder.reshape(column, tuple(sizes))
+
+
+def _is_split(joined: HloInstruction) -> bool:
+    """Whether the parts of a joined array are at hand."""
+    if joined.opcode == "select":
+        return any(map(_is_split, joined.operands[1:]))
+    if joined.opcode == "broadcast":
+        return True
+    return _is_join(joined) or joined.shape.dimensions == (_PARTS,)
+
+
+def _is_join(value: HloInstruction) -> bool:
+    last = value.shape.rank - 1
+    return (
+        value.opcode == "concatenate"
+        and value.dimensions == (last,)
+        and [o.shape.dimensions[last] for o in value.operands] == [1, 1]
+    )
+
+
+def _is_repeated(predicate: HloInstruction) -> bool:
+    """Whether a predicate is the same for both parts."""
+    last = predicate.shape.rank - 1
+    return predicate.opcode == "broadcast" and last not in predicate.dimensions
+
+
+def _with_parts(shape: Shape, element_type: PrimitiveType) -> Shape:
+    """Returns a shape with a last dimension, fastest in memory, for two parts."""
+    return Shape(
+        element_type,
+        (*shape.dimensions, _PARTS),
+        (),
+        (shape.rank, *shape.minor_to_major),
+        shape.details,
+    )
+
+
+# How instructions change when their arrays get a last dimension.
+
+
+def _extend_dimensions(original: HloInstruction, twin: HloInstruction) -> None:
+    twin.proto.dimensions.append(original.shape.rank)
+
+
+def _extend_slice(_original: HloInstruction, twin: HloInstruction) -> None:
+    twin.proto.slice_dimensions.append(SliceDimensions(start=0, limit=_PARTS, stride=1))
+
+
+def _extend_dynamic_slice(_original: HloInstruction, twin: HloInstruction) -> None:
+    twin.proto.dynamic_slice_sizes.append(_PARTS)
+
+
+def _extend_gather(original: HloInstruction, twin: HloInstruction) -> None:
+    twin.proto.gather_dimension_numbers.offset_dims.append(original.shape.rank)
+    twin.proto.gather_slice_sizes.append(_PARTS)
+
+
+_TRAILING: Final[dict[str, Callable[[HloInstruction, HloInstruction], None]]] = {
+    "broadcast": _extend_dimensions,
+    "dynamic-slice": _extend_dynamic_slice,
+    "gather": _extend_gather,
+    "slice": _extend_slice,
+    "transpose": _extend_dimensions,
+}
+
+
+# Functions of scalars.
+
+
+def _parameters_of(root: HloInstruction) -> set[int]:
+    """Returns the numbers of the parameters a value is made from."""
+    if root.opcode == "parameter":
+        return {root.parameter_number}
+    return set().union(*map(_parameters_of, root.operands))
+
+
+def _form(function: HloComputation) -> list[tuple[object, ...]]:
+    """Returns what is equal for functions that do the same."""
+    numbers = {instruction: i for i, instruction in enumerate(function.instructions)}
+    return [
+        (
+            i.opcode,
+            i.parameter_number,
+            i.proto.literal.SerializeToString(deterministic=True),
+            *(numbers[operand] for operand in i.operands),
+        )
+        for i in function.instructions
+    ]

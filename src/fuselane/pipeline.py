@@ -23,7 +23,6 @@ from typing import Final, final
 
 from fuselane import config
 from fuselane.analysis.gain import Gain
-from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.analysis.xla_time import estimate_step_us
@@ -44,8 +43,10 @@ from fuselane.lanes.form import describe, form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import replace_loop
 from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
+from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
 from fuselane.runtime.cache import open_cache
+from fuselane.runtime.costs import load_costs
 from fuselane.runtime.ffi import TARGET, custom_call_attributes
 from fuselane.runtime.kernel import Kernel, compute_key
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
@@ -123,15 +124,25 @@ class _Fusion:
     def _visit(self, instruction: HloInstruction) -> bool:
         """Replaces a loop, or a call that is one, if it can run as a kernel; returns whether."""
         if instruction.opcode == "while":
-            return self._replace(instruction, is_small=False)
+            return self._replace_any(instruction, is_small=False)
         loop = take_out_loop(instruction) if is_small_call(instruction) else None
         if loop is None:
             return False
-        is_replaced = self._replace(loop, is_small=True)
+        is_replaced = self._replace_any(loop, is_small=True)
         if not is_replaced:
             put_back_loop(instruction, loop)
         elif instruction.computation is not None:
             instruction.computation.remove(instruction)
+        return is_replaced
+
+    def _replace_any(self, loop: HloInstruction, *, is_small: bool) -> bool:
+        """Replaces a loop of any structure."""
+        tupled = make_tupled(loop)
+        is_replaced = self._replace(tupled, is_small=is_small)
+        if not is_replaced:
+            undo_tupled(loop, tupled)
+        elif loop.computation is not None:
+            loop.computation.remove(loop)
         return is_replaced
 
     def _replace(self, loop: HloInstruction, *, is_small: bool) -> bool:
@@ -186,7 +197,7 @@ class _Fusion:
         self, loop: HloInstruction, program: LaneProgram, plan: Plan, *, is_compiled: bool
     ) -> Gain:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
-        costs, device = MachineCosts(), host_device()
+        costs, device = load_costs(config.cache_dir()), host_device()
         gain = Gain(
             trip_count=program.loop.trip_count,
             xla_step_us=estimate_step_us(loop, costs, is_compiled=is_compiled),

@@ -10,7 +10,8 @@ classes, so that a zero array shared by two unrelated values does not tie these 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -87,6 +88,15 @@ class DimensionClasses:
         for a, b in zip(some, others, strict=True):
             if a != b:
                 self._parent[self.find(b)] = self.find(a)
+
+    def meeting(self, of: Collection[int]) -> set[tuple[int, int]]:
+        """Returns the pairs of these classes that some value has both of, each pair both ways."""
+        result: set[tuple[int, int]] = set()
+        for _, nodes in self._all_values():
+            if len(nodes) > 1:
+                roots = {self.find(node) for node in nodes}
+                result.update(itertools.permutations(roots.intersection(of), 2))
+        return result
 
     def mark(self, node: int, instruction: HloInstruction, why: str) -> None:
         """Notes that an instruction mixes data along a dimension; size one has nothing to mix."""

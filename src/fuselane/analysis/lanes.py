@@ -15,7 +15,8 @@ Source: the idea is that of dimension-wise parallelism analysis, as in the desig
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -89,14 +90,63 @@ def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAna
             return leaving
     if lane_class is None:
         return _without_lanes(classes, _describe_obstacle(region, loop, classes, candidates))
+    joiner = _Joiner(classes, parallel, proven)
+    for one, other in itertools.permutations(parallel, 2):
+        if candidates[one] == candidates[other]:
+            joiner.join(one, other)
+    lane_class = classes.find(lane_class)
+    mergeable = _find_mergeable(classes, lane_class, parallel)
+    for other in parallel if not mergeable else ():
+        if candidates[other][0] == candidates[lane_class][0]:
+            joiner.join(lane_class, other)
     lane_dimensions, splits = classes.lane_dimensions(lane_class)
     return LaneAnalysis(
         num_lanes=candidates[lane_class][0],
         lane_dimensions=lane_dimensions,
         splits=splits,
-        mergeable=_find_mergeable(classes, lane_class, parallel),
+        mergeable=mergeable,
         conditions=proven[lane_class],
     )
+
+
+@final
+class _Joiner:
+    """Makes one class of parallel ones that never meet.
+
+    Recurrences that have nothing to do with each other then run together. What is proven of loops
+    that lanes leave one by one stays so: these don't carry the class that is added.
+    """
+
+    def __init__(
+        self,
+        classes: DimensionClasses,
+        parallel: Sequence[int],
+        conditions: Mapping[int, Mapping[HloInstruction, LaneCondition]],
+    ) -> None:
+        self._classes = classes
+        self._conditions = conditions
+        self._meeting = classes.meeting(parallel)
+        self._groups = {lane_class: [lane_class] for lane_class in parallel}
+
+    def join(self, one: int, other: int) -> None:
+        """Adds a class to another, whose name stays, if that can be."""
+        mine, theirs = self._groups.get(one), self._groups.get(other)
+        if one == other or mine is None or theirs is None or self._conditions[other]:
+            return
+        if any((a, b) in self._meeting for a in mine for b in theirs) or self._carries(one, other):
+            return
+        self._classes.unite((one,), (other,))
+        mine.extend(self._groups.pop(other))
+
+    def _carries(self, one: int, other: int) -> bool:
+        """Whether a loop that lanes of one class leave one by one carries the other class."""
+        find, elements = self._classes.find, self._classes.elements
+        return any(
+            find(node) == other
+            for loop in self._conditions[one]
+            for nodes in elements[loop]
+            for node in nodes
+        )
 
 
 def _prove_ends(classes: DimensionClasses, lane_class: int) -> dict[HloInstruction, LaneCondition]:
@@ -143,7 +193,7 @@ def _find_mergeable(
     classes: DimensionClasses, lane_class: int, parallel: list[int]
 ) -> dict[HloInstruction, int]:
     for other in parallel:
-        if other != lane_class:
+        if other != lane_class and classes.find(other) == other:
             mergeable = classes.mergeable(lane_class, other)
             if mergeable is not None:
                 return mergeable

@@ -6,6 +6,7 @@ Exit codes: 0 if all is well, 1 if something measured or checked is wrong, 2 for
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from rich.console import Console
 
 import fuselane
 from fuselane import config
+from fuselane.calibration import calibrate
 from fuselane.cartpole.bench import run_benchmark
 from fuselane.cartpole.results import Settings
 from fuselane.cartpole.table import make_table
@@ -24,6 +26,7 @@ from fuselane.doctor import diagnose
 from fuselane.errors import FuselaneError, InputError
 from fuselane.explain.support_table import support_table
 from fuselane.module_file import TARGETS, explain_module_file
+from fuselane.runtime.costs import costs_path, write_costs
 from fuselane.script import prepare_for_script, run_script
 
 OK: Final = 0
@@ -73,6 +76,8 @@ def _make_parser() -> argparse.ArgumentParser:
     support.set_defaults(run=_print_support)
     doctor = commands.add_parser("doctor", help="check the installation")
     doctor.set_defaults(run=_doctor)
+    calibration = commands.add_parser("calibrate", help="measure what things cost on this machine")
+    calibration.set_defaults(run=_calibrate)
     return parser
 
 
@@ -157,6 +162,16 @@ def _doctor(_: argparse.Namespace) -> int:
     for name, value in diagnosis.lines:
         print(f"{name:{width}}  {value}")
     return WRONG if diagnosis.problem else OK
+
+
+def _calibrate(_: argparse.Namespace) -> int:
+    costs = calibrate()
+    path = costs_path(config.cache_dir())
+    write_costs(path, costs)
+    for field in dataclasses.fields(costs):
+        print(f"{field.name:22}  {getattr(costs, field.name):.4g}")
+    _say(f"Kept in {path}.")
+    return OK
 
 
 def _write(path: Path, text: str) -> None:

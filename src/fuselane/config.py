@@ -57,7 +57,7 @@ class Options:
     unroll: int | None = None
     tile_lanes: int | None = None
     threads: int | None = None
-    min_gain: float = 1.1
+    min_gain: float = 1.15
     cache_mib: int = 256
     verify: bool = False
     verify_hlo: bool = False

@@ -16,6 +16,7 @@ from fuselane.device import host_device
 from fuselane.machine import describe_versions
 from fuselane.runtime import hook
 from fuselane.runtime.cache import open_cache
+from fuselane.runtime.costs import costs_path, read_costs
 
 _TOLERANCE: Final = 1e-5
 _TEST_LANES: Final = 1000
@@ -53,6 +54,7 @@ def diagnose() -> Diagnosis:
             ("features", device.features or "unknown"),
             ("hook", hook_state),
             ("cache", _describe_cache()),
+            ("costs", _describe_costs()),
             ("self-test", verdict),
         ),
         problem=problem,
@@ -92,6 +94,13 @@ def _wander(start: jax.Array, seeds: jax.Array) -> Carry:
 
     end: Carry = lax.fori_loop(0, _TEST_STEPS, step, (start, seeds))
     return end
+
+
+def _describe_costs() -> str:
+    path = costs_path(config.cache_dir())
+    if read_costs(path) is None:
+        return "built in; `fuselane calibrate` measures this machine's"
+    return f"measured, {path}"
 
 
 def _describe_cache() -> str:

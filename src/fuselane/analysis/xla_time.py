@@ -2,7 +2,9 @@
 
 XLA runs a loop's body as a sequence of thunks. Each costs its dispatch, which is most of it where
 arrays are small, and the work inside. A fusion computes each element of its result from scratch:
-what it broadcasts or gathers from is computed again for every use.
+what it broadcasts or gathers from is computed again for every use. XLA vectorises elementwise code,
+calls a library for the functions in `_CALLS`, and leaves reductions, gathers and what is put
+together from parts to scalar code.
 """
 
 from __future__ import annotations
@@ -10,15 +12,42 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.window import get_window
 
+_FUNCTIONS: Final[Mapping[str, tuple[float, float]]] = {
+    "erf": (1.0, 9.0),
+    "exponential": (1.0, 2.7),
+    "exponential-minus-one": (2.0, 6.0),
+    "log": (1.2, 6.5),
+    "log-plus-one": (2.5, 8.0),
+    "logistic": (1.1, 4.4),
+    "power": (5.5, 12.0),
+    "rsqrt": (1.4, 4.6),
+    "sqrt": (0.2, 0.8),
+    "tanh": (1.2, 3.0),
+}
+"""XLA's time for one element in f32 and f64, in exponentials of f32."""
+
+_CALLS: Final[Mapping[str, tuple[float, float]]] = {
+    "atan2": (6.0, 6.0),
+    "cbrt": (3.3, 4.0),
+    "cosine": (1.0, 3.0),
+    "sine": (1.0, 3.0),
+    "tan": (3.0, 4.0),
+}
+"""XLA's time for one element in f32 and f64, in sines of f32."""
+
+_LIBRARY: Final = frozenset({"convolution", "custom-call", "dot", "fft"})
 _FREE: Final = frozenset(
     {
         "after-all",
@@ -32,11 +61,24 @@ _FREE: Final = frozenset(
         "tuple",
     }
 )
-_LIBRARY: Final = frozenset({"convolution", "custom-call", "dot", "fft", "sort"})
+_NO_WORK: Final = _FREE | {"broadcast", "copy", "iota", "reshape", "reverse", "slice", "transpose"}
+_SAME_PLACE: Final = ELEMENTWISE_OPCODES | {"bitcast", "copy", "reshape", "tuple"}
 _VECTOR_BITS: Final = 256
-_MOVE_COST: Final = 1.0
-_SCALAR_MOVE_COST: Final = 4.0
-_UNKNOWN_COST: Final = 4.0
+# Scalar operations per element.
+_SORT_EXCHANGE: Final = 36.0
+_INTEGER_DIVISION: Final = 4.0
+_SCALAR_MOVES: Final[Mapping[str, float]] = {
+    "dynamic-slice": 0.5,
+    "dynamic-update-slice": 0.5,
+    "gather": 3.0,
+    "scatter": 8.0,
+}
+_UNKNOWN: Final = 4.0
+_SHORT_RUN: Final = 4.0
+_ROW: Final = 16.0
+_MATRIX: Final = 30.0
+_MIN_FUNCTIONS: Final = 4.0
+"""A function of one element takes as long as those of a few: nothing hides its latency."""
 
 
 def estimate_step_us(loop: HloInstruction, costs: MachineCosts, *, is_compiled: bool) -> float:
@@ -47,21 +89,37 @@ def estimate_step_us(loop: HloInstruction, costs: MachineCosts, *, is_compiled: 
         costs: Those of the machine.
         is_compiled: Whether XLA compiles the whole loop into one function, without thunks.
     """
-    return _Clock(costs, is_compiled).step(loop)
+    footprint = sum(shape.byte_size for shape in loop.shape.tuple_shapes)
+    return _Clock(costs=costs, footprint=footprint, is_compiled=is_compiled).step(loop)
 
 
+@final
+@dataclass(slots=True, kw_only=True)
 class _Clock:
-    """Adds up the time of the thunks of computations."""
+    """Adds up the time of the thunks of computations.
 
-    def __init__(self, costs: MachineCosts, is_compiled: bool) -> None:
-        self._costs = costs
-        self._is_compiled = is_compiled
+    costs: Those of the machine.
+    footprint: Bytes of all that the outermost loop carries.
+    is_compiled: Whether XLA compiles what is looked at into one function.
+    is_library_code: Whether a library runs the fusion that is looked at.
+    """
+
+    costs: MachineCosts
+    footprint: int
+    is_compiled: bool
+    is_library_code: bool = False
 
     def step(self, loop: HloInstruction) -> float:
-        work = self._computation(loop.condition) + self._computation(loop.body)
-        return work + (0 if self._is_compiled else self._costs.step_us)
+        """Returns the time of one iteration."""
+        work = self.computation(loop.condition) + self.computation(loop.body)
+        return work + self._dispatch
 
-    def _computation(self, computation: HloComputation) -> float:
+    @property
+    def _dispatch(self) -> float:
+        return 0.0 if self.is_compiled else self.costs.thunk_us
+
+    def computation(self, computation: HloComputation) -> float:
+        """Returns the time of one run of a computation."""
         return sum(self._instruction(i) for i in computation.instructions)
 
     def _instruction(self, instruction: HloInstruction) -> float:
@@ -69,71 +127,118 @@ class _Clock:
         if opcode in _FREE:
             return 0.0
         if opcode == "while":
-            return self._trip_count(instruction) * self.step(instruction)
+            count = compute_trip_count(instruction)
+            return self.step(instruction) * (UNKNOWN_TRIP_COUNT if count is None else count)
         if opcode == "call":
-            return self._computation(instruction.to_apply)
+            is_whole = "xla_cpu_small_call" in instruction.frontend_attributes
+            inner = replace(self, is_compiled=self.is_compiled or is_whole)
+            return self._dispatch + inner.computation(instruction.to_apply)
         if opcode == "conditional":
-            branches = [self._computation(c) for c in instruction.called_computations]
-            return self._costs.thunk_us + sum(branches) / len(branches)
+            branches = [self.computation(c) for c in instruction.called_computations]
+            return self._dispatch + sum(branches) / len(branches)
         return self._thunk(instruction)
 
-    @staticmethod
-    def _trip_count(loop: HloInstruction) -> int:
-        count = compute_trip_count(loop)
-        return UNKNOWN_TRIP_COUNT if count is None else count
-
     def _thunk(self, instruction: HloInstruction) -> float:
-        work = self._work(instruction)
-        if self._is_compiled:
-            return work
-        dispatch = self._costs.thunk_us
+        time = self._dispatch + max(self._work(instruction), self._traffic(instruction))
+        if self.is_compiled:
+            return time
         if instruction.opcode in _LIBRARY or instruction.fusion_kind == "kCustom":
-            dispatch += self._costs.library_us
+            return time + self.costs.library_us
         tasks = _num_tasks(instruction)
         if tasks > 1:
-            return dispatch + self._costs.task_us + work / tasks
-        return dispatch + work
+            return self._dispatch + self.costs.task_us + time / tasks
+        return time
+
+    def _traffic(self, instruction: HloInstruction) -> float:
+        """Returns the time to read and write a thunk's arrays."""
+        written = _result_bytes(instruction)
+        read = sum(min(o.shape.byte_size, 4 * written) for o in instruction.operands)
+        return self.costs.moving_us(written + read, self.footprint)
 
     def _work(self, instruction: HloInstruction) -> float:
-        if instruction.opcode == "fusion":
-            computation = instruction.called_computations[0]
-            runs = count_runs(computation)
-            return sum(self._run(i) * times for i, times in runs.items())
-        return self._run(instruction) * _result_elements(instruction)
+        if instruction.opcode != "fusion":
+            return self._time(instruction, _result_elements(instruction))
+        runs = count_runs(instruction.called_computations[0])
+        self.is_library_code = instruction.fusion_kind == "kCustom"
+        return sum(self._time(i, times) for i, times in runs.items())
 
-    def _run(self, instruction: HloInstruction) -> float:
-        """Returns the time for one element of an instruction's result."""
-        costs = self._costs
-        opcode = instruction.opcode
-        element = instruction.shape
-        while element.is_tuple:
-            element = element.tuple_shapes[0]
-        share = max(element.element_type.bits, 8) / _VECTOR_BITS
-        if self._is_compiled and element.num_elements <= _SCALAR_ELEMENTS:
-            share = costs.xla_scalar_us / costs.xla_operation_us
+    def _time(self, instruction: HloInstruction, count: float) -> float:
+        """Returns the time to compute so many elements of an instruction's result."""
+        costs, opcode = self.costs, instruction.opcode
+        if opcode in _NO_WORK:
+            return 0.0
         if opcode in ELEMENTWISE_OPCODES:
-            return OPCODE_COST[opcode] * share * costs.xla_operation_us
-        scalar = costs.xla_scalar_us
-        match opcode:
-            case "reduce" | "reduce-window":
-                inner = instruction.operands[0].shape.num_elements / max(1, element.num_elements)
-                applied = len(instruction.to_apply.instructions)
-                return inner * applied * scalar
-            case "dot":
-                return _contracted(instruction) * share * costs.xla_operation_us
-            case "sort":
-                size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
-                return 10 * math.log2(size + 1) * scalar
-            case "gather" | "scatter" | "dynamic-slice":
-                return _SCALAR_MOVE_COST * scalar
-            case "copy" | "broadcast" | "reshape" | "transpose" | "slice" | "concatenate" | "pad":
-                return _MOVE_COST * share * costs.xla_operation_us
-            case _ if opcode in _FREE or opcode in ("iota", "reverse"):
-                return 0.0
-        return _UNKNOWN_COST * scalar
+            return self._elementwise(instruction, count)
+        if opcode == "dot":
+            products = DotDimensions.of(instruction).contracted_size(instruction)
+            time = count * products * _share(instruction) * costs.xla_operation_us
+            return time + _num_matrices(instruction) * _MATRIX * costs.xla_scalar_us
+        if opcode == "reduce" and self.is_library_code:
+            inner = instruction.operands[0].shape.num_elements * _share(instruction)
+            return inner * costs.xla_operation_us + count * _ROW * costs.xla_scalar_us
+        return count * _scalar_operations(instruction) * costs.xla_scalar_us
+
+    def _elementwise(self, instruction: HloInstruction, count: float) -> float:
+        costs, opcode = self.costs, instruction.opcode
+        element = instruction.shape.element_type
+        is_double = element.bits > 32
+        if opcode in ("divide", "remainder") and element.is_integral:
+            if instruction.operands[1].opcode != "constant":
+                return count * _INTEGER_DIVISION * (1 + 6 * is_double) * costs.xla_scalar_us
+        if opcode in _FUNCTIONS:
+            elements = max(count, _MIN_FUNCTIONS)
+            return elements * _FUNCTIONS[opcode][is_double] * costs.xla_function_us
+        if opcode in _CALLS:
+            elements = max(count, _MIN_FUNCTIONS)
+            return elements * _CALLS[opcode][is_double] * costs.xla_call_us
+        vectors = count * _share(instruction)
+        return OPCODE_COST[opcode] * max(costs.xla_scalar_us, vectors * costs.xla_operation_us)
 
 
-_SCALAR_ELEMENTS: Final = 16
+def _share(instruction: HloInstruction) -> float:
+    """Returns how much of a vector register one element takes."""
+    return max(instruction.shape.element_type.bits, 8) / _VECTOR_BITS
+
+
+def _scalar_operations(instruction: HloInstruction) -> float:
+    """Returns the operations of scalar code for one element of an instruction's result."""
+    opcode = instruction.opcode
+    if opcode == "reduce":
+        inner = instruction.operands[0].shape.num_elements / max(1, _result_elements(instruction))
+        return inner * _combination(instruction)
+    if opcode == "reduce-window":
+        return math.prod(w.size for w in get_window(instruction)) * _combination(instruction)
+    if opcode in ("concatenate", "pad"):
+        return 0.1 + _SHORT_RUN / max(1, _run_length(instruction))
+    if opcode == "sort":
+        size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
+        return _SORT_EXCHANGE * math.log2(size + 1)
+    return _SCALAR_MOVES.get(opcode, _UNKNOWN)
+
+
+def _num_matrices(dot: HloInstruction) -> int:
+    """Returns how many products of matrices a dot with batch dimensions stands for."""
+    sizes = dot.operands[0].shape.dimensions
+    return math.prod(sizes[d] for d in DotDimensions.of(dot).left_batch)
+
+
+def _combination(instruction: HloInstruction) -> float:
+    """Returns the operations by which a reduction takes in one more element."""
+    applied = sum(OPCODE_COST.get(i.opcode, 1) for i in instruction.to_apply.instructions)
+    return 0.4 + 0.2 * applied
+
+
+def _run_length(instruction: HloInstruction) -> int:
+    """Returns how many neighbouring elements of what is put together come from one part."""
+    parts = [o for o in instruction.operands if o.shape.dimensions]
+    strides = instruction.shape.strides
+    if instruction.opcode == "pad":
+        (part,) = parts or instruction.operands[:1]
+        sizes = zip(part.shape.dimensions, instruction.shape.dimensions, strict=True)
+        padded = [d for d, (inner, outer) in enumerate(sizes) if inner != outer]
+        return min((strides[d] * part.shape.dimensions[d] for d in padded), default=1)
+    (dimension,) = instruction.dimensions
+    return strides[dimension] * instruction.shape.dimensions[dimension] // len(parts)
 
 
 def _num_tasks(instruction: HloInstruction) -> int:
@@ -145,19 +250,25 @@ def _num_tasks(instruction: HloInstruction) -> int:
         return 1
 
 
+def _in_place(instruction: HloInstruction) -> HloInstruction:
+    """Returns what decides how much of a result is written: the update of an update in place."""
+    root = instruction
+    if instruction.opcode == "fusion":
+        root = instruction.called_computations[0].root
+    while root.opcode == "bitcast":
+        root = root.operands[0]
+    if root.opcode == "dynamic-update-slice":
+        return root.operands[1]
+    return root.operands[-1] if root.opcode == "scatter" else instruction
+
+
+def _result_bytes(instruction: HloInstruction) -> int:
+    return _in_place(instruction).shape.byte_size
+
+
 def _result_elements(instruction: HloInstruction) -> int:
-    if instruction.opcode == "dynamic-update-slice":
-        return instruction.operands[1].shape.num_elements
-    if instruction.opcode == "scatter":
-        return instruction.operands[-1].shape.num_elements
-    shape = instruction.shape
+    shape = _in_place(instruction).shape
     return max((s.num_elements for s in shape.tuple_shapes), default=shape.num_elements)
-
-
-def _contracted(dot: HloInstruction) -> float:
-    left = dot.operands[0].shape.dimensions
-    numbers = dot.proto.dot_dimension_numbers
-    return float(math.prod(left[d] for d in numbers.lhs_contracting_dimensions))
 
 
 def count_runs(computation: HloComputation) -> Mapping[HloInstruction, float]:
@@ -176,7 +287,7 @@ def count_runs(computation: HloComputation) -> Mapping[HloInstruction, float]:
         same_place, elsewhere = 0.0, 0.0
         for user in instruction.users:
             needed = _needed(user, instruction, runs[user])
-            if user.opcode in ELEMENTWISE_OPCODES or user.opcode in ("tuple", "bitcast"):
+            if user.opcode in _SAME_PLACE:
                 same_place = max(same_place, needed)
             else:
                 elsewhere += needed
@@ -185,7 +296,7 @@ def count_runs(computation: HloComputation) -> Mapping[HloInstruction, float]:
 
 
 def _needed(user: HloInstruction, operand: HloInstruction, runs: float) -> float:
-    """Returns how many elements of an operand are needed for some elements of a user."""
+    """Returns how many elements of an operand are computed for some elements of a user."""
     match user.opcode:
         case "tuple":
             return operand.shape.num_elements
@@ -196,12 +307,11 @@ def _needed(user: HloInstruction, operand: HloInstruction, runs: float) -> float
                 return 1
             return runs * operand.shape.num_elements / max(1, _result_elements(user))
         case "concatenate":
-            share = operand.shape.num_elements / max(1, user.shape.num_elements)
-            return runs * share
-        case "dynamic-update-slice":
-            if operand is user.operands[0]:
-                return 0
-            return runs if operand is user.operands[1] else 1
+            return runs * operand.shape.num_elements / max(1, user.shape.num_elements)
+        case "dynamic-update-slice" | "scatter" if operand is user.operands[0]:
+            return 0
+        case "dynamic-update-slice" if operand is not user.operands[1]:
+            return 1
         case "dynamic-slice" if operand is not user.operands[0]:
             return 1
     return runs

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
+from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.plan import Plan
+from fuselane.codegen.schedule import needs_lanes
 from fuselane.device import DeviceDescription
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
+
+_CHEAP: Final = 4.0
+"""Opcodes of at most this cost are a few independent instructions, others long chains of them."""
+
+_INDEPENDENT: Final = 4
+"""Elements of a uniform array from which on its operations do not wait for each other."""
+
+_LOOPED: Final = 4.0
+"""How much slower scalar code is for an array too large to be unrolled: indices, no overlap."""
 
 
 def estimate_kernel_step_us(
     program: LaneProgram, plan: Plan, costs: MachineCosts, device: DeviceDescription
 ) -> float:
     """Returns a kernel's time for one step of all lanes, in microseconds."""
-    if not program.has_lanes:
-        return (plan.lane_ops + plan.uniform_ops) * costs.kernel_scalar_us
+    per_vector, per_tile = _measure(program, plan, program.loop.instruction.body, costs)
     threads = _num_threads(plan, device)
     tiles = math.ceil(plan.num_tiles / threads)
     registers = max(1.0, device.num_vector_registers / plan.vectors_in_registers)
     vectors = plan.tile_vectors * registers
-    per_tile = vectors * plan.lane_ops * costs.kernel_operation_us
-    return tiles * (per_tile + plan.uniform_ops * costs.kernel_scalar_us)
+    return tiles * (vectors * per_vector + per_tile) + _traffic(program, costs) / threads
 
 
 def estimate_kernel_call_us(
@@ -34,8 +46,55 @@ def estimate_kernel_call_us(
         if element.kind is ElementKind.STATE
     )
     wake = costs.wake_us if _num_threads(plan, device) > 1 else 0.0
-    return costs.call_us + wake + 2 * moved / costs.memory_bytes_per_us
+    return costs.kernel_call_us + wake + costs.moving_us(2 * moved, moved)
 
 
 def _num_threads(plan: Plan, device: DeviceDescription) -> int:
     return min(plan.num_tiles, device.num_cores) if plan.parallel else 1
+
+
+def _measure(
+    program: LaneProgram, plan: Plan, computation: HloComputation, costs: MachineCosts
+) -> tuple[float, float]:
+    """Returns the time of one run of a computation for a vector of lanes, and for what all lanes of
+    a tile share."""
+    per_vector = per_tile = 0.0
+    for instruction in computation.instructions:
+        if instruction.opcode == "while":
+            trips = program.loops[instruction].trip_count
+            times = UNKNOWN_TRIP_COUNT if trips is None else trips
+            inner = _measure(program, plan, instruction.body, costs)
+            per_vector += times * inner[0]
+            per_tile += times * inner[1]
+        elif instruction.shape.is_array or instruction.opcode in ("reduce", "sort"):
+            operations = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
+            if needs_lanes(instruction, program):
+                per_vector += operations * _operation_us(instruction, costs)
+            else:
+                per_tile += operations * _scalar_operation_us(instruction, plan, costs)
+    return per_vector, per_tile
+
+
+def _operation_us(instruction: HloInstruction, costs: MachineCosts) -> float:
+    is_cheap = OPCODE_COST.get(instruction.opcode, 1.0) <= _CHEAP
+    return costs.kernel_operation_us if is_cheap else costs.kernel_function_us
+
+
+def _scalar_operation_us(instruction: HloInstruction, plan: Plan, costs: MachineCosts) -> float:
+    if instruction.opcode in ("reduce", "dot", "sort"):
+        return costs.kernel_scalar_us
+    size = instruction.shape.num_elements
+    if size < _INDEPENDENT:
+        return max(costs.kernel_scalar_us, 2 * _operation_us(instruction, costs))
+    slowness = 1.0 if size <= plan.max_unrolled else _LOOPED
+    return slowness * _operation_us(instruction, costs)
+
+
+def _traffic(program: LaneProgram, costs: MachineCosts) -> float:
+    """Returns the time to move what streams bring in and take out in a step, on one core."""
+    rows = total = 0.0
+    for element in program.loop.elements:
+        if element.kind is ElementKind.STREAM and element.shape.dimensions:
+            rows += element.shape.byte_size / element.shape.dimensions[0]
+            total += element.shape.byte_size
+    return costs.moving_us(rows, total)

@@ -123,7 +123,7 @@ class KernelCache:
         if path is None:
             return None
         try:
-            if not _is_private(path.parent):
+            if not is_private(path.parent):
                 return None
             data = path.read_bytes()
         except OSError:
@@ -145,9 +145,9 @@ class KernelCache:
         if path is None or not self._is_writable:
             return
         try:
-            _make_private(path.parent)
+            make_private(path.parent)
             data = kernel.to_bytes()
-            _write_whole(path, data)
+            write_whole(path, data)
             self._make_room(len(data))
         except OSError as error:
             self._is_writable = False
@@ -192,7 +192,7 @@ def _is_stale(status: os.stat_result) -> bool:
     return time.time() - status.st_mtime > _STALE_SECONDS
 
 
-def _is_private(directory: Path) -> bool:
+def is_private(directory: Path) -> bool:
     """Whether nobody but this user can put files into a directory."""
     status = directory.stat()
     if not hasattr(os, "geteuid"):
@@ -201,7 +201,7 @@ def _is_private(directory: Path) -> bool:
     return status.st_uid == os.geteuid() and not others_write
 
 
-def _make_private(directory: Path) -> None:
+def make_private(directory: Path) -> None:
     """Makes a directory for this user only.
 
     Raises:
@@ -209,11 +209,11 @@ def _make_private(directory: Path) -> None:
     """
     if not directory.is_dir():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_private(directory):
+    if not is_private(directory):
         raise PermissionError(None, "the directory is not this user's alone")
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that others see all of it or nothing."""
     descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     try:

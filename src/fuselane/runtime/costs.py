@@ -1,0 +1,77 @@
+"""The costs of this machine, measured by `fuselane calibrate` and kept beside the kernels.
+
+They decide which loops are worth a kernel, never what a kernel computes. Nothing here measures:
+without a file, or with one that cannot be used, the costs built in hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from fuselane import config
+from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.device import DeviceDescription, host_device
+from fuselane.errors import CacheError
+from fuselane.runtime.cache import is_private, make_private, write_whole
+
+_PREFIX: Final = "costs-"
+
+
+def costs_path(directory: Path) -> Path:
+    """Returns where the costs of this machine, under these versions, are kept."""
+    return directory / f"{_PREFIX}{_machine_key(host_device())}.json"
+
+
+@functools.lru_cache(maxsize=8)
+def load_costs(directory: Path) -> MachineCosts:
+    """Returns the costs measured on this machine, or those built in; the same until
+    `write_costs`."""
+    measured = read_costs(costs_path(directory))
+    return MachineCosts() if measured is None else measured
+
+
+def read_costs(path: Path) -> MachineCosts | None:
+    """Returns the costs a file holds; None if there is none, or it is damaged or others' to
+    write."""
+    try:
+        if not is_private(path.parent):
+            return None
+        values = json.loads(path.read_text(encoding="utf-8"))
+        names = {field.name for field in dataclasses.fields(MachineCosts)}
+        if not isinstance(values, dict) or set(values) != names:
+            return None
+        numbers = {name: float(value) for name, value in values.items()}
+    except (OSError, ValueError, TypeError):
+        return None
+    if not all(math.isfinite(number) and number > 0 for number in numbers.values()):
+        return None
+    return MachineCosts(**numbers)
+
+
+def write_costs(path: Path, costs: MachineCosts) -> None:
+    """Keeps costs for this process and those to come.
+
+    Raises:
+        CacheError: if the directory cannot be written.
+    """
+    text = json.dumps(dataclasses.asdict(costs), indent=2) + "\n"
+    try:
+        make_private(path.parent)
+        write_whole(path, text.encode())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CacheError(f"The costs cannot be kept in {str(path.parent)!r}: {reason}.") from None
+    load_costs.cache_clear()
+
+
+def _machine_key(device: DeviceDescription) -> str:
+    versions = (config.VERSION, metadata.version("jaxlib"))
+    text = repr((device, versions))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

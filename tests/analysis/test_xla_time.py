@@ -1,0 +1,187 @@
+"""XLA's estimated time: thunks, what fusions compute again and again, nested loops."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import pytest
+
+from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
+from fuselane.analysis.xla_time import count_runs, estimate_step_us
+from fuselane.hlo.module import HloModule
+from tests.hlo.xla import module_of
+from tests.lanes.loops import counting_loop, loop_of
+
+COSTS: Final = MachineCosts()
+NO_WORK: Final = dataclasses.replace(
+    COSTS,
+    xla_operation_us=1e-12,
+    xla_scalar_us=1e-12,
+    xla_function_us=1e-12,
+    xla_call_us=1e-12,
+    cached_bytes_per_us=1e12,
+    memory_bytes_per_us=1e12,
+)
+
+
+def step_us(module: HloModule, costs: MachineCosts = COSTS, *, is_compiled: bool = False) -> float:
+    return estimate_step_us(loop_of(module), costs, is_compiled=is_compiled)
+
+
+def simple(body: str, shape: str = "f32[4096]", **more: str) -> HloModule:
+    return counting_loop(body, ["y"], [shape], **more)
+
+
+def test_every_thunk_counts() -> None:
+    """The condition's comparison, the counter's addition, `y`, and the step itself."""
+    module = simple("y = f32[4096] add(e0, e0)")
+    assert step_us(module, NO_WORK) == pytest.approx(4 * COSTS.thunk_us, rel=1e-3)
+    module = simple("c = f32[4096] copy(e0)\ny = f32[4096] add(c, c)")
+    assert step_us(module, NO_WORK) == pytest.approx(5 * COSTS.thunk_us, rel=1e-3)
+
+
+def test_what_xla_compiles_into_one_function_has_no_thunks() -> None:
+    module = simple("c = f32[4096] copy(e0)\ny = f32[4096] add(c, c)")
+    assert step_us(module, NO_WORK, is_compiled=True) == pytest.approx(0, abs=1e-6)
+
+
+def test_libraries_cost_more() -> None:
+    dot = """y = f32[64,64] dot(e0, e0), lhs_contracting_dims={1}, rhs_contracting_dims={0}"""
+    add = "y = f32[64,64] add(e0, e0)"
+    difference = step_us(simple(dot, "f32[64,64]"), NO_WORK) - step_us(
+        simple(add, "f32[64,64]"), NO_WORK
+    )
+    assert difference == pytest.approx(COSTS.library_us, rel=1e-3)
+
+
+def test_work_grows_with_size_and_opcode() -> None:
+    small, large = (step_us(simple(f"y = f32[{n}] sine(e0)", f"f32[{n}]")) for n in (4096, 40960))
+    assert large == pytest.approx(10 * small, rel=0.05)
+    cheap = step_us(simple("y = f32[4096] add(e0, e0)"))
+    assert cheap < small / 10
+    double = step_us(simple("y = f64[4096] sine(e0)", "f64[4096]"))
+    assert double > 2 * small
+
+
+def test_large_arrays_come_from_memory() -> None:
+    count = CACHED_BYTES // 4
+    inside, outside = (
+        step_us(simple(f"y = f32[{n}] add(e0, e0)", f"f32[{n}]")) / n
+        for n in (count // 2, 2 * count)
+    )
+    assert outside > 2 * inside
+
+
+def nested(trip_count: str) -> str:
+    return f"""
+    w0 = (s32[], f32[4096]) tuple(zero, e0)
+    w = (s32[], f32[4096]) while(w0), condition=inner_condition, body=inner_body{trip_count}
+    y = f32[4096] get-tuple-element(w), index=1
+    """
+
+
+INNER: Final = """
+inner_body {
+  q = (s32[], f32[4096]) parameter(0)
+  j = s32[] get-tuple-element(q), index=0
+  x = f32[4096] get-tuple-element(q), index=1
+  u = s32[] constant(1)
+  j1 = s32[] add(j, u)
+  x1 = f32[4096] sine(x)
+  ROOT r = (s32[], f32[4096]) tuple(j1, x1)
+}
+inner_condition {
+  q = (s32[], f32[4096]) parameter(0)
+  j = s32[] get-tuple-element(q), index=0
+  m = s32[] constant(50)
+  ROOT go = pred[] compare(j, m), direction=LT
+}
+"""
+
+
+def test_nested_loops_count_all_their_steps() -> None:
+    known = ', backend_config={"known_trip_count":{"n":"50"}}'
+    once = step_us(simple("y = f32[4096] sine(e0)"))
+    assert step_us(simple(nested(known), more=INNER)) == pytest.approx(50 * once, rel=0.02)
+
+
+def test_conditionals_cost_what_their_branches_cost_on_average() -> None:
+    branches = """
+    cheap { q = f32[4096] parameter(0)  ROOT r = f32[4096] add(q, q) }
+    dear { q = f32[4096] parameter(0)  ROOT r = f32[4096] sine(q) }
+    """
+    body = """go = pred[] compare(i, one), direction=LT
+    y = f32[4096] conditional(go, e0, e0), true_computation=cheap, false_computation=dear"""
+    dear = step_us(simple("y = f32[4096] sine(e0)"))
+    assert step_us(simple(body, more=branches)) == pytest.approx(dear / 2, rel=0.1)
+
+
+def test_threads_share_what_xla_has_split() -> None:
+    def fused(config: str) -> HloModule:
+        return simple(
+            f"y = f32[4096] fusion(e0), kind=kLoop, calls=f{config}",
+            more="f { q = f32[4096] parameter(0)  ROOT r = f32[4096] sine(q) }",
+        )
+
+    alone = step_us(fused(""))
+    split = step_us(fused(', backend_config={"outer_dimension_partitions":["4"]}'))
+    assert split == pytest.approx(alone / 4 + COSTS.task_us, rel=0.1)
+
+
+# Fusions: body, and how many elements of `x` are computed.
+RUNS: Final = {
+    "elementwise": ("x = f32[8,4] sine(p)  ROOT r = f32[8,4] add(x, x)", 32),
+    "shared_at_one_place": (
+        "x = f32[8,4] sine(p)  a = f32[8,4] add(x, x)  ROOT r = f32[8,4] multiply(x, a)",
+        32,
+    ),
+    "needed_elsewhere": (
+        """x = f32[8,4] sine(p)  s = f32[8,3] slice(x), slice={[0:8], [1:4]}
+        t = f32[8,3] slice(x), slice={[0:8], [0:3]}  ROOT r = f32[8,3] add(s, t)""",
+        48,
+    ),
+    "broadcast_inwards": (
+        """s = f32[8,1] slice(p), slice={[0:8], [0:1]}  v = f32[8] reshape(s)  x = f32[8] sine(v)
+        ROOT r = f32[8,4] broadcast(x), dimensions={0}""",
+        8,
+    ),
+    "broadcast_outwards": (
+        """s = f32[1,4] slice(p), slice={[0:1], [0:4]}  v = f32[4] reshape(s)  x = f32[4] sine(v)
+        ROOT r = f32[8,4] broadcast(x), dimensions={1}""",
+        32,
+    ),
+    "reduced": (
+        """z = f32[] constant(0)  x = f32[8,4] sine(p)
+        ROOT r = f32[8] reduce(x, z), dimensions={1}, to_apply=add_f32""",
+        32,
+    ),
+    "reduced_for_every_element": (
+        """z = f32[] constant(0)  x = f32[8,4] sine(p)
+        s = f32[4] reduce(x, z), dimensions={0}, to_apply=add_f32
+        b = f32[8,4] broadcast(s), dimensions={1}  ROOT r = f32[8,4] multiply(b, p)""",
+        256,
+    ),
+    "updated_in_place": (
+        """z = s32[] constant(0)  s = f32[1,4] slice(p), slice={[0:1], [0:4]}  x = f32[1,4] sine(s)
+        ROOT r = f32[8,4] dynamic-update-slice(p, x, z, z)""",
+        4,
+    ),
+    "one_of_two_parts": (
+        """s = f32[2,4] slice(p), slice={[0:2], [0:4]}  x = f32[2,4] sine(s)
+        ROOT r = f32[10,4] concatenate(p, x), dimensions={0}""",
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_a_fusion(name: str) -> None:
+    body, expected = RUNS[name]
+    module = module_of(
+        f"""HloModule test
+        add_f32 {{ l = f32[] parameter(0)  r = f32[] parameter(1)  ROOT o = f32[] add(l, r) }}
+        ENTRY main {{ p = f32[8,4] parameter(0)  {body} }}"""
+    )
+    runs = {i.name: count for i, count in count_runs(module.entry).items()}
+    assert runs["x"] == expected

@@ -1,7 +1,8 @@
 """Changes to loops that are run for comparison: more elements, values a little off.
 
-Numerics: `vary` multiplies a float by 1 plus or minus up to `contract.VARIATION_ULP` units in the
-last place. Small whole numbers stay as they are: they count or choose more often than they measure.
+Numerics: `vary` multiplies floats by 1 plus or minus `contract.VARIATION_ULP` units in the last
+place, in a pattern that looks random. Small whole numbers stay as they are: they count or choose
+more often than they measure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ PRED: Final = Shape.array(PrimitiveType.PRED, ())
 _MAX_WHOLE_NUMBER: Final = 65536.0
 _HALF_TYPES: Final = {PrimitiveType.F16: 2.0**-10, PrimitiveType.BF16: 2.0**-7}
 """One unit in the last place of 1."""
-_GOLDEN: Final = 0.6180339887
+_HASH_FACTOR: Final = 0x9E3779B1
+_LIBRARY_FUSION: Final = "kCustom"
 
 
 def is_float(shape: Shape) -> bool:
@@ -39,7 +41,7 @@ def vary(
         computation: A module's, where the new instruction goes, at the end.
         value: An array.
         sign: 1 or -1: two runs with opposite signs err in opposite directions.
-        number: Different numbers give different factors.
+        number: Different numbers give different patterns.
     """
     shape = value.shape
     if not is_float(shape):
@@ -81,18 +83,18 @@ def _vary(b: _Builder, value: HloInstruction, sign: float, number: int) -> HloIn
     element_type = value.shape.element_type
     if element_type in _HALF_TYPES:
         x = b.emit("convert", b.like(PrimitiveType.F32), value)
-        varied = _multiply(b, x, 1 + sign * _HALF_TYPES[element_type])
+        varied = _multiply(b, x, sign * _HALF_TYPES[element_type], number)
         return b.emit("convert", value.shape, varied)
-    share = 0.5 + 0.5 * (number * _GOLDEN % 1.0)
-    direction = sign if number % 2 else -sign
     step = VARIATION_ULP * float(np.finfo(element_type.dtype).eps)
-    return _multiply(b, value, 1 + direction * share * step)
+    return _multiply(b, value, sign * step, number)
 
 
-def _multiply(b: _Builder, x: HloInstruction, factor: float) -> HloInstruction:
-    """Returns `x * factor`, but small whole numbers as they are."""
+def _multiply(b: _Builder, x: HloInstruction, step: float, number: int) -> HloInstruction:
+    """Returns `x * (1 + step)` or `x * (1 - step)`, but small whole numbers as they are."""
     element_type = x.shape.element_type
-    product = b.emit("multiply", x.shape, x, b.fill(element_type, factor))
+    up, down = (b.fill(element_type, factor) for factor in (1 + step, 1 - step))
+    factor = b.emit("select", x.shape, _toss(b, number), up, down)
+    product = b.emit("multiply", x.shape, x, factor)
     if element_type.is_complex:
         return product
     pred = b.like(PrimitiveType.PRED)
@@ -103,6 +105,58 @@ def _multiply(b: _Builder, x: HloInstruction, factor: float) -> HloInstruction:
     is_small = b.emit("compare", pred, size, limit, comparison_direction="LT")
     is_kept = b.emit("and", pred, is_whole, is_small)
     return b.emit("select", x.shape, is_kept, x, product)
+
+
+def _toss(b: _Builder, number: int) -> HloInstruction:
+    """Returns a boolean per position that looks random: a hash of indices and a number."""
+    u32 = b.like(PrimitiveType.U32)
+    bits = b.fill(PrimitiveType.U32, number * _HASH_FACTOR % 2**32)
+    for dimension in range(len(b.shape.dimensions)):
+        index = b.emit("iota", u32, dimensions=[dimension])
+        bits = b.emit("add", u32, bits, index)
+        bits = b.emit("multiply", u32, bits, b.fill(PrimitiveType.U32, _HASH_FACTOR))
+        high = b.emit("shift-right-logical", u32, bits, b.fill(PrimitiveType.U32, 15))
+        bits = b.emit("xor", u32, bits, high)
+    bits = b.emit("multiply", u32, bits, b.fill(PrimitiveType.U32, _HASH_FACTOR))
+    half = b.fill(PrimitiveType.U32, 2**31)
+    return b.emit("compare", b.like(PrimitiveType.PRED), bits, half, comparison_direction="LT")
+
+
+def vary_sums(computation: HloComputation, sign: float) -> None:
+    """Varies what a computation, and all it calls, adds up: a kernel may do so in another order.
+
+    Sums can be much smaller than what is added; nothing else would show how little is left of them.
+    """
+    for inner in _computations(computation):
+        for number, instruction in enumerate(list(inner.instructions)):
+            if not _adds_up(instruction):
+                continue
+            operand = instruction.operands[0]
+            builder = _Builder(inner, operand.shape)
+            instruction.replace_operand(0, _vary(builder, operand, sign, number))
+        inner.sort()
+
+
+def _computations(root: HloComputation) -> list[HloComputation]:
+    """Returns a computation and what it calls, without what others than XLA's emitters compile."""
+    result = [root]
+    for computation in result:
+        for instruction in computation.instructions:
+            if instruction.fusion_kind != _LIBRARY_FUSION:
+                new = [c for c in instruction.called_computations if c not in result]
+                result.extend(new)
+    return result
+
+
+def _adds_up(instruction: HloInstruction) -> bool:
+    if not instruction.shape.is_array or not instruction.operands:
+        return False
+    first = instruction.operands[0].shape
+    if not first.is_array or not is_float(first):
+        return False
+    if instruction.opcode in ("reduce", "reduce-window"):
+        return instruction.to_apply.root.opcode == "add"
+    return instruction.opcode == "dot" or instruction.fusion_kind == _LIBRARY_FUSION
 
 
 def constant(computation: HloComputation, shape: Shape, value: float) -> HloInstruction:

@@ -60,6 +60,7 @@ from fuselane.lanes.variation import (
     root_values,
     set_root_values,
     vary,
+    vary_sums,
     widen,
 )
 
@@ -280,6 +281,7 @@ class _Verification:
         varied = []
         for sign in self.signs:
             loop = self._add_step(body, self._varied_step_start(body, sign))
+            vary_sums(loop.body, sign)
             varied.append([element(body, loop, i) for i in self.states])
             before.append(loop)
         for instruction in given:
@@ -358,6 +360,7 @@ class _Verification:
         """
         body = self._clone(self.loop.body)
         counter, limit = widen(body, [S32, S32])
+        vary_sums(body, sign)
         results = root_values(body)
         for i in self.states:
             if is_float(results[i].shape):

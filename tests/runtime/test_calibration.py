@@ -12,6 +12,7 @@ import pytest
 from fuselane import calibration, cli, doctor
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.calibration import PROBES, calibrate
+from fuselane.device import host_device
 from fuselane.errors import CacheError, InputError
 from fuselane.runtime import costs as kept
 from fuselane.runtime.costs import costs_path, load_costs, read_costs, write_costs
@@ -101,7 +102,7 @@ def test_other_machines_have_files_of_their_own(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = costs_path(own_cache)
-    other = dataclasses.replace(kept.host_device(), num_cores=1234)
+    other = dataclasses.replace(host_device(), num_cores=1234)
     monkeypatch.setattr(kept, "host_device", lambda: other)
     assert costs_path(own_cache) != here
 

@@ -180,11 +180,9 @@ class _Clock:
 
     def _elementwise(self, instruction: HloInstruction, count: float) -> float:
         costs, opcode = self.costs, instruction.opcode
-        element = instruction.shape.element_type
-        is_double = element.bits > 32
-        if opcode in ("divide", "remainder") and element.is_integral:
-            if instruction.operands[1].opcode != "constant":
-                return count * _INTEGER_DIVISION * (1 + 6 * is_double) * costs.xla_scalar_us
+        is_double = instruction.shape.element_type.bits > 32
+        if _is_integer_division(instruction):
+            return count * _INTEGER_DIVISION * (1 + 6 * is_double) * costs.xla_scalar_us
         if opcode in _FUNCTIONS:
             elements = max(count, _MIN_FUNCTIONS)
             return elements * _FUNCTIONS[opcode][is_double] * costs.xla_function_us
@@ -193,6 +191,15 @@ class _Clock:
             return elements * _CALLS[opcode][is_double] * costs.xla_call_us
         vectors = count * _share(instruction)
         return OPCODE_COST[opcode] * max(costs.xla_scalar_us, vectors * costs.xla_operation_us)
+
+
+def _is_integer_division(instruction: HloInstruction) -> bool:
+    """Whether an instruction divides integers by what is not known at compile time."""
+    return (
+        instruction.opcode in ("divide", "remainder")
+        and instruction.shape.element_type.is_integral
+        and instruction.operands[1].opcode != "constant"
+    )
 
 
 def _share(instruction: HloInstruction) -> float:

@@ -35,7 +35,7 @@ from fuselane.codegen.memory import (
     store_runs,
 )
 from fuselane.codegen.types import constant, integer_constant, is_vector, memory_type, splat
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.shape import PrimitiveType, Shape
 
 _MAX_SELECTED_CONSTANTS = 8
 _MAX_RUN = 16
@@ -92,6 +92,15 @@ def widen(place: Place, value: ir.Value) -> ir.Value:
     if isinstance(value.type, ir.VectorType) or place.block.width == 1:
         return value
     return splat(place.builder, value, place.block.width)
+
+
+def scatter_lanes(
+    place: Place, value: ir.Value, addresses: Addresses, element: PrimitiveType
+) -> None:
+    """Stores an element of every lane that exists, each to its own address."""
+    where = place.block.mask
+    nowhere = place.allocate(memory_type(element), 1) if where is not None else addresses.base
+    scatter(place.builder, widen(place, value), addresses, element, where, nowhere)
 
 
 def choose(
@@ -278,9 +287,7 @@ class Memory(Array):
         """Stores an element; one that all lanes share is stored by the first block alone."""
         builder, element = place.builder, self.shape.element_type
         if any(map(indexing.varies, index)):
-            scatter(
-                builder, widen(place, value), self._addresses(place, index), element, place.block
-            )
+            scatter_lanes(place, value, self._addresses(place, index), element)
             return
         if self.lane is None:
             is_certain = isinstance(place.block.is_first, ir.Constant)
@@ -363,9 +370,7 @@ class Scratch(Array):
         """Stores an element."""
         if any(map(indexing.varies, index)):
             addresses = self._addresses(place, index)
-            scatter(
-                place.builder, widen(place, value), addresses, self.shape.element_type, place.block
-            )
+            scatter_lanes(place, value, addresses, self.shape.element_type)
             return
         whole = value if self.lane is None else widen(place, value)
         store(place.builder, whole, self._address(place, index), self.shape.element_type)

@@ -29,6 +29,7 @@ from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element
 from fuselane.codegen.instructions import emit_instruction
+from fuselane.codegen.liveness import find_shared_home
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
 from fuselane.codegen.schedule import Step, needs_lanes
 from fuselane.codegen.types import any_lane
@@ -363,15 +364,20 @@ def _emit_unrolled(
 def _emit_guard(emitter: Emitter, guard: Guard) -> None:
     """Emits `select(p, work, other)` as a branch: blocks with no lane that needs it skip it."""
     place = emitter.place
-    results = [_guarded_elements(emitter, select, guard.side) for select in guard.selects]
-    if any(other is None for other in results):
-        emit_steps(emitter, (*guard.instructions, *guard.selects))
-        return
+    others = {select: emitter.array(select.operands[3 - guard.side]) for select in guard.selects}
+    small = [s for s, other in others.items() if other.size <= emitter.max_unrolled]
+    large = [select for select in others if select not in small]
+    results = [_elements(emitter, others[select]) for select in small]
+    first = next(iter((*guard.instructions, *guard.selects)))
+    for select in large:
+        home = find_shared_home(emitter, select, 3 - guard.side, first)
+        emitter.copy(others[select], home)
+        emitter.homes[select] = home
 
     def work() -> list[ir.Value]:
         inner = emitter.at(place.block)
         emit_steps(inner, (*guard.instructions, *guard.selects))
-        arrays = [inner.array(select) for select in guard.selects]
+        arrays = [inner.array(select) for select in small]
         return [
             widen(place, array.get(place, array.flat(place, position)))
             for array in arrays
@@ -379,25 +385,23 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
         ]
 
     needed = _any_lane(emitter, guard)
-    others = [value for values in results if values is not None for value in values]
-    merged = iter(emit_choice(place.builder, needed, work, others))
-    for select, values in zip(guard.selects, results, strict=True):
+    merged = iter(emit_choice(place.builder, needed, work, [v for vs in results for v in vs]))
+    for select in large:
+        emitter.values[select] = emitter.homes.pop(select)
+    for select, values in zip(small, results, strict=True):
         emitter.values[select] = Registers(
             shape=select.shape,
             lane=emitter.lane(select),
-            elements=tuple(next(merged) for _ in values or ()),
+            elements=tuple(next(merged) for _ in values),
         )
 
 
-def _guarded_elements(emitter: Emitter, select: HloInstruction, side: int) -> list[ir.Value] | None:
-    """Returns what the select gives where the work isn't needed; None if it is too much to hold."""
-    other = emitter.array(select.operands[3 - side])
-    if other.size > emitter.max_unrolled:
-        return None
+def _elements(emitter: Emitter, array: Array) -> list[ir.Value]:
+    """Returns what a select gives where the work isn't needed."""
     place = emitter.place
     return [
-        widen(place, other.get(place, other.flat(place, position)))
-        for position in range(other.size)
+        widen(place, array.get(place, array.flat(place, position)))
+        for position in range(array.size)
     ]
 
 

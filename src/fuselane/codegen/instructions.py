@@ -13,6 +13,7 @@ from fuselane.codegen.arrays import Array, Literal
 from fuselane.codegen.dots import emit_dot
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element
+from fuselane.codegen.liveness import find_home
 from fuselane.codegen.reduction import emit_reduce
 from fuselane.codegen.scatters import emit_scatter
 from fuselane.codegen.sorting import emit_sort
@@ -61,7 +62,8 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
     elif opcode == "dynamic-update-slice":
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
     else:
-        emitter.define(instruction, elemental_of(emitter, instruction))
+        home = find_home(emitter, instruction)
+        emitter.define(instruction, elemental_of(emitter, instruction), home)
 
 
 def elemental_of(emitter: Emitter, instruction: HloInstruction) -> Elemental:

@@ -164,18 +164,25 @@ def scatter(
     value: ir.Value,
     addresses: Addresses,
     element: PrimitiveType,
-    block: LaneBlock,
+    where: ir.Value | None,
+    nowhere: ir.Value,
 ) -> None:
     """Stores one element of every lane of a block, each to its own address.
 
-    Lanes that don't exist store once more what the first one does.
+    Args:
+        builder: Where code goes.
+        value: Vector of the elements.
+        addresses: Where they go.
+        element: Their type.
+        where: `<width x i1>`, lanes that store something; None for all.
+        nowhere: Address of an element that the others may overwrite: without masks there is no
+            branch for each lane.
     """
-    raw, offsets = to_memory(builder, value, element), addresses.offsets
-    if block.mask is not None:
-        first = [0] * block.width
-        raw = builder.select(block.mask, raw, _shuffle(builder, raw, raw, first))
-        offsets = builder.select(block.mask, offsets, _shuffle(builder, offsets, offsets, first))
-    _scatter(builder, raw, _pointers(builder, addresses.base, offsets, element), None)
+    pointers = _pointers(builder, addresses.base, addresses.offsets, element)
+    if where is not None:
+        unused = _pointers(builder, nowhere, ir.Constant(addresses.offsets.type, None), element)
+        pointers = builder.select(where, pointers, unused)
+    _scatter(builder, to_memory(builder, value, element), pointers, None)
 
 
 def lane_index(width: int) -> ir.Constant:

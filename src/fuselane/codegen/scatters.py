@@ -87,7 +87,6 @@ class _Scatter:
             overwritable(self.emitter, operand, self.instruction, lane)
             for operand in self.instruction.operands[: len(self.targets)]
         ]
-        self.updates = [self.emitter.materialize(update) for update in self.updates]
         self._change_in_memory(targets)
         return list(targets)
 

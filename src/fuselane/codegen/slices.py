@@ -52,7 +52,6 @@ def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array
         return target
     if target.size <= emitter.max_unrolled:
         return _select_window(emitter, instruction, update, starts)
-    update = emitter.materialize(update)
     operand, lane = instruction.operands[0], emitter.lane(instruction)
     scratch = overwritable(emitter, operand, instruction, lane)
     emitter.store(scratch, update, starts)

@@ -20,7 +20,8 @@ from fuselane.lanes.program import Guard, LaneProgram
 MAX_ROWS: Final = 12
 """Rows of streams a sweep may walk through, unless nothing can be cut."""
 
-_MOVEMENT: Final = frozenset({"broadcast", "iota", "constant", "reshape", "transpose", "slice"})
+MOVEMENT: Final = frozenset({"broadcast", "iota", "constant", "reshape", "transpose", "slice"})
+"""Opcodes that every sweep repeats for itself."""
 
 
 @final
@@ -71,7 +72,7 @@ def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
         if isinstance(step, Guard):
             continue
         is_element = step.opcode == "get-tuple-element" and step.operands[0].opcode == "parameter"
-        is_moved = step.opcode in _MOVEMENT and all(
+        is_moved = step.opcode in MOVEMENT and all(
             operand in found or operand not in known for operand in step.operands
         )
         if is_element or is_moved or step.opcode == "broadcast":
@@ -148,13 +149,13 @@ def count_rows(step: Step, program: LaneProgram) -> int:
 
 
 def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
-    if instruction.opcode == "dynamic-slice":
+    opcode = instruction.opcode
+    reads_stream = opcode == "gather" and instruction.operands[0] in program.mutable
+    if opcode == "dynamic-slice" or reads_stream:
         moved = instruction
-    elif instruction.opcode == "gather" and instruction.operands[0] in program.mutable:
-        moved = instruction
-    elif instruction in program.mutable and instruction.opcode == "scatter":
+    elif instruction in program.mutable and opcode == "scatter":
         moved = instruction.operands[-1]
-    elif instruction in program.mutable and instruction.opcode == "dynamic-update-slice":
+    elif instruction in program.mutable and opcode == "dynamic-update-slice":
         moved = instruction.operands[1]
     else:
         return 0

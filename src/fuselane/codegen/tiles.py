@@ -98,7 +98,8 @@ class TiledLoop:
             for e in self.loop.elements
             if e.kind is ElementKind.STATE and e.lane_dimension is not None and not e.combiner
         ]
-        self.folding = Folding(emitter)
+        wanted = [output.tuple_index for output in self.program.outputs]
+        self.folding = Folding(emitter, frame.plan, list(zip(wanted, outputs, strict=True)))
         self.scratch = {element.index: self._allocate(element) for element in self.state}
         self.per_lane_prologue: Sequence[Step] = ()
         emitter.carries(self.loop, self.scratch)
@@ -113,7 +114,7 @@ class TiledLoop:
             self.loop,
             initial,
             self._emit_step,
-            but=(*self.scratch, *self.folding.state),
+            but=(*self.scratch, *self.folding.carried),
         )
         self._emit_exit(results)
 
@@ -147,7 +148,7 @@ class TiledLoop:
         schedule = self.emitter.schedule(body)
         self.emitter.values[body.parameters[0]] = arrays
         emit_shared_steps(self.emitter, body)
-        separate = {body.root, *self.program.late}
+        separate = {body.root, *self.folding.separate}
         per_lane = [s for s in schedule.per_lane(self.program) if s not in separate]
         self.folding.start_step()
         results = [body.root.operands[element.index] for element in self.state]
@@ -159,7 +160,7 @@ class TiledLoop:
             passed.release([value for value in sweep.received if value not in later])
             passed.assign(sweep.left)
             self._emit_sweep(sweep, arrays, passed, received)
-        self.folding.finish_step(arrays)
+        self.folding.finish_step(arrays, self._num_blocks())
         return self._uniform_roots(arrays)
 
     def _emit_sweep(
@@ -179,8 +180,7 @@ class TiledLoop:
             block.values[body.parameters[0]] = current
             for value, slot in received.items():
                 block.values[value] = block.materialize(passed.view(value, slot, start))
-            emit_steps(block, [s for s in sweep.steps if s not in self.folding.folds])
-            self.folding.add(block, sweep.steps)
+            self.folding.emit_steps(block, sweep.steps, start)
             for version in self.program.mutable.intersection(block.values):
                 self.emitter.values[version] = block.values[version]
             for value in sweep.left:
@@ -232,7 +232,7 @@ class TiledLoop:
             element = self.loop.elements[output.tuple_index]
             if element.kind is ElementKind.STATE and element.lane_dimension is None:
                 self.emitter.copy(results[element.index], target)
-        self.folding.finish([(output.tuple_index, target) for output, target in pairs])
+        self.folding.finish()
 
     def _view(self, element: LoopElement, start: ir.Value) -> Scratch:
         return Scratch(
@@ -243,13 +243,17 @@ class TiledLoop:
             start=start,
         )
 
-    def _for_each_block(self, body: Callable[[Emitter, ir.Value], None]) -> None:
+    def _num_blocks(self) -> ir.Value:
+        """Returns how many lane blocks the tile has; the last tile may have fewer."""
         plan, builder = self.frame.plan, self.builder
         remaining = builder.sub(i64(self.program.num_lanes), self.offset)
         whole = builder.icmp_signed("<", remaining, i64(plan.tile_lanes))
         lanes = builder.select(whole, remaining, i64(plan.tile_lanes))
-        rounded = builder.add(lanes, i64(plan.width - 1))
-        with counted_loop(builder, 0, builder.udiv(rounded, i64(plan.width)), name="block") as v:
+        return builder.udiv(builder.add(lanes, i64(plan.width - 1)), i64(plan.width))
+
+    def _for_each_block(self, body: Callable[[Emitter, ir.Value], None]) -> None:
+        plan, builder = self.frame.plan, self.builder
+        with counted_loop(builder, 0, self._num_blocks(), name="block") as v:
             start = builder.mul(v, i64(plan.width), flags=("nsw", "nuw"))
             offset = builder.add(self.offset, start, flags=("nsw", "nuw"))
             first = builder.and_(

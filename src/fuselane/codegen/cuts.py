@@ -16,7 +16,6 @@ from typing import Final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.arrays import Array, View
-from fuselane.codegen.indexing import residual_dimensions
 from fuselane.hlo.instruction import HloInstruction
 
 Cuts = dict[int, set[int]]
@@ -47,10 +46,13 @@ def cuts_of(instruction: HloInstruction, operands: Sequence[Array]) -> Cuts:
 
 def per_dimension(array: Array) -> list[Sequence[int]]:
     """Returns the cuts of an array for each dimension of what one lane holds."""
-    cuts = _cuts(array)
-    axes = [axis for axis in range(len(array.shape.dimensions)) if axis != array.lane]
-    assert len(axes) == len(residual_dimensions(array.shape.dimensions, array.lane))
-    return [sorted(cuts.get(axis, ())) for axis in axes]
+    axes = (axis for axis in range(len(array.shape.dimensions)) if axis != array.lane)
+    return [sorted(cuts_along(array, axis)) for axis in axes]
+
+
+def cuts_along(array: Array, axis: int) -> set[int]:
+    """Returns the cuts of an array along one of its dimensions."""
+    return _cuts(array).get(axis, set())
 
 
 def _cuts(array: Array) -> Cuts:

@@ -9,7 +9,7 @@ from typing import Final
 
 from llvmlite import ir
 
-from fuselane.codegen.indexing import I64, Index, bounded, i64, unflatten
+from fuselane.codegen.indexing import I64, Index, add, bounded, i64, unflatten
 
 Values = list[ir.Value]
 
@@ -122,48 +122,88 @@ def emit_for_each(
     max_unrolled: int = 1,
     cuts: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Runs `body` for every index of an array: unrolled up to a size, else as nested loops.
+    """Runs `body` for every index of an array; see `emit_fold`, with nothing carried."""
+
+    def run(index: tuple[Index, ...], _: Values) -> Values:
+        body(index)
+        return []
+
+    emit_fold(builder, dimensions, [], run, max_unrolled=max_unrolled, cuts=cuts)
+
+
+def emit_fold(
+    builder: ir.IRBuilder,
+    dimensions: Sequence[int],
+    carried: Sequence[ir.Value],
+    body: Callable[[tuple[Index, ...], Values], Values],
+    *,
+    max_unrolled: int = 1,
+    cuts: Sequence[Sequence[int]] = (),
+) -> Values:
+    """Runs `body` for every index of an array, in row-major order, and returns the last values.
 
     Args:
         builder: Positioned where the loops start; left behind them.
         dimensions: Sizes of the array.
-        body: Gets an index; called once for each loop nest.
+        carried: Values at the start.
+        body: Gets an index and the values so far, returns those of the next; called once for each
+            loop nest.
         max_unrolled: The most indices for which there is no loop.
         cuts: For each dimension where its loop is cut in several, so that the body of each knows
             on which side of the cut it is; none by default.
     """
+    values = list(carried)
     if math.prod(dimensions) <= max_unrolled:
         for position in range(math.prod(dimensions)):
-            body(unflatten(builder, position, dimensions))
-        return
+            values = body(unflatten(builder, position, dimensions), values)
+        return values
     stops = [
         sorted({cut for cut in places if 0 < cut < size} | {size})
         for size, places in zip(dimensions, cuts or [()] * len(dimensions), strict=True)
     ]
-    _emit_nest(builder, stops, (), body)
+    return _emit_nest(builder, stops, (), values, body)
 
 
 def _emit_nest(
     builder: ir.IRBuilder,
     stops: Sequence[Sequence[int]],
     outer: tuple[Index, ...],
-    body: Callable[[tuple[Index, ...]], None],
-) -> None:
+    values: Values,
+    body: Callable[[tuple[Index, ...], Values], Values],
+) -> Values:
     """Emits the loops over the dimensions that remain, each cut where it says."""
     if not stops:
-        body(outer)
-        return
+        return body(outer, values)
+    inner = stops[1:]
+    is_innermost = all(last[-1] == 1 for last in inner)
     start = 0
     for stop in stops[0]:
-        if stop - start <= _MAX_UNROLLED_TAIL and math.prod(s[-1] for s in stops[1:]) == 1:
+        if stop - start <= (_MAX_UNROLLED_TAIL if is_innermost else 1):
             for position in range(start, stop):
-                _emit_nest(builder, stops[1:], (*outer, position), body)
-        elif stop - start == 1:
-            _emit_nest(builder, stops[1:], (*outer, start), body)
+                values = _emit_nest(builder, inner, (*outer, position), values, body)
         else:
-            with counted_loop(builder, start, stop, name="each") as position:
-                _emit_nest(builder, stops[1:], (*outer, position), body)
+            values = _emit_range(
+                builder,
+                (start, stop),
+                values,
+                lambda at, carried: _emit_nest(builder, inner, (*outer, at), carried, body),
+            )
         start = stop
+    return values
+
+
+def _emit_range(
+    builder: ir.IRBuilder,
+    limits: tuple[int, int],
+    carried: Values,
+    body: Callable[[Index, Values], Values],
+) -> Values:
+    start, stop = limits
+
+    def step(counter: ir.Value, values: Values) -> Values:
+        return body(add(builder, bounded(counter, 0, stop - start - 1), start), values)
+
+    return emit_counted_loop(builder, stop - start, carried, step, name="each")
 
 
 def emit_if(builder: ir.IRBuilder, condition: ir.Value, body: Callable[[], None]) -> None:

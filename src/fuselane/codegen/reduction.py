@@ -9,10 +9,11 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
+from fuselane.codegen.cuts import cuts_along
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index
-from fuselane.codegen.loops import emit_counted_loop, emit_for_each
-from fuselane.codegen.types import constant, is_vector
+from fuselane.codegen.loops import emit_fold, emit_for_each
+from fuselane.codegen.types import constant
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
@@ -97,29 +98,24 @@ def _accumulate(
     dimensions = arrays[0].shape.dimensions
     sizes = [dimensions[axis] for axis in reduced]
 
-    def step(position: Index, carried: Sequence[ir.Value]) -> list[ir.Value]:
-        inner = indexing.unflatten(emitter.builder, position, sizes)
+    def step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         at = _interleave(index, reduced, inner, len(dimensions))
         values = [array.get(place, at) for array in arrays]
         return apply_computation(emitter, instruction.to_apply, [*carried, *values])
 
-    total = math.prod(sizes)
-    carried = list(starts)
-    if total <= emitter.max_unrolled:
-        for position in range(total):
-            carried = step(position, carried)
-        return carried
-    if any(array.lane is not None for array in arrays):
-        carried = [widen(place, value) for value in carried]
-    return emit_counted_loop(
+    def wide_step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
+        return [widen(place, value) for value in step(inner, carried)]
+
+    has_lanes = any(array.lane is not None for array in arrays)
+    is_looped = math.prod(sizes) > emitter.max_unrolled
+    cuts = [sorted(set().union(*(cuts_along(array, axis) for array in arrays))) for axis in reduced]
+    return emit_fold(
         emitter.builder,
-        total,
-        carried,
-        lambda position, values: [
-            widen(place, value) if is_vector(values[0]) else value
-            for value in step(position, values)
-        ],
-        name="reduce",
+        sizes,
+        [widen(place, value) for value in starts] if is_looped and has_lanes else starts,
+        wide_step if is_looped and has_lanes else step,
+        max_unrolled=emitter.max_unrolled,
+        cuts=cuts,
     )
 
 

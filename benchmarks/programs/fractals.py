@@ -170,23 +170,23 @@ PROGRAMS: Final = (
         full=Size(lanes=512**2, steps=100),
         rule=_BORDER,
     ),
-    _make("julia", build=build_julia, full=Size(lanes=400**2, steps=60), rule=_BORDER),
+    _make("julia", build=build_julia, full=Size(lanes=800**2, steps=60), rule=_BORDER),
     _make(
         "newton-fractal",
         build=build_newton_fractal,
-        full=Size(lanes=300**2, steps=40),
+        full=Size(lanes=600**2, steps=40),
         rule=Rule(relative=1e-4, share_apart=0.005),
     ),
     _make(
         "kepler",
         build=build_kepler,
-        full=Size(lanes=200_000, steps=50),
+        full=Size(lanes=500_000, steps=50),
         rule=Rule(relative=1e-4),
     ),
     _make(
         "implied-volatility",
         build=build_implied_volatility,
-        full=Size(lanes=50_000, steps=40),
+        full=Size(lanes=100_000, steps=40),
         # The price of an option is flat where little time is left.
         rule=Rule(relative=1e-4, share_apart=0.005),
     ),

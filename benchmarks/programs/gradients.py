@@ -135,8 +135,8 @@ def _make(name: str, lanes: int, steps: int, **settings: Any) -> Program:
 PROGRAMS: Final = (
     _make("initial-state", 4096, 200, build=build_initial_state),
     _make("shared-rate", 16_384, 200, build=build_shared_rate),
-    _make("policy", 1024, 100, build=build_policy_gradient),
-    _make("gru", 128, 50, build=build_gru_gradient),
-    _make("greeks", 16_384, 100, build=build_greeks),
+    _make("policy", 4096, 100, build=build_policy_gradient),
+    _make("gru", 256, 50, build=build_gru_gradient),
+    _make("greeks", 32_768, 100, build=build_greeks),
     _make("checkpointed", 8192, 100, build=build_checkpointed),
 )

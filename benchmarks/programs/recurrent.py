@@ -212,7 +212,7 @@ def _make(name: str, lanes: int, steps: int, **settings: Any) -> Program:
 PROGRAMS: Final = (
     _make("gru", 256, 200, build=build_gru, target=1.2),
     _make("lstm", 256, 200, build=build_lstm, target=1.2),
-    _make("linear-recurrence", 128, 500, build=build_linear_recurrence),
+    _make("linear-recurrence", 256, 1000, build=build_linear_recurrence),
     _make(
         "network-rollout",
         2048,
@@ -222,8 +222,8 @@ PROGRAMS: Final = (
         # Standing upright, a pendulum falls to either side.
         rule=Rule(relative=1e-3, share_apart=0.05, early_steps=20),
     ),
-    _make("kalman", 2048, 100, build=build_kalman),
-    _make("kalman-solve", 512, 50, build=build_kalman_solve),
+    _make("kalman", 4096, 100, build=build_kalman),
+    _make("kalman-solve", 4096, 50, build=build_kalman_solve),
     _make("q-learning", 2048, 200, build=build_q_learning, rule=Rule(share_apart=0.01)),
-    _make("hidden-markov", 1024, 100, build=build_hidden_markov),
+    _make("hidden-markov", 4096, 100, build=build_hidden_markov),
 )

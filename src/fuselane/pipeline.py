@@ -252,7 +252,7 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
     """Returns the machine code of a kernel, from the cache or fresh from LLVM."""
     target = HostTarget.host()
     max_threads = (options.threads or 0) if code.parallel else 1
-    layout = f"{code.symbol} {code.num_tiles} {max_threads}"
+    layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar}"
     key = compute_key(code.ir, layout, repr(target), options.fingerprint())
     cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
 
@@ -260,7 +260,7 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
         return Kernel(
             key=key,
             symbol=code.symbol,
-            object_code=compile_object(code.ir, target),
+            object_code=compile_object(code.ir, target, vectorise=code.is_scalar),
             num_tiles=code.num_tiles,
             max_threads=max_threads,
             target=target,

@@ -52,6 +52,11 @@ class KernelCode:
     parallel: bool
     plan: Plan
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it works on scalars, of which LLVM may then make vectors."""
+        return self.plan.width == 1
+
 
 def build(program: LaneProgram, options: Options, device: DeviceDescription) -> KernelCode:
     """Returns the kernel of a lane program for a CPU.

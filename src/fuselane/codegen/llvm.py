@@ -56,7 +56,11 @@ def _host_target() -> HostTarget:
 
 
 def compile_object(
-    module_ir: ir.Module | str, target: HostTarget | None = None, opt_level: int = 2
+    module_ir: ir.Module | str,
+    target: HostTarget | None = None,
+    opt_level: int = 2,
+    *,
+    vectorise: bool = False,
 ) -> bytes:
     """Compiles a module to position-independent object code (ELF, or the system's own format).
 
@@ -68,7 +72,7 @@ def compile_object(
     Raises:
         CodegenError: if the IR does not parse or verify, or the target does not exist.
     """
-    return _with_machine(module_ir, target, opt_level, _emit)
+    return _with_machine(module_ir, target, opt_level, _emit, vectorise=vectorise)
 
 
 def assembly(
@@ -99,6 +103,8 @@ def _with_machine(
     target: HostTarget | None,
     opt_level: int,
     finish: Callable[[binding.TargetMachine, binding.ModuleRef], _Result],
+    *,
+    vectorise: bool = False,
 ) -> _Result:
     """Parses, verifies and optimises a module in its own LLVM context, then applies `finish`."""
     if not 0 <= opt_level <= 3:
@@ -106,7 +112,10 @@ def _with_machine(
     try:
         machine = _create_machine(target or _host_target())
         with _parse(str(module_ir), machine) as module:
-            _optimise(module, machine, opt_level)
+            if vectorise:
+                _vectorise(module, machine)
+            else:
+                _optimise(module, machine, opt_level)
             return finish(machine, module)
     except RuntimeError as error:
         raise CodegenError(f"LLVM rejected a kernel: {str(error).strip()}") from error
@@ -138,6 +147,17 @@ def _parse(text: str, machine: binding.TargetMachine) -> binding.ModuleRef:
     module.data_layout = str(machine.target_data)
     module.verify()
     return module
+
+
+def _vectorise(module: binding.ModuleRef, machine: binding.TargetMachine) -> None:
+    """Runs the whole pipeline with its vectorisers."""
+    tuning = binding.create_pipeline_tuning_options(2)
+    tuning.loop_vectorization = True
+    tuning.slp_vectorization = True
+    tuning.loop_interleaving = False
+    tuning.loop_unrolling = False
+    builder = binding.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
 
 
 def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_level: int) -> None:

@@ -1,4 +1,4 @@
-"""Reductions over lanes whose results only leave the loop: per step, over the run, or at its end."""
+"""Reductions over lanes whose results only leave the loop: per step, over the run, at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import fuselane
-from tests.differential.comparison import CLOSE, CLOSE_DOUBLE, CLOSE_HALF, EXACT, Tolerance
+from tests.differential.comparison import CLOSE_DOUBLE, CLOSE_HALF, Tolerance
 from tests.differential.harness import IS_OFF, linear_values, run_and_explain, run_fused
 from tests.differential.harness import check as check_results
 from tests.differential.values import needs_x64, sample
@@ -34,9 +34,11 @@ def check(program: Callable[..., Any], *arguments: Any, has_lanes: bool = True, 
 
 
 def values(lanes: int, dtype: str = "float32") -> Any:
-    return linear_values((lanes,), dtype) / np.asarray(7, dtype) if "float" in dtype else (
-        linear_values((lanes,), dtype) * 7919 % 1013
-    ).astype(dtype)
+    return (
+        linear_values((lanes,), dtype) / np.asarray(7, dtype)
+        if "float" in dtype
+        else (linear_values((lanes,), dtype) * 7919 % 1013).astype(dtype)
+    )
 
 
 def stacked(reduction: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +70,7 @@ def accumulated(combine: Callable[..., Any], initial: Any) -> Callable[..., Any]
 
 @pytest.mark.parametrize("lanes", SIZES)
 def test_integer_sums_are_exact(lanes: int) -> None:
-    check(stacked(lambda x: jnp.sum(x)), values(lanes, "int32"))
+    check(stacked(jnp.sum), values(lanes, "int32"))
 
 
 @pytest.mark.parametrize("lanes", SIZES)
@@ -364,7 +366,7 @@ def test_same_in_every_run(threads: int, tile_lanes: int | None) -> None:
 
     start = values(5000)
     options = {"threads": threads, "tile_lanes": tile_lanes}
-    expected = jax.jit(lambda x: program(x))(start)
+    expected = jax.jit(program)(start)
     first, report = run_and_explain(program, start, options=options)
     assert IS_OFF or all(loop.fused for loop in report.loops)
     for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(first), strict=True):

@@ -15,13 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from fuselane.analysis.dimension_classes import DimensionClasses
 from fuselane.hlo.combiners import is_identity, match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
+
+_SMALL_FLOATS: Final = frozenset({PrimitiveType.F16, PrimitiveType.BF16})
+"""Types in which a dot's sums must not be kept."""
 
 
 @final
@@ -179,6 +183,8 @@ class _Stage:
 def _match(instruction: HloInstruction) -> list[_Stage]:
     """Returns the stages of the reduction that ends with an instruction, last one first."""
     if instruction.opcode == "dot":
+        if instruction.shape.element_type in _SMALL_FLOATS:
+            return []
         return [_Stage(instruction, frozenset(), "add")]
     if instruction.opcode != "reduce" or instruction.shape.is_tuple:
         return []

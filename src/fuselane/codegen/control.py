@@ -19,7 +19,6 @@ from fuselane.codegen.arrays import (
     Discarded,
     Registers,
     Scratch,
-    View,
     new_scratch,
     widen,
 )
@@ -27,7 +26,6 @@ from fuselane.codegen.branches import emit_conditional
 from fuselane.codegen.combining import without_missing
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import Element
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.liveness import find_shared_home
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
@@ -61,14 +59,8 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
 
 def _emit_fold(emitter: Emitter, fold: HloInstruction) -> Array:
     """Emits a fold where a tile is one block: lanes that don't exist get what changes nothing."""
-    place, value = emitter.place, emitter.array(fold.operands[0])
-    combiner, element = emitter.program.folds[fold], fold.shape.element_type
-
-    def present(index: Element) -> ir.Value:
-        entries = widen(place, value.get(place, index))
-        return without_missing(place.builder, combiner, entries, place.block.mask, element)
-
-    return emitter.materialize(View(shape=fold.shape, lane=value.lane, element=present))
+    value = emitter.array(fold.operands[0])
+    return emitter.materialize(without_missing(emitter.place, value, emitter.program.folds[fold]))
 
 
 def emit_shared_steps(emitter: Emitter, computation: HloComputation) -> None:

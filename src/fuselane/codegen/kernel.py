@@ -25,6 +25,7 @@ from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.plan import Plan, make_plan
+from fuselane.codegen.products import find_products
 from fuselane.codegen.tiles import TiledLoop
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
@@ -103,7 +104,7 @@ def _emit_tile(frame: Frame, tile: ir.Value) -> None:
         is_first = builder.icmp_signed("==", tile, i64(0))
     emitter = frame.emitter(frame.block(offset, is_first))
     outputs = frame.results(tile)
-    if plan.tile_vectors == 1:
+    if plan.tile_vectors == 1 and not find_products(frame.program):
         _emit_in_registers(frame, emitter, outputs)
     else:
         TiledLoop(frame, emitter, outputs, offset).emit()

@@ -11,6 +11,7 @@ from typing import Final, final
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.products import factor_bytes
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.sweeps import MAX_ROWS, count_rows
 from fuselane.config import Options
@@ -219,12 +220,13 @@ def _measure(program: LaneProgram) -> _Work:
     sizes = [residual_size(e.shape.dimensions, e.lane_dimension) for e in state]
     widths = [element.shape.element_type.byte_size for element in state]
     shared = sum(s * w for e, s, w in zip(state, sizes, widths, strict=True) if e.combiner)
+    per_lane = sum(map(operator.mul, sizes, widths)) - shared + factor_bytes(program)
     return _Work(
         lane_ops=max(lane_ops, 1.0),
         dot_ops=dot_ops,
         uniform_ops=uniform_ops,
         # Several sweeps pass about as much on as the state they start from.
-        state_bytes=(sum(map(operator.mul, sizes, widths)) - shared) * (1 + (rows > MAX_ROWS)),
+        state_bytes=per_lane * (1 + (rows > MAX_ROWS)),
         state_elements=sum(sizes),
         has_streams=rows > 0 or _has_partial_stream(program),
     )

@@ -100,6 +100,11 @@ def _add_cartpole(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="also run every loop as XLA does, and fail where results differ",
+    )
     parser.add_argument("script", type=Path, help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
     parser.set_defaults(run=_run)
@@ -136,7 +141,8 @@ def _cartpole(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    prepare_for_script(options.script)
+    # Without the flag the environment decides.
+    prepare_for_script(options.script, **({"verify": True} if options.verify else {}))
     try:
         run_script(options.script, options.arguments)
     finally:

@@ -7,21 +7,25 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import fuselane
 from fuselane.errors import InputError
 
 
-def prepare_for_script(path: Path) -> None:
+def prepare_for_script(path: Path, **options: Any) -> None:
     """Switches Fuselane on for a script.
 
+    Args:
+        path: The script.
+        options: Options as for `fuselane.enable`.
     Raises:
         InputError: if there is no such file.
         OptionError: if the environment sets an option to what it does not allow.
     """
     if not path.is_file():
         raise InputError(f"There is no script {str(path)!r}.")
-    fuselane.enable()
+    fuselane.enable(**options)
 
 
 def run_script(path: Path, arguments: Sequence[str]) -> None:

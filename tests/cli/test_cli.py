@@ -18,6 +18,7 @@ import pytest
 import fuselane
 from fuselane import cli
 from fuselane.cartpole import peer
+from fuselane.runtime import verify
 
 ROW_KEYS = {
     "variant",
@@ -138,6 +139,18 @@ def test_run_runs_a_script_and_lists_its_loops(tmp_path: Path, code: int) -> Non
     assert done.stdout.splitlines() == ["given ['--speed', '3'] __main__", "(2048, 2)"]
     loops = [line for line in done.stderr.splitlines() if "script.py:6" in line]
     assert len(loops) == 1 and "50 steps" in loops[0]
+
+
+def test_run_verifies_when_asked_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace(".shape", ".block_until_ready()"))
+    (tmp_path / "beside.py").write_text("code = 0")
+    monkeypatch.setattr(verify, "run_check", lambda *_: "told")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="told"):
+        cli.main(["run", "--verify", str(script)])
+    assert "script.py:6" in capsys.readouterr().err
 
 
 def test_explain_lists_the_loops_of_a_module_file(

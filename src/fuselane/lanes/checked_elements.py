@@ -42,7 +42,7 @@ def _inner_indices(program: LaneProgram) -> Mapping[int, int]:
     return {
         index: output.tuple_index
         for output, index in zip(program.outputs, program.output_indices, strict=False)
-        if output.opcode == "get-tuple-element" and output.operands[0] is loop
+        if index >= 0 and output.opcode == "get-tuple-element" and output.operands[0] is loop
     }
 
 

@@ -159,7 +159,7 @@ def test_special_values_stay_in_their_lane() -> None:
     w = normal(20, 20, seed=1)
     w[0, 4] = 0
     step = lambda x, w: (jnp.clip(x @ w, -1e3, 1e3), w)  # noqa: E731
-    check(repeat(step), x, w, tolerance=CLOSE)
+    check(repeat(step, steps=4), x, w, tolerance=CLOSE)
 
 
 def test_weights_that_change() -> None:

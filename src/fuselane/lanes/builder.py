@@ -28,6 +28,13 @@ from fuselane.hlo.proto import (
     Window,
 )
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes.merges import (
+    Groups,
+    apart_under_broadcast,
+    apart_under_transpose,
+    merging_reshape,
+    sizes_apart,
+)
 
 Attributes = tuple[tuple[str, Any], ...]
 """Fields of an instruction's proto as hashable values, such as `(("dimensions", (0, 1)),)`."""
@@ -153,6 +160,33 @@ class ComputationBuilder:
         """Returns the tuple of these."""
         return self.emit("tuple", Shape.tuple_of([e.shape for e in elements]), elements)
 
+    def elementwise(
+        self,
+        opcode: str,
+        shape: Shape,
+        operands: Sequence[HloInstruction],
+        attributes: Attributes = (),
+        *,
+        origin: HloInstruction | None = None,
+    ) -> HloInstruction:
+        """Returns an elementwise instruction; of what is merged by reshapes before these."""
+        apart = sizes_apart(operands)
+        if apart is None:
+            return self.emit(opcode, shape, operands, attributes, origin=origin)
+        sizes, groups = apart
+        values = [self._before_merging(operand, sizes, groups) for operand in operands]
+        whole = array_shape(shape.element_type, sizes)
+        value = self.elementwise(opcode, whole, values, attributes, origin=origin)
+        return self.reshape(value, shape.dimensions, origin=origin)
+
+    def _before_merging(
+        self, value: HloInstruction, sizes: tuple[int, ...], groups: Groups
+    ) -> HloInstruction:
+        if value.opcode == "broadcast":
+            numbers = tuple(groups[d][0] for d in value.dimensions)
+            return self.broadcast(value.operands[0], sizes, numbers, origin=value)
+        return value.operands[0] if value.shape.dimensions else value
+
     def broadcast(
         self,
         operand: HloInstruction,
@@ -166,6 +200,11 @@ class ComputationBuilder:
         if operand.opcode == "broadcast":
             dimensions = tuple(dimensions[d] for d in operand.dimensions)
             operand = operand.operands[0]
+        groups = merging_reshape(operand)
+        if groups is not None:
+            source = operand.operands[0]
+            apart = apart_under_broadcast(groups, source.shape.dimensions, sizes, dimensions)
+            return self.reshape(self.broadcast(source, *apart, **origin), sizes, **origin)
         shape = array_shape(operand.shape.element_type, sizes)
         return self.emit("broadcast", shape, (operand,), (("dimensions", dimensions),), **origin)
 
@@ -195,6 +234,10 @@ class ComputationBuilder:
         sizes = tuple(operand.shape.dimensions[p] for p in permutation)
         if operand.opcode == "broadcast" and operand.operands[0].shape.rank == 0:
             return self.broadcast(operand.operands[0], sizes, (), **origin)
+        groups = merging_reshape(operand)
+        if groups is not None:
+            apart = apart_under_transpose(groups, permutation)
+            return self.reshape(self.transpose(operand.operands[0], apart, **origin), sizes)
         shape = array_shape(operand.shape.element_type, sizes)
         return self.emit("transpose", shape, (operand,), (("dimensions", permutation),), **origin)
 

@@ -195,6 +195,9 @@ class _Normaliser:
         results = self._visit_while(loop, initial_values, self._region)
         indices = get_indices_used(site)
         changing = [i for i in indices if i not in carry.invariant]
+        if not changing:
+            detail = "nothing that it changes is needed"
+            raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
         root = self._region.make_tuple([array_of(results[i]) for i in changing])
         region = self._region.finish(root)
         operands = self._drop_unused_parameters(region)
@@ -333,7 +336,7 @@ class _Normaliser:
             if back is not None:
                 return back
         attributes = elementwise_attributes(instruction)
-        return builder.emit(opcode, shape, values, attributes, origin=instruction)
+        return builder.elementwise(opcode, shape, values, attributes, origin=instruction)
 
     def _visit_complex(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 import numpy as np
 import pytest
 from jax import lax
@@ -188,3 +189,54 @@ def test_layouts(options: dict[str, Any]) -> None:
     expected = jax.jit(program)(*arrays)
     actual = run_fused(program, *arrays, options=options)
     np.testing.assert_allclose(actual[0], expected[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "observed"), [(2, 1), (4, 2), (6, 3)])
+@pytest.mark.parametrize("way", ["inv", "solve", "cho_solve", "positive"])
+def test_kalman_filters(way: str, size: int, observed: int) -> None:
+    """Predictions, innovations and gains by every way to solve a small system."""
+    f = 0.9 * np.eye(size, dtype=np.float32) + normal(size, size, scale=0.05)
+    h = normal(observed, size, scale=1, seed=1)
+
+    def gain(s: jax.Array, hp: jax.Array) -> jax.Array:
+        match way:
+            case "inv":
+                return hp.T @ jnp.linalg.inv(s)
+            case "solve":
+                return jnp.linalg.solve(s, hp).T
+            case "cho_solve":
+                factor = jax.scipy.linalg.cho_factor(s, lower=True)
+                return jax.scipy.linalg.cho_solve(factor, hp).T
+        return jax.scipy.linalg.solve(s, hp, assume_a="pos").T
+
+    def filter_one(x: jax.Array, p: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        x, p = f @ x, f @ p @ f.T + 0.1 * jnp.eye(size)
+        s = h @ p @ h.T + 0.5 * jnp.eye(observed)
+        k = gain(s, h @ p)
+        return x + k @ (y - h @ x), (jnp.eye(size) - k @ h) @ p, jnp.linalg.slogdet(s)[1]
+
+    def program(x: jax.Array, p: jax.Array, ys: jax.Array) -> Any:
+        def step(state: Any, y: jax.Array) -> tuple[Any, Any]:
+            x, p, likelihood = jax.vmap(filter_one)(state[0], state[1], y)
+            return (x, p), (x, likelihood)
+
+        return lax.scan(step, (x, p), ys)
+
+    p = np.broadcast_to(np.eye(size, dtype=np.float32), (LANES, size, size)).copy()
+    arrays = normal(LANES, size), p, normal(STEPS, LANES, observed, seed=2)
+    check(program, *arrays, tolerance=Tolerance(ulp=8, relative=1e-3, absolute=1e-3))
+
+
+def test_failing_factorisations_stay_in_their_lane() -> None:
+    """Matrices that are not positive, singular or not numbers beside others that are."""
+
+    def step(a: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        factor = jnp.linalg.cholesky(a)
+        solved = jnp.linalg.solve(a, x[..., None])[..., 0]
+        return a + 0.01 * jnp.nan_to_num(factor), 0.5 * solved + x
+
+    a = normal(LANES, 3, 3)
+    a = a @ a.swapaxes(1, 2) + 2 * np.eye(3, dtype=np.float32)
+    a[7], a[9, 1, 1], a[20], a[30, 2] = -a[7], -5, np.nan, 0
+    a[40] = 0
+    check(repeat(step, steps=5), a, normal(LANES, 3), tolerance=CLOSE)

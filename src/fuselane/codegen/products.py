@@ -21,7 +21,6 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.analysis.leaving import positions
 from fuselane.codegen.arrays import Scratch
 from fuselane.codegen.combining import combine, combine_vectors, slice_vector
 from fuselane.codegen.indexing import Index, add, i64, multiply, residual_size
@@ -94,7 +93,8 @@ def _products_of(element: int, program: LaneProgram) -> Sequence[Product]:
         if user.opcode == "get-tuple-element" and user.tuple_index == element
     ]
     path = _additions(own[0]) if len(own) == 1 else []
-    if not path or positions(body.root, path[-1]) != {element}:
+    roots = [i for i, root in enumerate(body.root.operands) if path and root is path[-1]]
+    if roots != [element]:
         return ()
     following = [own[0], *path]
     products = []

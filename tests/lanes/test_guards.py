@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuselane.lanes.form import form
-from fuselane.lanes.guards import MIN_GUARDED_COST, get_predicate
+from fuselane.lanes.guards import MIN_GUARDED_COST, MIN_RARE_COST, get_predicate
 from fuselane.lanes.program import Guard, LaneProgram
 from tests.lanes.loops import counting_loop, loop_of
 
@@ -56,6 +56,16 @@ def test_the_other_side() -> None:
 def test_cheap_work_is_not_guarded() -> None:
     body = PREDICATE + expensive("work", "e0", 3) + "y = f32[64] select(done, work, next_x)"
     assert not guards_of(body, ["y"], ["f32[64]"])
+
+
+def test_less_is_guarded_where_only_nans_need_it() -> None:
+    body = (
+        "nan = pred[64] compare(e0, e0), direction=NE\nnext_x = f32[64] add(e0, e0)\n"
+        + expensive("work", "next_x", 3)
+        + "y = f32[64] select(nan, work, e0)"
+    )
+    (guard,) = guards_of(body, ["y"], ["f32[64]"])
+    assert MIN_RARE_COST <= guard.cost < MIN_GUARDED_COST
 
 
 def test_work_with_another_use_is_not_guarded() -> None:

@@ -47,6 +47,19 @@ _CALLS: Final[Mapping[str, tuple[float, float]]] = {
 }
 """XLA's time for one element in f32 and f64, in sines of f32."""
 
+_COMPLEX: Final[Mapping[str, Mapping[str, float]]] = {
+    "abs": {"divide": 1, "maximum": 2, "multiply": 3, "select": 1, "sqrt": 1},
+    "divide": {"divide": 6, "multiply": 20, "select": 20},
+    "exponential-minus-one": {"cosine": 1, "exponential": 1, "multiply": 14, "sine": 1, "tanh": 1},
+    "multiply": {"add": 2, "multiply": 4},
+    "power": {"atan2": 1, "cosine": 1, "exponential": 1, "log": 1, "power": 1, "sine": 1},
+    "rsqrt": {"atan2": 1, "cosine": 1, "divide": 1, "rsqrt": 3, "select": 6, "sine": 1, "sqrt": 1},
+    "sign": {"divide": 3, "maximum": 2, "multiply": 3, "select": 3, "sqrt": 1},
+    "tan": {"cosine": 1, "divide": 2, "exponential": 2, "multiply": 20, "sine": 1, "tanh": 2},
+    "tanh": {"cosine": 1, "divide": 2, "exponential": 2, "multiply": 20, "sine": 1, "tanh": 2},
+}
+"""Operations on real numbers that XLA does for one on complex numbers; for all others two."""
+
 _LIBRARY: Final = frozenset({"convolution", "custom-call", "dot", "fft"})
 _FREE: Final = frozenset(
     {
@@ -61,9 +74,13 @@ _FREE: Final = frozenset(
         "tuple",
     }
 )
-_NO_WORK: Final = _FREE | {"broadcast", "copy", "iota", "reshape", "reverse", "slice", "transpose"}
-_SAME_PLACE: Final = ELEMENTWISE_OPCODES | {"bitcast", "copy", "reshape", "tuple"}
+_PARTS: Final = frozenset({"complex", "imag", "real"})
+_NO_WORK: Final = (
+    _FREE | _PARTS | {"broadcast", "copy", "iota", "reshape", "reverse", "slice", "transpose"}
+)
+_SAME_PLACE: Final = ELEMENTWISE_OPCODES | _PARTS | {"bitcast", "copy", "reshape", "tuple"}
 _VECTOR_BITS: Final = 256
+_SINGLE_BITS: Final = 32
 # Scalar operations per element.
 _SORT_EXCHANGE: Final = 36.0
 _INTEGER_DIVISION: Final = 4.0
@@ -179,17 +196,28 @@ class _Clock:
         return count * _scalar_operations(instruction) * costs.xla_scalar_us
 
     def _elementwise(self, instruction: HloInstruction, count: float) -> float:
-        costs, opcode = self.costs, instruction.opcode
-        is_double = instruction.shape.element_type.bits > 32
+        opcode = instruction.opcode
         if _is_integer_division(instruction):
-            return count * _INTEGER_DIVISION * (1 + 6 * is_double) * costs.xla_scalar_us
+            is_wide = instruction.shape.element_type.bits > _SINGLE_BITS
+            return count * _INTEGER_DIVISION * (1 + 6 * is_wide) * self.costs.xla_scalar_us
+        element = instruction.operands[-1].shape.element_type
+        if not element.is_complex:
+            return self._real(opcode, instruction.shape.element_type.bits, count)
+        real = _COMPLEX.get(opcode, {opcode: 2.0})
+        bits = element.bits // 2
+        return sum(times * self._real(name, bits, count) for name, times in real.items())
+
+    def _real(self, opcode: str, bits: int, count: float) -> float:
+        """Returns the time to compute so many elements by an opcode on real numbers."""
+        costs = self.costs
+        is_double = bits > _SINGLE_BITS
         if opcode in _FUNCTIONS:
             elements = max(count, _MIN_FUNCTIONS)
             return elements * _FUNCTIONS[opcode][is_double] * costs.xla_function_us
         if opcode in _CALLS:
             elements = max(count, _MIN_FUNCTIONS)
             return elements * _CALLS[opcode][is_double] * costs.xla_call_us
-        vectors = count * _share(instruction)
+        vectors = count * max(bits, 8) / _VECTOR_BITS
         return OPCODE_COST[opcode] * max(costs.xla_scalar_us, vectors * costs.xla_operation_us)
 
 

@@ -49,6 +49,9 @@ _COMPONENTS: Final = {
 }
 _PARTS: Final = 2
 
+COMPLEX_OPCODES: Final = frozenset({"complex", "imag", "real"})
+"""Opcodes that only complex numbers have."""
+
 
 def is_complex(instruction: HloInstruction) -> bool:
     """Whether an instruction of the user's module makes or takes arrays of complex numbers."""

@@ -23,6 +23,19 @@ from fuselane.lanes.builder import ComputationBuilder, array_shape
 
 _BITS: Final = {PrimitiveType.F32: PrimitiveType.U32, PrimitiveType.F64: PrimitiveType.U64}
 
+_COSINE_SERIES: Final = (
+    4.7377507964246204691685e-14,
+    -1.1470284843425359765671e-11,
+    2.0876754287081521758361e-9,
+    -2.7557319214999787979814e-7,
+    2.4801587301570552304991e-5,
+    -1.3888888888888872993737e-3,
+    4.1666666666666666609054e-2,
+)
+"""(cos(x) - 1 + x**2 / 2) / x**4 in powers of x**2, highest first, for |x| <= pi / 4."""
+_LARGE_SQUARE: Final = 0.61685
+"""(pi / 4)**2."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -192,7 +205,8 @@ def divide(left: Pair, right: Pair) -> Pair:
     ratio = small / large
     denominator = large + small * ratio
     real = (x * ratio + y) / denominator
-    imag = is_swapped.choose(y * ratio - x, x - y * ratio) / denominator
+    # One product, so that it is contracted with the sum as XLA does it.
+    imag = (y * is_swapped.choose(ratio, -ratio) + is_swapped.choose(-x, x)) / denominator
     is_lost = real.is_nan() & imag.is_nan()
     repaired = _divide_specially(left, right, Pair(real, imag))
     return Pair(is_lost.choose(repaired.real, real), is_lost.choose(repaired.imag, imag))
@@ -233,11 +247,19 @@ def _direction(value: Real) -> Real:
 
 def magnitude(value: Pair) -> Real:
     """Returns the absolute value, without overflow in between."""
+    large, ratio = _scale(value)
+    return large * (ratio * ratio + 1.0).apply("sqrt")
+
+
+def _scale(value: Pair) -> tuple[Real, Real]:
+    """Returns the larger magnitude of the two parts, and the other one divided by it.
+
+    Where both are equal, be they zero or infinite, the ratio is 1; with a NaN one of the two is.
+    """
     a, b = value.real.apply("abs"), value.imag.apply("abs")
-    large, small = a.apply("maximum", b), a.apply("minimum", b)
-    ratio = small / large
-    result = large * (ratio * ratio + 1.0).apply("sqrt")
-    return result.is_nan().choose(small, result)
+    is_less = a < b
+    large, small = is_less.choose(b, a), is_less.choose(a, b)
+    return large, a.equals(b).choose(1.0, small / large)
 
 
 def sign(value: Pair) -> Pair:
@@ -251,23 +273,32 @@ def sign(value: Pair) -> Pair:
 
 
 def exponential_minus_one(value: Pair) -> Pair:
-    """Returns e**x - 1; the cosine minus one is taken as -2 sin(b / 2)**2."""
+    """Returns e**x - 1."""
     a, b = value.real, value.imag
-    grown = a.apply("exponential-minus-one")
-    half = (b * 0.5).apply("sine")
-    cosine_minus_one = half * half * -2.0
-    real = grown * (cosine_minus_one + 1.0) + cosine_minus_one
+    grown, fallen = a.apply("exponential-minus-one"), _cosine_minus_one(b)
     imag = b.equals(0.0).choose(0.0, (grown + 1.0) * b.apply("sine"))
-    return Pair(real, imag)
+    return Pair(grown * (fallen + 1.0) + fallen, imag)
+
+
+def _cosine_minus_one(angle: Real) -> Real:
+    """Returns cos(x) - 1 without cancellation for small angles.
+
+    Source: Stephen L. Moshier, Cephes: cosm1.
+    """
+    square = angle * angle
+    series = angle.fill(_COSINE_SERIES[0])
+    for coefficient in _COSINE_SERIES[1:]:
+        series = series * square + coefficient
+    small = square * square * series + square * -0.5
+    is_large = square.compare("GE", _LARGE_SQUARE)
+    return is_large.choose(angle.apply("cosine") - 1.0, small)
 
 
 def rsqrt(value: Pair) -> Pair:
     """Returns the reciprocal of the square root, by magnitude and angle."""
     a, b = value.real.apply("abs"), value.imag.apply("abs")
-    large, small = a.apply("maximum", b), a.apply("minimum", b)
-    ratio = small / large
+    large, ratio = _scale(value)
     size = large.apply("rsqrt") * (ratio * ratio + 1.0).apply("rsqrt").apply("sqrt")
-    size = size.is_nan().choose(small.apply("rsqrt"), size)
     angle = value.imag.apply("atan2", value.real) * -0.5
     real, imag = size * angle.apply("cosine"), size * angle.apply("sine")
     zero = a.fill(0.0)

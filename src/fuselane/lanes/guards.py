@@ -25,6 +25,9 @@ from fuselane.lanes.program import Guard
 MIN_GUARDED_COST: Final = 100.0
 """Vector operations a guard must save at least; a test and a branch cost about five."""
 
+MIN_RARE_COST: Final = 30.0
+"""The same where the predicate is hardly ever true, so that the branch is foreseen."""
+
 
 def find_guards(
     computation: HloComputation,
@@ -66,13 +69,14 @@ def find_guards(
         for side in (1, 2):
             if going_on is not None and predicate is going_on.in_body:
                 continue
+            least = MIN_RARE_COST if side == 1 and _is_rare(predicate) else MIN_GUARDED_COST
             needed = _needed_only_by(selects, side, can_skip)
-            if cost_of(needed) < MIN_GUARDED_COST:
+            if cost_of(needed) < least:
                 continue
             for group in _independent_groups(selects, needed):
                 inside = _needed_only_by(group, side, can_skip)
                 cost = cost_of(inside)
-                if cost >= MIN_GUARDED_COST:
+                if cost >= least:
                     candidates.append(
                         Guard(
                             predicate=predicate,
@@ -91,6 +95,14 @@ def get_predicate(select: HloInstruction) -> HloInstruction:
     while predicate.opcode in ("broadcast", "reshape"):
         predicate = predicate.operands[0]
     return predicate
+
+
+def _is_rare(predicate: HloInstruction) -> bool:
+    """Whether a predicate is true for NaNs only."""
+    if predicate.opcode == "and":
+        return any(map(_is_rare, predicate.operands))
+    is_same = len(set(predicate.operands)) == 1
+    return predicate.opcode == "compare" and is_same and predicate.comparison_direction == "NE"
 
 
 def _group_selects(

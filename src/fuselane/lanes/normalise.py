@@ -41,7 +41,7 @@ from fuselane.lanes.builder import (
     elementwise_attributes,
 )
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
-from fuselane.lanes.complex import is_complex, joined_shape, lower_complex
+from fuselane.lanes.complex import COMPLEX_OPCODES, is_complex, joined_shape, lower_complex
 from fuselane.lanes.conditionals import lower_conditional
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.conversions import convert_part_read, convert_part_written
@@ -555,7 +555,7 @@ _VISITS: Final[dict[str, _Visit]] = {
 }
 
 
-HANDLED_OPCODES: Final = ELEMENTWISE_OPCODES | _VISITS.keys() | _LOWERINGS.keys()
+HANDLED_OPCODES: Final = ELEMENTWISE_OPCODES | COMPLEX_OPCODES | _VISITS.keys() | _LOWERINGS.keys()
 """Opcodes that have a normal form, perhaps under conditions."""
 
 

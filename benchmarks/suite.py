@@ -32,7 +32,7 @@ from trial.tables import format_row, list_remarks, make_markdown, make_table
 
 BEGIN, END = "<!-- suite:begin -->", "<!-- suite:end -->"
 TIME_LIMIT_S: Final = 900.0
-MIN_WIDTH: Final = 110
+MIN_WIDTH: Final = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -63,16 +63,22 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
     size = program.quick if is_quick else program.full
     built = program.build(size)
     compilation = compile_in_turns(built, 1 if is_quick else compile_rounds)
-    results = {engine: run(compilation, engine, built)[1] for engine in ENGINES}
+    results = {engine: run(compilation, engine, built) for engine in ENGINES}
     agreement = compare(results["xla"], results["fuselane"], program.rule)
     early = compare_early(program, size)
     del results
     times_ms = time_in_turns(compilation, built, seconds, is_quick)
+    (xla_ms, xla_cpu_ms), (fuselane_ms, fuselane_cpu_ms) = (
+        [statistics.median(column) for column in zip(*times_ms[engine], strict=True)]
+        for engine in ENGINES
+    )
     compile_ms = {engine: statistics.median(compilation.compile_ms[engine]) for engine in ENGINES}
     return Outcome(
         name=program.name,
-        xla_ms=statistics.median(times_ms["xla"]),
-        fuselane_ms=statistics.median(times_ms["fuselane"]),
+        xla_ms=xla_ms,
+        fuselane_ms=fuselane_ms,
+        xla_cpu_ms=xla_cpu_ms,
+        fuselane_cpu_ms=fuselane_cpu_ms,
         num_rounds=len(times_ms["xla"]),
         lower_ms=statistics.median(compilation.lower_ms),
         xla_compile_ms=compile_ms["xla"],
@@ -134,26 +140,33 @@ def describe_loop(loop: LoopDecision) -> Loop:
     )
 
 
-def run(compilation: Compilation, engine: str, built: Built) -> tuple[float, Any]:
-    """Returns the milliseconds of one run and its results."""
-    executable = compilation.executables[engine]
-    start = time.perf_counter()
-    results = executable(*built[1])
+def run(compilation: Compilation, engine: str, built: Built) -> Any:
+    """Returns the results of one run, all of them there."""
+    results = compilation.executables[engine](*built[1])
     for leaf in jax.tree.leaves(results):
         leaf.block_until_ready()
-    return (time.perf_counter() - start) * 1e3, results
+    return results
+
+
+def time_run(compilation: Compilation, engine: str, built: Built) -> tuple[float, float]:
+    """Returns the milliseconds of one run, and those spent on all cores together."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    run(compilation, engine, built)
+    end, cpu_end = time.perf_counter(), time.process_time()
+    return (end - start) * 1e3, (cpu_end - cpu_start) * 1e3
 
 
 def time_in_turns(
     compilation: Compilation, built: Built, seconds: float, is_quick: bool
-) -> dict[str, list[float]]:
-    """Runs both engines in turns, each first as often as the other; returns milliseconds."""
-    times_ms: dict[str, list[float]] = {engine: [] for engine in ENGINES}
-    round_s = sum(run(compilation, engine, built)[0] for engine in ENGINES) * 1e-3
+) -> dict[str, list[tuple[float, float]]]:
+    """Runs both engines in turns, each first as often as the other; returns what `time_run` does,
+    by engine."""
+    times_ms: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
+    round_s = sum(time_run(compilation, engine, built)[0] for engine in ENGINES) * 1e-3
     num_rounds = int(min(MAX_ROUNDS, max(MIN_ROUNDS, seconds / round_s)))
     for engines in itertools.islice(orders(), QUICK_ROUNDS if is_quick else num_rounds):
         for engine in engines:
-            times_ms[engine].append(run(compilation, engine, built)[0])
+            times_ms[engine].append(time_run(compilation, engine, built))
     return times_ms
 
 
@@ -169,7 +182,7 @@ def compare_early(program: Program, size: Size) -> Agreement:
     steps = min(size.steps, program.rule.early_steps)
     built = program.build(dataclasses.replace(size, steps=steps))
     compilation = compile_in_turns(built, 1)
-    results = {engine: run(compilation, engine, built)[1] for engine in ENGINES}
+    results = {engine: run(compilation, engine, built) for engine in ENGINES}
     rule = Rule(relative=program.rule.relative)
     return compare(results["xla"], results["fuselane"], rule)
 

@@ -49,6 +49,9 @@ class Outcome:
         error: How its process ended if it did not finish, or "".
         xla_ms: Median time of a run under plain XLA.
         fuselane_ms: The same with Fuselane.
+        xla_cpu_ms: Median time spent on all cores together under plain XLA, which tells more than
+            the time that passed when other processes keep the cores busy.
+        fuselane_cpu_ms: The same with Fuselane.
         num_rounds: How many runs of each.
         lower_ms: Median time to trace and lower it, which Fuselane has no part in.
         xla_compile_ms: Median time to compile it under plain XLA.
@@ -65,6 +68,8 @@ class Outcome:
     error: str = ""
     xla_ms: float = 0.0
     fuselane_ms: float = 0.0
+    xla_cpu_ms: float = 0.0
+    fuselane_cpu_ms: float = 0.0
     num_rounds: int = 0
     lower_ms: float = 0.0
     xla_compile_ms: float = 0.0

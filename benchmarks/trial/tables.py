@@ -20,8 +20,8 @@ _HEADINGS: Final = (
     "Fuselane, ms",
     "Times",
     "Target",
-    "Compiling, times XLA's",
-    "Loops fused",
+    "Compiling",
+    "Fused",
     "Reached",
 )
 
@@ -69,7 +69,7 @@ def make_table(results: Results) -> Table:
     """Returns all rows, by category."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="left" if i in (0, 7) else "right", no_wrap=i == 0)
+        table.add_column(heading, justify="left" if i in (0, 7) else "right", no_wrap=True)
     for rows in _group(results).values():
         for program, outcome in rows:
             table.add_row(*list_cells(program, outcome))

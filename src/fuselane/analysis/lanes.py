@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit
 from fuselane.analysis.dimension_rules import assign_classes
@@ -34,6 +34,9 @@ from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+
+_MAX_DISTANCE: Final = 16
+_SCATTERED_WORTH: Final = 8
 
 
 @final
@@ -66,9 +69,11 @@ class LaneAnalysis:
 def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAnalysis:
     """Returns the lanes of a region in normal form: the largest parallel class its loop carries.
 
-    Ties go to the dimension that is furthest minor. If there is none every value is uniform, and
-    `obstacle` says why: NO_LANES if no dimension of size two or more is carried; CROSS_LANE or
-    DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest one, if all are mixed.
+    A class whose lanes lie far apart in arrays that are read or written step by step counts for an
+    eighth of its size, and ties go to the dimension that is furthest minor. If there is none every
+    value is uniform, and `obstacle` says why: NO_LANES if no dimension of size two or more is
+    carried; CROSS_LANE or DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest
+    one, if all are mixed.
 
     Args:
         region: The region.
@@ -82,7 +87,13 @@ def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAna
     candidates = classes.carried_classes(loop)
     proven = {c: _prove_ends(classes, c) for c in candidates if c not in classes.mixing}
     parallel = [c for c in candidates if c not in classes.mixing]
-    lane_class = max(parallel, key=lambda c: candidates[c], default=None)
+    scattered = _find_scattered(classes, loop)
+
+    def rank(candidate: int) -> tuple[int, int]:
+        size, minor = candidates[candidate]
+        return (size // _SCATTERED_WORTH if candidate in scattered else size), minor
+
+    lane_class = max(parallel, key=rank, default=None)
     if with_leaving:
         smallest = (0, 0) if lane_class is None else candidates[lane_class]
         leaving = _find_leaving(classes, loop, candidates, smallest)
@@ -187,6 +198,20 @@ def _find_leaving(
                 leaving=tuple(leaving),
             )
     return None
+
+
+def _find_scattered(classes: DimensionClasses, loop: HloInstruction) -> set[int]:
+    """Returns the classes whose neighbours lie far apart in arrays with a row for each step."""
+    result = set()
+    for instruction in loop.body.instructions:
+        if instruction.opcode in ("dynamic-slice", "dynamic-update-slice"):
+            distance = 1
+            sizes = instruction.operands[0].shape.dimensions
+            for node, size in reversed(list(zip(classes.nodes[instruction], sizes, strict=True))):
+                if distance > _MAX_DISTANCE:
+                    result.add(classes.find(node))
+                distance *= size
+    return result
 
 
 def _find_mergeable(

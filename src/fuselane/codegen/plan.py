@@ -21,12 +21,15 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 
 _MAX_UNROLLED: Final = 64
+_MAX_UNROLLED_SCALARS: Final = 32
 _MAX_EMITTED: Final = 6_000
 _MAX_VECTORS_IN_FLIGHT: Final = 8
 _FREE_UNIFORM_OPS: Final = 4
 _UNIFORM_SHARE: Final = 0.04
 _TILES_PER_THREAD: Final = 4
 _MIN_TILE_VECTORS: Final = 16
+_MIN_ROW_LANES: Final = 64
+"""Lanes of a stream's row that are worth going there: a few cache lines."""
 _PAGE_ELEMENTS: Final = 512  # of 8 bytes, the largest there are
 _MIN_PARALLEL_OPS: Final = 200_000
 _MIN_DOT_SHARE: Final = 0.3
@@ -141,7 +144,7 @@ def _scalar_plan(program: LaneProgram, work: _Work, device: DeviceDescription) -
         width=1,
         tile_vectors=1,
         num_tiles=1,
-        max_unrolled=_max_unrolled(program, work),
+        max_unrolled=min(_max_unrolled(program, work), _MAX_UNROLLED_SCALARS),
         vectors_in_registers=device.num_vector_registers,
         parallel=False,
         lane_ops=work.lane_ops,
@@ -169,7 +172,10 @@ def _tile_vectors(
     vector_bytes = max(work.state_bytes * width, 1)
     cached = max(1, device.l1_bytes // 2 // vector_bytes)
     shared = math.ceil(work.uniform_ops / max(_UNIFORM_SHARE * work.lane_ops, 1))
-    rows = cached if work.has_streams else min(cached, _MIN_TILE_VECTORS)
+    rows = min(cached, _MIN_TILE_VECTORS)
+    if work.has_streams:
+        fitting = device.l2_bytes // 2 // vector_bytes
+        rows = max(cached, min(math.ceil(_MIN_ROW_LANES / width), fitting))
     wanted = max(min(shared, max(1, device.l2_bytes // 4 // vector_bytes)), rows)
     per_thread = math.ceil(num_vectors / threads)
     if wanted >= per_thread:

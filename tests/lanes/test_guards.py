@@ -60,9 +60,9 @@ def test_cheap_work_is_not_guarded() -> None:
 
 def test_less_is_guarded_where_only_nans_need_it() -> None:
     body = (
-        "nan = pred[64] compare(e0, e0), direction=NE\nnext_x = f32[64] add(e0, e0)\n"
+        "is_nan = pred[64] compare(e0, e0), direction=NE\nnext_x = f32[64] add(e0, e0)\n"
         + expensive("work", "next_x", 3)
-        + "y = f32[64] select(nan, work, e0)"
+        + "y = f32[64] select(is_nan, work, e0)"
     )
     (guard,) = guards_of(body, ["y"], ["f32[64]"])
     assert MIN_RARE_COST <= guard.cost < MIN_GUARDED_COST

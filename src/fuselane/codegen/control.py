@@ -24,16 +24,16 @@ from fuselane.codegen.arrays import (
 )
 from fuselane.codegen.branches import emit_conditional
 from fuselane.codegen.combining import without_missing
-from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexing import Index, with_lane
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.liveness import find_shared_home
-from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_while_loop
+from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_fold, emit_while_loop
+from fuselane.codegen.memory import vector
 from fuselane.codegen.schedule import Step, needs_lanes
 from fuselane.codegen.types import any_lane
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LoopElement
 
 Body = Callable[[list[Array]], list[Array]]
@@ -278,7 +278,7 @@ def _emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -
 @final
 @dataclass(frozen=True, slots=True)
 class _Going:
-    """Who goes on: `lanes`, a vector of booleans; `any_lane`, whether the block does."""
+    """Which lanes go on: `lanes`, a vector of booleans, and `any_lane`, whether any does."""
 
     lanes: ir.Value
     any_lane: ir.Value
@@ -297,7 +297,8 @@ def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Arra
     going: _Going | None = None
     for step in emitter.schedule(computation).steps:
         if step is condition.reduction:
-            going = _reduce_lanes(emitter, step, is_all=condition.is_all)
+            operand = emitter.array(step.operands[0])
+            going = _find_lanes(emitter, operand, is_negated=condition.is_all)
             value = builder.not_(going.any_lane) if condition.is_all else going.any_lane
             emitter.values[step] = Registers(shape=step.shape, lane=None, elements=(value,))
         else:
@@ -307,17 +308,20 @@ def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Arra
     return _Going(going.lanes, builder.and_(whole, going.any_lane))
 
 
-def _reduce_lanes(emitter: Emitter, reduction: HloInstruction, *, is_all: bool) -> _Going:
-    """Emits `any` over the lanes of the block, or, with `is_all`, whether some lane lacks it."""
+def _find_lanes(emitter: Emitter, predicate: Array, *, is_negated: bool) -> _Going:
+    """Emits which active lanes of the block have a predicate (or lack it) in any element."""
     place, builder = emitter.place, emitter.builder
-    operand = emitter.array(reduction.operands[0])
-    combine = builder.and_ if is_all else builder.or_
-    lanes: ir.Value | None = None
-    for position in range(operand.size):
-        value = widen(place, operand.get(place, operand.flat(place, position)))
-        lanes = value if lanes is None else combine(lanes, value)
-    assert lanes is not None
-    lanes = place.block.among_active(builder, builder.not_(lanes) if is_all else lanes)
+    none = ir.Constant(vector(ir.IntType(1), place.block.width), None)
+
+    def combine(index: tuple[Index, ...], found: Sequence[ir.Value]) -> list[ir.Value]:
+        value = widen(place, predicate.get(place, with_lane(index, predicate.lane)))
+        value = builder.not_(value) if is_negated else value
+        return [value if found[0] is none else builder.or_(found[0], value)]
+
+    (lanes,) = emit_fold(
+        builder, predicate.dimensions, [none], combine, max_unrolled=emitter.max_unrolled
+    )
+    lanes = place.block.among_active(builder, lanes)
     return _Going(lanes, any_lane(builder, lanes))
 
 
@@ -399,16 +403,5 @@ def _elements(emitter: Emitter, array: Array) -> list[ir.Value]:
 
 def _any_lane(emitter: Emitter, guard: Guard) -> ir.Value:
     """Returns an `i1`: whether some lane of the block has the predicate on the guarded side."""
-    place, builder = emitter.place, emitter.builder
     predicate = emitter.array(guard.predicate)
-    combined: ir.Value | None = None
-    for position in range(predicate.size):
-        value = predicate.get(place, predicate.flat(place, position))
-        if guard.side == 2:
-            value = emit_elemental(
-                builder, "not", [value], [PrimitiveType.PRED], PrimitiveType.PRED
-            )
-        value = widen(place, value)
-        combined = value if combined is None else builder.or_(combined, value)
-    assert combined is not None
-    return any_lane(builder, place.block.among_active(builder, combined))
+    return _find_lanes(emitter, predicate, is_negated=guard.side == 2).any_lane

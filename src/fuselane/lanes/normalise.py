@@ -44,7 +44,7 @@ from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.complex import COMPLEX_OPCODES, is_complex, joined_shape, lower_complex
 from fuselane.lanes.conditionals import lower_conditional
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
-from fuselane.lanes.conversions import convert_part_read, convert_part_written
+from fuselane.lanes.conversions import convert_back, read_unconverted
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
@@ -275,7 +275,7 @@ class _Normaliser:
             raise self._unsupported(instruction)
         self._check_shape(instruction, instruction.shape)
         value = lower(builder, instruction, [array_of(operand) for operand in operands])
-        return convert_part_read(builder, value)
+        return read_unconverted(builder, value)
 
     def _visit_tuple(
         self, _instruction: HloInstruction, operands: Sequence[Value], _builder: ComputationBuilder
@@ -332,7 +332,7 @@ class _Normaliser:
         if opcode == "convert" and values[0].shape.element_type is shape.element_type:
             return values[0]
         if opcode == "convert":
-            back = convert_part_written(builder, values[0], shape.element_type)
+            back = convert_back(builder, values[0], shape.element_type)
             if back is not None:
                 return back
         attributes = elementwise_attributes(instruction)

@@ -1,0 +1,271 @@
+"""Loops that go on while any lane needs it: `vmap` of `while_loop`, alone and in other loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.differential.comparison import CLOSE, EXACT, Tolerance
+from tests.differential.harness import check, linear_values, run_fused
+from tests.differential.values import NumpyArray
+
+SIZES: Final = (2, 16, 37, 100, 259)
+Program = Callable[..., Any]
+
+
+def collatz(x: jax.Array) -> Any:
+    def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, steps = carry
+        return jnp.where(x % 2 == 0, x // 2, 3 * x + 1), steps + 1
+
+    return lax.while_loop(lambda c: c[0] > 1, body, (x, jnp.int32(0)))
+
+
+def numbers(shape: tuple[int, ...], seed: int = 0) -> NumpyArray:
+    return np.random.default_rng(seed).integers(1, 1000, shape).astype(np.int32)
+
+
+@pytest.mark.parametrize("lanes", SIZES)
+def test_each_lane_stops_by_itself(lanes: int) -> None:
+    check(jax.vmap(collatz), numbers((lanes,)))
+
+
+def test_number_of_steps() -> None:
+    """Against Python: the test above would pass if both were wrong in the same way."""
+    start = numbers((50,))
+    _, steps = run_fused(jax.vmap(collatz), start)
+
+    def count(n: int) -> int:
+        steps = 0
+        while n > 1:
+            n, steps = n // 2 if n % 2 == 0 else 3 * n + 1, steps + 1
+        return steps
+
+    np.testing.assert_array_equal(steps, [count(int(n)) for n in start])
+
+
+def test_all_lanes_done_at_once() -> None:
+    check(jax.vmap(collatz), np.full(37, 27, np.int32))
+
+
+def test_no_lane_starts() -> None:
+    check(jax.vmap(collatz), np.full(37, -5, np.int32))
+
+
+@pytest.mark.parametrize("place", [0, 17, 36])
+def test_one_lane_goes_on_longest(place: int) -> None:
+    start = np.ones(37, np.int32)
+    start[place] = 97
+    check(jax.vmap(collatz), start)
+
+
+def test_predicate_false_for_nan() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: x < 100, lambda x: x * 2 + 1, x)
+
+    values = np.array([1, np.nan, 3, np.inf, -np.inf, 99, 100, -0.0] * 5, np.float32)
+    values[values == -np.inf] = 5
+    check(jax.vmap(program), values)
+
+
+def test_predicate_true_for_nan() -> None:
+    """`not (x >= 100)` holds for NaN; a counter ends the loop."""
+
+    def program(x: jax.Array) -> Any:
+        def go(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return ~(carry[0] >= 100) & (carry[1] < 9)
+
+        return lax.while_loop(go, lambda c: (c[0] * 2 + 1, c[1] + 1), (x, jnp.int32(0)))
+
+    check(jax.vmap(program), np.array([1, np.nan, 3, np.inf, 99, 100, -0.0] * 3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "in_axes"), [((7, 5), (0, 0)), ((7, 5), (1, 0)), ((3, 64), (1, 1))]
+)
+def test_two_lane_dimensions(shape: tuple[int, int], in_axes: tuple[int, int]) -> None:
+    program = jax.vmap(jax.vmap(collatz), in_axes=in_axes[0], out_axes=in_axes[1])
+    check(program, numbers(shape))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_arrays_per_lane(axis: int) -> None:
+    def newton(x: jax.Array) -> Any:
+        def go(c: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return jnp.any(jnp.abs(c[0] * c[0] - 2) > 1e-3) & (c[1] < 20)
+
+        return lax.while_loop(go, lambda c: (0.5 * (c[0] + 2 / c[0]), c[1] + 1), (x, 0))
+
+    values = np.abs(linear_values((37, 3) if axis == 0 else (3, 37))) + 1
+    check(jax.vmap(newton, in_axes=axis, out_axes=(axis, 0)), values, tolerance=CLOSE)
+
+
+def test_bounds_per_lane() -> None:
+    def program(x: jax.Array, n: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, n, lambda i, y: y * 3 + i, x)
+
+    check(jax.vmap(program), linear_values((37,), "int32"), np.arange(-3, 34, dtype=np.int32))
+
+
+def nested(x: jax.Array) -> Any:
+    def outer(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, total = carry
+        inner = lax.while_loop(lambda y: y % 7 != 0, lambda y: y * 3 + 1, x)
+        return x + inner % 5 + 1, total + inner
+
+    return lax.while_loop(lambda c: c[0] < 40, outer, (x, jnp.int32(0)))
+
+
+@pytest.mark.parametrize("lanes", [2, 37, 100])
+def test_nested_two_deep(lanes: int) -> None:
+    check(jax.vmap(nested), np.arange(lanes, dtype=np.int32) % 45)
+
+
+def test_nested_three_deep() -> None:
+    def program(x: jax.Array) -> Any:
+        def outer(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, total = carry
+            _, more = nested(x % 41)
+            return x + 9, total + more
+
+        return lax.while_loop(lambda c: c[0] < 100, outer, (x, jnp.int32(0)))
+
+    check(jax.vmap(program), np.arange(37, dtype=np.int32) * 3)
+
+
+def test_a_lane_that_is_done_would_never_leave_the_inner_loop() -> None:
+    """XLA runs the inner loop for all lanes too, so it has to end; with lanes left out it ends
+    sooner, with the same results."""
+
+    def program(x: jax.Array) -> Any:
+        def outer(x: jax.Array) -> jax.Array:
+            return x + lax.while_loop(lambda y: y < 1000, lambda y: y + 1, x) % 3 + 1
+
+        return lax.while_loop(lambda x: x < 20, outer, x)
+
+    check(jax.vmap(program), np.arange(37, dtype=np.int32) - 5)
+
+
+def test_in_a_scan_with_streams() -> None:
+    def program(start: jax.Array, rows: jax.Array) -> Any:
+        def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, Any]:
+            y, steps = jax.vmap(collatz)(jnp.abs(x + row) % 50)
+            return x + steps, (y, steps)
+
+        return lax.scan(step, start, rows)
+
+    check(program, numbers((37,)), numbers((6, 37), seed=1))
+
+
+def test_known_loop_inside() -> None:
+    def program(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, n = carry
+            return lax.fori_loop(0, 12, lambda i, y: y * 3 + i, x), n + 1
+
+        return lax.while_loop(lambda c: (c[0] % 5 != 0) & (c[1] < 8), body, (x, jnp.int32(0)))
+
+    check(jax.vmap(program), np.arange(100, dtype=np.int32))
+
+
+def test_rare_work_inside() -> None:
+    """What only some lanes need is skipped for blocks where no lane that goes on needs it."""
+
+    def program(key: jax.Array, x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, key = carry
+            key, sub = jax.random.split(key)
+            return jnp.where(x % 4 == 0, x + jax.random.randint(sub, (), 1, 9), x + 1), key
+
+        return lax.while_loop(lambda c: c[0] < 40, body, (x, key))[0]
+
+    keys = np.asarray(jax.random.split(jax.random.PRNGKey(3), 37))
+    check(jax.vmap(program), keys, np.arange(37, dtype=np.int32))
+
+
+def test_rejection_sampling() -> None:
+    def program(key: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+            key, _, _ = carry
+            key, sub = jax.random.split(key)
+            point = jax.random.uniform(sub, (2,))
+            return key, point, jnp.sum(point * point) < 0.3
+
+        start = (key, jnp.zeros(2), jnp.bool_(False))
+        return lax.while_loop(lambda c: ~c[2], body, start)[1]
+
+    check(jax.vmap(program), np.asarray(jax.random.split(jax.random.PRNGKey(0), 100)))
+
+
+def test_written_by_hand_with_a_common_counter() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        def go(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return jnp.any(carry[0] < 50) & (carry[1] < 6)
+
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, i = carry
+            return jnp.where(x < 50, x * 2 + i, x), i + 1
+
+        return lax.while_loop(go, body, (x, jnp.int32(0)))[0]
+
+    check(program, np.arange(1, 101, dtype=np.int32))
+
+
+def test_written_by_hand_with_flags() -> None:
+    def program(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+            x, done, count = carry
+            done = done | (x > 100)
+            return jnp.where(done, x, x * 2 + 1), done, count + (~done).astype(jnp.int32)
+
+        start = (x, jnp.zeros(x.shape, bool), jnp.zeros(x.shape, jnp.int32))
+        return lax.while_loop(lambda c: ~jnp.all(c[1]), body, start)
+
+    check(program, np.arange(37, dtype=np.int32))
+
+
+def test_lanes_that_go_on_until_all_are_done() -> None:
+    """What a lane has does depend on the others here: each loop runs for all or not at all."""
+
+    def program(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: jnp.any(x < 50), lambda x: x * 2 + 1, x)
+
+    check(program, np.arange(1, 38, dtype=np.int32), fused=None)
+
+
+def test_steps_of_all_lanes_together() -> None:
+    def program(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, i = carry
+            return jnp.where(x < 50, x * 2 + 1, x), i + 1
+
+        return lax.while_loop(lambda c: jnp.any(c[0] < 50), body, (x, jnp.int32(0)))
+
+    check(program, np.arange(1, 38, dtype=np.int32), fused=None)
+
+
+def logistic(x: jax.Array) -> Any:
+    def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, n = carry
+        return 3.7 * x * (1 - x), n + 1
+
+    return lax.while_loop(lambda c: (jnp.abs(c[0] - 0.5) > 0.1) & (c[1] < 4), body, (x, 0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", CLOSE), ("float16", CLOSE), ("float64", CLOSE)]
+)
+def test_types(dtype: str, tolerance: Tolerance) -> None:
+    values = (np.arange(37) / 37).astype(dtype)
+    tolerance = tolerance if dtype != "float16" else Tolerance(relative=1e-2, absolute=1e-2)
+    check(jax.vmap(logistic), values, tolerance=tolerance, x64=True)
+
+
+def test_many_lanes_on_several_threads() -> None:
+    check(jax.vmap(collatz), numbers((20_011,)), tolerance=EXACT)

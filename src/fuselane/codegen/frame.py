@@ -21,6 +21,11 @@ from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _MAX_STACK_BYTES: Final = 1 << 20
+_PAGE_BYTES: Final = 4096
+_GAP_BYTES: Final = 320
+"""What keeps arrays that follow each other from lying whole pages apart: loads from one would wait
+for stores to another that only look alike."""
+
 _POINTER: Final = ir.PointerType()
 
 
@@ -70,6 +75,8 @@ class Frame:
             UnsupportedError: if it is more than a thread's stack may give.
         """
         bits = getattr(element, "width", 0) or {"half": 16, "float": 32, "double": 64}[str(element)]
+        if count * bits // 8 % _PAGE_BYTES == 0:
+            count += _GAP_BYTES * 8 // bits
         self._stack_bytes += max(count * bits // 8, 64)
         if self._stack_bytes > _MAX_STACK_BYTES:
             raise self._refusal()

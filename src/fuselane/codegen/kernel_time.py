@@ -7,6 +7,7 @@ from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen.packing import MAX_PACKED_BYTES
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.device import DeviceDescription
@@ -20,8 +21,14 @@ _CHEAP: Final = 4.0
 _INDEPENDENT: Final = 4
 """Elements of a uniform array from which on its operations do not wait for each other."""
 
-_LOOPED: Final = 4.0
-"""How much slower scalar code is for an array too large to be unrolled: indices, no overlap."""
+_PRODUCT: Final = 1.35
+_LOADED_PRODUCT: Final = 2.2
+"""Cheap operations that a product of a dot takes, with weights from a cache and all lanes', and
+where most products need loads of their own."""
+
+_SHORT_ROW: Final = 192.0
+"""Rows of about so many elements take LLVM's vectors of scalars twice as long, for what is left
+over at their ends."""
 
 
 def estimate_kernel_step_us(
@@ -69,10 +76,20 @@ def _measure(
         elif instruction.shape.is_array or instruction.opcode in ("reduce", "sort"):
             operations = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
             if needs_lanes(instruction, program):
-                per_vector += operations * _operation_us(instruction, costs)
+                slowness = _dot_slowness(instruction, program)
+                per_vector += slowness * operations * _operation_us(instruction, costs)
             else:
                 per_tile += operations * _scalar_operation_us(instruction, plan, costs)
     return per_vector, per_tile
+
+
+def _dot_slowness(instruction: HloInstruction, program: LaneProgram) -> float:
+    """Returns how many cheap operations a product of a dot takes; 1 for other opcodes."""
+    if instruction.opcode != "dot":
+        return 1.0
+    weights = [o.shape for o in instruction.operands if program.lane_dimensions.get(o) is None]
+    is_packed = sum(shape.byte_size for shape in weights) <= MAX_PACKED_BYTES
+    return _PRODUCT if weights and is_packed else _LOADED_PRODUCT
 
 
 def _operation_us(instruction: HloInstruction, costs: MachineCosts) -> float:
@@ -81,13 +98,19 @@ def _operation_us(instruction: HloInstruction, costs: MachineCosts) -> float:
 
 
 def _scalar_operation_us(instruction: HloInstruction, plan: Plan, costs: MachineCosts) -> float:
-    if instruction.opcode in ("reduce", "dot", "sort"):
+    """Returns the time of one operation on one element of a uniform array."""
+    if instruction.opcode == "reduce":
+        is_long = instruction.operands[0].shape.num_elements > plan.max_unrolled
+        return costs.kernel_scalar_us * (0.35 if is_long else 1.0)
+    if instruction.opcode in ("dot", "sort"):
         return costs.kernel_scalar_us
-    size = instruction.shape.num_elements
-    if size < _INDEPENDENT:
+    shape = instruction.shape
+    if shape.num_elements < _INDEPENDENT:
         return max(costs.kernel_scalar_us, 2 * _operation_us(instruction, costs))
-    slowness = 1.0 if size <= plan.max_unrolled else _LOOPED
-    return slowness * _operation_us(instruction, costs)
+    if shape.num_elements <= plan.max_unrolled:
+        return _operation_us(instruction, costs)
+    share = 2 * shape.element_type.bits / 256 * (1 + _SHORT_ROW / shape.dimensions[-1])
+    return min(share, 4.0) * _operation_us(instruction, costs)
 
 
 def _traffic(program: LaneProgram, costs: MachineCosts) -> float:

@@ -21,8 +21,9 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 
 _MAX_UNROLLED: Final = 64
-_MAX_UNROLLED_SCALARS: Final = 32
+_MAX_UNROLLED_SCALARS: Final = 16
 _MAX_EMITTED: Final = 6_000
+_MAX_EMITTED_SCALARS: Final = 2_000
 _MAX_VECTORS_IN_FLIGHT: Final = 8
 _FREE_UNIFORM_OPS: Final = 4
 _UNIFORM_SHARE: Final = 0.04
@@ -144,7 +145,7 @@ def _scalar_plan(program: LaneProgram, work: _Work, device: DeviceDescription) -
         width=1,
         tile_vectors=1,
         num_tiles=1,
-        max_unrolled=min(_max_unrolled(program, work), _MAX_UNROLLED_SCALARS),
+        max_unrolled=_max_unrolled_scalars(program),
         vectors_in_registers=device.num_vector_registers,
         parallel=False,
         lane_ops=work.lane_ops,
@@ -203,6 +204,18 @@ def _max_unrolled(program: LaneProgram, work: _Work) -> int:
     while limit > 1 and sum(size for size in sizes if size <= limit) > _MAX_EMITTED:
         limit //= 2
     return limit
+
+
+def _max_unrolled_scalars(program: LaneProgram) -> int:
+    """Small arrays are kept in registers as a whole; beside larger ones loops over all of them are
+    faster, since LLVM makes vectors of these."""
+    sizes = [
+        instruction.shape.num_elements
+        for instruction, _ in _weighted(program, program.loop.instruction.body, 1.0)
+        if instruction not in program.mutable
+    ]
+    is_small = max(sizes, default=0) <= _MAX_UNROLLED and sum(sizes) <= _MAX_EMITTED_SCALARS
+    return _MAX_UNROLLED if is_small else _MAX_UNROLLED_SCALARS
 
 
 def _measure(program: LaneProgram) -> _Work:

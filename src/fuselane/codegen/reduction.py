@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from llvmlite import ir
 
@@ -11,12 +12,14 @@ from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
 from fuselane.codegen.cuts import cuts_along
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.indexing import Element, Index, unflatten
 from fuselane.codegen.loops import emit_fold, emit_for_each
 from fuselane.codegen.types import constant
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
+
+_REORDERABLE: Final = frozenset({"add", "and", "maximum", "minimum", "multiply", "or", "xor"})
 
 
 def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
@@ -27,7 +30,8 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
         r[lane] = ((zero + x[lane, 0]) + x[lane, 1]) + ...
 
     unrolled if few elements are reduced, else a loop.
-    Numerics: bitwise-equal to a reduction in row-major order from the initial value.
+    Numerics: bitwise-equal to a reduction in row-major order from the initial value; in a program
+    without lanes sums and products of floats reassociate.
     """
     count = len(instruction.operands) // 2
     arrays = [emitter.array(operand) for operand in instruction.operands[:count]]
@@ -101,13 +105,22 @@ def _accumulate(
     def step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         at = _interleave(index, reduced, inner, len(dimensions))
         values = [array.get(place, at) for array in arrays]
-        return apply_computation(emitter, instruction.to_apply, [*carried, *values])
+        results = apply_computation(emitter, instruction.to_apply, [*carried, *values])
+        if not emitter.program.has_lanes:
+            _allow_reordering(results)
+        return results
 
     def wide_step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         return [widen(place, value) for value in step(inner, carried)]
 
     has_lanes = any(array.lane is not None for array in arrays)
     is_looped = math.prod(sizes) > emitter.max_unrolled
+    if not emitter.program.has_lanes and not is_looped and _is_reorderable(instruction.to_apply):
+        inner = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]
+        values = [
+            arrays[0].get(place, _interleave(index, reduced, at, len(dimensions))) for at in inner
+        ]
+        return _combine_in_pairs(emitter, instruction.to_apply, [*starts, *values])
     cuts = [sorted(set().union(*(cuts_along(array, axis) for array in arrays))) for axis in reduced]
     return emit_fold(
         emitter.builder,
@@ -117,6 +130,33 @@ def _accumulate(
         max_unrolled=emitter.max_unrolled,
         cuts=cuts,
     )
+
+
+def _is_reorderable(computation: HloComputation) -> bool:
+    """Whether what a reduction applies is one operation that may take elements in any order."""
+    root = computation.root
+    return root.opcode in _REORDERABLE and all(o.opcode == "parameter" for o in root.operands)
+
+
+def _combine_in_pairs(
+    emitter: Emitter, computation: HloComputation, values: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Emits a reduction of few scalars as a tree: in a chain each would wait for the one before."""
+    remaining = list(values)
+    while len(remaining) > 1:
+        rest = remaining[len(remaining) // 2 * 2 :]
+        pairs = zip(remaining[::2], remaining[1::2], strict=False)
+        combined = [apply_computation(emitter, computation, pair)[0] for pair in pairs]
+        remaining = combined + rest
+    return remaining
+
+
+def _allow_reordering(values: Sequence[ir.Value]) -> None:
+    """Lets LLVM sum and multiply floats in any order, as XLA does: scalars are made vectors only
+    so."""
+    for value in values:
+        if isinstance(value, ir.Instruction) and value.opname in ("fadd", "fmul"):
+            value.flags = [*value.flags, "reassoc"]
 
 
 def _interleave(

@@ -14,10 +14,9 @@ from fuselane.codegen.memory import (
     element_pointer,
     lane_numbers,
     load_lanes,
-    load_runs,
     store_lanes,
-    store_runs,
 )
+from fuselane.codegen.runs import load_runs, store_runs
 from fuselane.hlo.shape import PrimitiveType
 from tests.codegen.functions import Function, NumpyArray, make_block, run
 
@@ -79,7 +78,7 @@ def test_lanes_moved(
 
 @types
 @blocks
-@pytest.mark.parametrize("length", [2, 3, 4, 5])
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 12, 16])
 def test_runs_loaded(element: PrimitiveType, width: int, lanes: int | None, length: int) -> None:
     """A run of every lane becomes one vector for each place in the run."""
     source = numbered(element, 16 * length)
@@ -103,7 +102,7 @@ def test_runs_loaded(element: PrimitiveType, width: int, lanes: int | None, leng
 
 @types
 @blocks
-@pytest.mark.parametrize("length", [2, 3, 4, 5])
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 12, 16])
 def test_runs_stored(element: PrimitiveType, width: int, lanes: int | None, length: int) -> None:
     source = numbered(element, 16 * length)
     target = untouched(element, 16 * length)

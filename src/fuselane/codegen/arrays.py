@@ -28,12 +28,11 @@ from fuselane.codegen.memory import (
     lane_index,
     load,
     load_lanes,
-    load_runs,
     scatter,
     store,
     store_lanes,
-    store_runs,
 )
+from fuselane.codegen.runs import load_runs, store_runs
 from fuselane.codegen.types import constant, integer_constant, is_vector, memory_type, splat
 from fuselane.hlo.shape import PrimitiveType, Shape
 
@@ -125,10 +124,10 @@ class Registers(Array):
         """See `Array.get`. An index known only at run time is a tree of selects."""
         inner = indexing.without_lane(index)
         position = indexing.flatten(place.builder, inner, self.dimensions)
-        return _pick(place, self.elements, position)
+        return pick(place, self.elements, position)
 
 
-def _pick(place: Place, elements: Sequence[ir.Value], position: Index) -> ir.Value:
+def pick(place: Place, elements: Sequence[ir.Value], position: Index) -> ir.Value:
     """Returns the element at a position within bounds, halving their number by each of its bits."""
     if isinstance(position, int):
         return elements[position]
@@ -167,7 +166,7 @@ class Literal(Array):
             return constant(self.shape.element_type, self.values.flat[0])
         if self.values.size <= _MAX_SELECTED_CONSTANTS and any(map(indexing.varies, inner)):
             elements = [constant(self.shape.element_type, value) for value in self.values.flat]
-            return _pick(place, elements, indexing.flatten(place.builder, inner, self.dimensions))
+            return pick(place, elements, indexing.flatten(place.builder, inner, self.dimensions))
         return self.in_memory(place).get(place, index)
 
     def in_memory(self, place: Place) -> Memory:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 from llvmlite import ir
@@ -138,7 +137,7 @@ def store_lanes(
     if stride == 1 and block.mask is None:
         builder.store(raw, pointer, align=element.byte_size)
     elif stride == 1:
-        _masked_store(builder, raw, pointer, block)
+        masked_store(builder, raw, pointer, block)
     else:
         pointers = _strided_pointers(builder, pointer, element, stride, block.width)
         _scatter(builder, raw, pointers, block.mask)
@@ -190,72 +189,6 @@ def lane_index(width: int) -> ir.Constant:
     return lane_numbers(width, 32)
 
 
-def load_runs(
-    builder: ir.IRBuilder,
-    pointer: ir.Value,
-    element: PrimitiveType,
-    length: int,
-    block: LaneBlock,
-    *,
-    invariant: bool = False,
-) -> list[ir.Value]:
-    """Loads `length` neighbouring elements of every lane, lanes lying one behind the other.
-
-    Returns:
-        One vector of lanes for each element: what `length` strided loads would give, by one
-        contiguous load and shuffles.
-    """
-    wide = _widened(builder, block, length)
-    raw = load_lanes(builder, pointer, element, 1, wide, invariant=invariant)
-    return [
-        _shuffle(builder, raw, raw, range(first, wide.width, length)) for first in range(length)
-    ]
-
-
-def store_runs(
-    builder: ir.IRBuilder,
-    values: Sequence[ir.Value],
-    pointer: ir.Value,
-    element: PrimitiveType,
-    block: LaneBlock,
-) -> None:
-    """Stores neighbouring elements of every lane, lanes lying one behind the other."""
-    length, width = len(values), block.width
-    joined = [to_memory(builder, value, element) for value in values]
-    while len(joined) > 1:
-        if len(joined) % 2:
-            joined.append(joined[-1])
-        size = joined[0].type.count
-        joined = [
-            _shuffle(builder, left, right, range(2 * size))
-            for left, right in zip(joined[::2], joined[1::2], strict=True)
-        ]
-    order = [(place % length) * width + place // length for place in range(length * width)]
-    mixed = _shuffle(builder, joined[0], joined[0], order)
-    wide = _widened(builder, block, length)
-    if wide.mask is None:
-        builder.store(mixed, pointer, align=element.byte_size)
-    else:
-        _masked_store(builder, mixed, pointer, wide)
-
-
-def _widened(builder: ir.IRBuilder, block: LaneBlock, length: int) -> LaneBlock:
-    """Returns a block with every lane repeated `length` times, mask included."""
-    mask = block.mask
-    if mask is not None:
-        repeated = [place // length for place in range(length * block.width)]
-        mask = _shuffle(builder, mask, mask, repeated)
-    return replace(block, width=length * block.width, mask=mask)
-
-
-def _shuffle(
-    builder: ir.IRBuilder, left: ir.Value, right: ir.Value, order: Iterable[int]
-) -> ir.Value:
-    places = list(order)
-    mask = ir.Constant(ir.VectorType(I32, len(places)), places)
-    return builder.shuffle_vector(left, right, mask)
-
-
 def lane_numbers(width: int, bits: int = 64) -> ir.Constant:
     """Returns the constant vector 0, 1, ..., width - 1."""
     return ir.Constant(ir.VectorType(ir.IntType(bits), width), list(range(width)))
@@ -288,9 +221,7 @@ def _masked_load(
     return builder.call(function, [pointer, align, all_lanes(block), zero])
 
 
-def _masked_store(
-    builder: ir.IRBuilder, raw: ir.Value, pointer: ir.Value, block: LaneBlock
-) -> None:
+def masked_store(builder: ir.IRBuilder, raw: ir.Value, pointer: ir.Value, block: LaneBlock) -> None:
     signature = ir.FunctionType(
         ir.VoidType(), [raw.type, ir.PointerType(), I32, ir.VectorType(I1, block.width)]
     )

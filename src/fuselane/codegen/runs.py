@@ -1,0 +1,171 @@
+"""Runs: a few neighbouring elements of every lane, lanes lying one behind the other in memory.
+
+    x f32[8,4]{1,0}, a block of 8 lanes: 32 neighbours in memory, 4 vectors of 8 lanes in registers
+
+Short ones are moved as one wide vector and shuffled in one go. LLVM's time for that grows with the
+square of the width; longer ones are moved vector by vector, and runs of an even length are taken
+apart into the even and the odd elements, again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from llvmlite import ir
+
+from fuselane.codegen.indexing import i64
+from fuselane.codegen.memory import (
+    I32,
+    LaneBlock,
+    element_pointer,
+    load_lanes,
+    masked_store,
+    to_memory,
+)
+from fuselane.hlo.shape import PrimitiveType
+
+_MAX_WIDE: Final = 64
+"""Elements that are shuffled in one go."""
+
+
+def load_runs(
+    builder: ir.IRBuilder,
+    pointer: ir.Value,
+    element: PrimitiveType,
+    length: int,
+    block: LaneBlock,
+    *,
+    invariant: bool = False,
+) -> list[ir.Value]:
+    """Loads `length` neighbouring elements of every lane.
+
+    Returns:
+        One vector of lanes for each element: what `length` strided loads would give.
+    """
+    pieces = _num_pieces(length, block)
+    parts = [
+        load_lanes(
+            builder,
+            element_pointer(builder, pointer, i64(piece * _piece_width(length, block)), element),
+            element,
+            1,
+            _piece(builder, block, length, piece),
+            invariant=invariant,
+        )
+        for piece in range(pieces)
+    ]
+    return _take_apart(builder, parts, length // pieces)
+
+
+def store_runs(
+    builder: ir.IRBuilder,
+    values: Sequence[ir.Value],
+    pointer: ir.Value,
+    element: PrimitiveType,
+    block: LaneBlock,
+) -> None:
+    """Stores neighbouring elements of every lane."""
+    length = len(values)
+    pieces = _num_pieces(length, block)
+    raw = [to_memory(builder, value, element) for value in values]
+    for piece, mixed in enumerate(_put_together(builder, raw, length // pieces)):
+        start = i64(piece * _piece_width(length, block))
+        address = element_pointer(builder, pointer, start, element)
+        mask = _piece(builder, block, length, piece).mask
+        if mask is None:
+            builder.store(mixed, address, align=element.byte_size)
+        else:
+            masked_store(builder, mixed, address, replace(block, width=mixed.type.count, mask=mask))
+
+
+# Pieces: the memory of all runs of a block, in vectors of some lanes' runs.
+
+
+def _num_pieces(length: int, block: LaneBlock) -> int:
+    """Returns in how many vectors runs are moved: a power of two that divides their length."""
+    pieces = 1
+    while length % (2 * pieces) == 0 and length * block.width // pieces > _MAX_WIDE:
+        pieces *= 2
+    return pieces
+
+
+def _piece_width(length: int, block: LaneBlock) -> int:
+    return length * block.width // _num_pieces(length, block)
+
+
+def _piece(builder: ir.IRBuilder, block: LaneBlock, length: int, piece: int) -> LaneBlock:
+    """Returns a block with a lane for each element of a piece; its mask says whose exist."""
+    width = _piece_width(length, block)
+    mask = block.mask
+    if mask is not None:
+        first = piece * width
+        owners = [place // length for place in range(first, first + width)]
+        mask = _shuffle(builder, mask, mask, owners)
+    return replace(block, width=width, mask=mask)
+
+
+def _take_apart(builder: ir.IRBuilder, parts: Sequence[ir.Value], length: int) -> list[ir.Value]:
+    """Returns the elements of runs, given the pieces they lie in.
+
+    Args:
+        builder: Where.
+        parts: As many as a power of two, in the order of memory.
+        length: How many elements of a run lie in one piece of its own.
+    """
+    if len(parts) == 1:
+        (whole,) = parts
+        return [
+            _shuffle(builder, whole, whole, range(first, whole.type.count, length))
+            for first in range(length)
+        ]
+    width = parts[0].type.count
+    pairs = list(zip(parts[::2], parts[1::2], strict=True))
+    halves = [
+        _take_apart(
+            builder,
+            [_shuffle(builder, *pair, range(start, 2 * width, 2)) for pair in pairs],
+            length,
+        )
+        for start in (0, 1)
+    ]
+    return [value for pair in zip(*halves, strict=True) for value in pair]
+
+
+def _put_together(builder: ir.IRBuilder, values: Sequence[ir.Value], length: int) -> list[ir.Value]:
+    """Returns the pieces that runs lie in, given their elements; undoes `_take_apart`."""
+    if len(values) == length:
+        return [_interleave(builder, values)]
+    evens, odds = (_put_together(builder, values[start::2], length) for start in (0, 1))
+    width = evens[0].type.count
+    parts = []
+    for even, odd in zip(evens, odds, strict=True):
+        for first in (0, width // 2):
+            places = [first + place // 2 + width * (place % 2) for place in range(width)]
+            parts.append(_shuffle(builder, even, odd, places))
+    return parts
+
+
+def _interleave(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
+    """Returns one vector with the first lanes of all values, then their second lanes, and so on."""
+    length, width = len(values), values[0].type.count
+    joined = list(values)
+    while len(joined) > 1:
+        if len(joined) % 2:
+            joined.append(joined[-1])
+        size = joined[0].type.count
+        joined = [
+            _shuffle(builder, left, right, range(2 * size))
+            for left, right in zip(joined[::2], joined[1::2], strict=True)
+        ]
+    order = [(place % length) * width + place // length for place in range(length * width)]
+    return _shuffle(builder, joined[0], joined[0], order)
+
+
+def _shuffle(
+    builder: ir.IRBuilder, left: ir.Value, right: ir.Value, order: Iterable[int]
+) -> ir.Value:
+    places = list(order)
+    mask = ir.Constant(ir.VectorType(I32, len(places)), places)
+    return builder.shuffle_vector(left, right, mask)

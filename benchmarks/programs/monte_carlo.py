@@ -123,7 +123,7 @@ def build_jump_diffusion(size: Size) -> Built:
 
 
 _QUICK: Final = Size(lanes=100, steps=10)
-_FULL: Final = Size(lanes=65_536, steps=100)
+_FULL: Final = Size(lanes=10_000, steps=252)
 _SUMS: Final = Rule(relative=1e-4)
 
 PROGRAMS: Final = (
@@ -134,6 +134,14 @@ PROGRAMS: Final = (
         full=_FULL,
         quick=_QUICK,
         target=6.0,
+        rule=_SUMS,
+    ),
+    Program(
+        name="monte-carlo/gbm-many-paths",
+        category=CATEGORY,
+        build=build_geometric_brownian_motion,
+        full=Size(lanes=200_000, steps=50),
+        quick=_QUICK,
         rule=_SUMS,
     ),
     Program(

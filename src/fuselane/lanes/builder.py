@@ -89,6 +89,7 @@ class ComputationBuilder:
     def __init__(self, name: str) -> None:
         self.computation = HloComputation.create(name)
         self._known: dict[Hashable, HloInstruction] = {}
+        self._attributes: dict[HloInstruction, Attributes] = {}
 
     @classmethod
     def extending(cls, computation: HloComputation) -> ComputationBuilder:
@@ -134,7 +135,24 @@ class ComputationBuilder:
         )
         self.computation.add(instruction)
         self._known[key] = instruction
+        if attributes:
+            self._attributes[instruction] = attributes
         return instruction
+
+    def emit_like(
+        self,
+        instruction: HloInstruction,
+        element_type: PrimitiveType,
+        operands: Sequence[HloInstruction],
+        *,
+        called: tuple[HloComputation, ...],
+    ) -> HloInstruction:
+        """Returns what differs from an instruction emitted here in operands and element types."""
+        shape = array_shape(element_type, instruction.shape.dimensions)
+        attributes = self._attributes.get(instruction, ())
+        return self.emit(
+            instruction.opcode, shape, operands, attributes, origin=instruction, called=called
+        )
 
     def parameter(self, number: int, shape: Shape, origin: HloInstruction | None) -> HloInstruction:
         """Returns the parameter with this number; each number is asked for once."""

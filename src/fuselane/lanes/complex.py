@@ -483,11 +483,17 @@ def _part(builder: ComputationBuilder, joined: HloInstruction, number: int) -> H
             if last in dimensions:
                 inner, dimensions = _part(builder, inner, number), dimensions[:-1]
             return builder.broadcast(inner, tuple(sizes), dimensions)
+        case "reshape" if joined.operands[0].shape.dimensions[-1:] == (_PARTS,):
+            return builder.reshape(_part(builder, joined.operands[0], number), tuple(sizes))
+        case "transpose" if joined.dimensions[last] == last:
+            part = _part(builder, joined.operands[0], number)
+            return builder.transpose(part, joined.dimensions[:-1])
         case "select" if _is_repeated(joined.operands[0]):
             predicate, *values = joined.operands
             repeated = builder.broadcast(predicate.operands[0], tuple(sizes), predicate.dimensions)
             parts = [_part(builder, value, number) for value in values]
-            return builder.emit("select", parts[0].shape, (repeated, *parts), origin=joined)
+            shape = parts[0].shape
+            return builder.elementwise("select", shape, (repeated, *parts), origin=joined)
     ranges = (*((0, size, 1) for size in sizes), (number, number + 1, 1))
     shape = array_shape(joined.shape.element_type, (*sizes, 1))
     column = builder.emit("slice", shape, (joined,), (("slice_dimensions", ranges),))

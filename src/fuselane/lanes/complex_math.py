@@ -18,8 +18,8 @@ import numpy as np
 
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
-from fuselane.hlo.shape import PrimitiveType, Shape
-from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.hlo.shape import PrimitiveType
+from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
 
 _BITS: Final = {PrimitiveType.F32: PrimitiveType.U32, PrimitiveType.F64: PrimitiveType.U64}
 
@@ -51,6 +51,11 @@ class Real:
     builder: ComputationBuilder
     origin: HloInstruction
     value: HloInstruction
+
+    @property
+    def element_type(self) -> PrimitiveType:
+        """Of its elements."""
+        return self.value.shape.element_type
 
     def __add__(self, other: Real | float) -> Real:
         return self._apply("add", other)
@@ -93,11 +98,8 @@ class Real:
     def compare(self, direction: str, other: Real | float) -> Real:
         """Returns where a comparison holds."""
         attributes = (("comparison_direction", direction), ("comparison_type", ""))
-        shape = array_shape(PrimitiveType.PRED, self.value.shape.dimensions)
         operands = (self.value, self._as_real(other).value)
-        return self._new(
-            self.builder.emit("compare", shape, operands, attributes, origin=self.origin)
-        )
+        return self._emit("compare", PrimitiveType.PRED, operands, attributes)
 
     def is_nan(self) -> Real:
         """Returns where an array is NaN."""
@@ -105,8 +107,7 @@ class Real:
 
     def is_finite(self) -> Real:
         """Returns where an array is neither infinite nor NaN."""
-        shape = array_shape(PrimitiveType.PRED, self.value.shape.dimensions)
-        return self._new(self.builder.emit("is-finite", shape, (self.value,), origin=self.origin))
+        return self._emit("is-finite", PrimitiveType.PRED, (self.value,))
 
     def choose(self, then: Real | float, otherwise: Real | float) -> Real:
         """Returns one value where this array is true and another where it is false.
@@ -116,34 +117,29 @@ class Real:
         known = then if isinstance(then, Real) else otherwise
         assert isinstance(known, Real), "a choice between two numbers has no type"
         operands = (self.value, known._as_real(then).value, known._as_real(otherwise).value)
-        return self._new(
-            self.builder.emit("select", known.value.shape, operands, origin=self.origin)
-        )
+        return self._emit("select", known.element_type, operands)
 
     def with_sign_of(self, other: Real) -> Real:
         """Returns this array, which is nowhere negative, with another's sign bits."""
-        element = self.value.shape.element_type
-        integer = array_shape(_BITS[element], self.value.shape.dimensions)
-        mask = np.array(1 << (element.bits - 1), integer.element_type.dtype)
+        element = self.element_type
+        integer = _BITS[element]
+        mask = np.array(1 << (element.bits - 1), integer.dtype)
         sign = other._bits(integer)
         sign = sign.apply("and", sign._fill(mask))
-        return self._bits(integer).apply("or", sign)._bits(self.value.shape)
+        return self._bits(integer).apply("or", sign)._bits(element)
 
     def convert(self, element_type: PrimitiveType) -> Real:
         """Returns the array converted to another element type."""
-        if self.value.shape.element_type is element_type:
+        if self.element_type is element_type:
             return self
-        shape = array_shape(element_type, self.value.shape.dimensions)
-        return self._new(self.builder.emit("convert", shape, (self.value,), origin=self.origin))
+        return self._emit("convert", element_type, (self.value,))
 
     def fill(self, number: float) -> Real:
         """Returns an array of this one's shape and type that holds one number."""
-        return self._fill(np.array(number, self.value.shape.element_type.dtype))
+        return self._fill(np.array(number, self.element_type.dtype))
 
-    def _bits(self, shape: Shape) -> Real:
-        return self._new(
-            self.builder.emit("bitcast-convert", shape, (self.value,), origin=self.origin)
-        )
+    def _bits(self, element_type: PrimitiveType) -> Real:
+        return self._emit("bitcast-convert", element_type, (self.value,))
 
     def _fill(self, number: np.ndarray[Any, Any]) -> Real:
         shape = self.value.shape
@@ -153,7 +149,19 @@ class Real:
 
     def _apply(self, opcode: str, *others: Real | float) -> Real:
         operands = (self.value, *(self._as_real(other).value for other in others))
-        return self._new(self.builder.emit(opcode, self.value.shape, operands, origin=self.origin))
+        return self._emit(opcode, self.element_type, operands)
+
+    def _emit(
+        self,
+        opcode: str,
+        element_type: PrimitiveType,
+        operands: Sequence[HloInstruction],
+        attributes: Attributes = (),
+    ) -> Real:
+        shape = array_shape(element_type, self.value.shape.dimensions)
+        return self._new(
+            self.builder.elementwise(opcode, shape, operands, attributes, origin=self.origin)
+        )
 
     def _as_real(self, other: Real | float) -> Real:
         return other if isinstance(other, Real) else self.fill(other)

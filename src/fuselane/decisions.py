@@ -41,7 +41,7 @@ class Reason(enum.Enum):
         "How often the loop runs depends on the data of its lanes: {detail}.",
     )
     SIDE_EFFECT = ("side-effect", "The loop contains `{opcode}`, which has a side effect.")
-    NOT_PROFITABLE = ("not-profitable", "XLA is expected to run the loop as fast: {detail}.")
+    NOT_PROFITABLE = ("not-profitable", "A kernel would not be worth it: {detail}.")
     TOO_LARGE = ("too-large", "One lane needs {elements} values at once, more than {limit}.")
     STREAM_HAZARD = (
         "stream-hazard",

@@ -57,6 +57,12 @@ def test_refusal_tells_both_times() -> None:
     assert decision.numbers == gain_of(xla=1.2345).numbers()
 
 
+def test_refusal_of_what_is_over_soon_does_not_speak_of_kernels() -> None:
+    loop = loop_of(counting_loop("y = f32[8] sine(e0)", ["y"], ["f32[8]"]))
+    decision = gain_of(trip_count=2).refusal(loop, None).decision
+    assert "0.6 microseconds for all its 2 iterations." in decision.sentence
+
+
 def test_refusal_of_unknown_length_tells_of_one_iteration() -> None:
     loop = loop_of(counting_loop("y = f32[8] sine(e0)", ["y"], ["f32[8]"]))
     decision = gain_of(trip_count=None).refusal(loop, None).decision

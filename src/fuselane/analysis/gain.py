@@ -56,8 +56,7 @@ class Gain:
         """Whether a loop is to be taken; with `min_gain` 0 every loop is."""
         if min_gain == 0:
             return True
-        is_over_soon = self.trip_count is not None and self.xla_us < MIN_XLA_TIME_US
-        return self.ratio >= min_gain and not is_over_soon
+        return self.ratio >= min_gain and not self._is_over_soon
 
     def numbers(self) -> dict[str, float]:
         """Returns the estimates by name, for a decision."""
@@ -76,13 +75,15 @@ class Gain:
         error = refuse(Reason.NOT_PROFITABLE, loop, detail=self._describe())
         return UnsupportedError(replace(error.decision, numbers=self.numbers()))
 
+    @property
+    def _is_over_soon(self) -> bool:
+        return self.trip_count is not None and self.xla_us < MIN_XLA_TIME_US
+
     def _describe(self) -> str:
         if self.trip_count is None:
-            times = f"{_us(self.xla_us)} an iteration, a kernel {_us(self.kernel_us)}"
-        else:
-            steps = f"all its {self.trip_count:,} iterations"
-            times = f"{_us(self.xla_us)} for {steps}, a kernel {_us(self.kernel_us)}"
-        return f"it takes about {times}"
+            return f"XLA takes about {_us(self.xla_us)} an iteration, a kernel {_us(self.kernel_us)}"
+        time = f"XLA takes about {_us(self.xla_us)} for all its {self.trip_count:,} iterations"
+        return time if self._is_over_soon else f"{time}, a kernel {_us(self.kernel_us)}"
 
 
 def _us(time: float) -> str:

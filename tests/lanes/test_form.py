@@ -69,15 +69,6 @@ REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
         "map",
         7,
     ),
-    "conditional": (
-        f"""early = pred[] compare(i, one), direction=LT
-        y = f32[8] conditional(early, e0, e0), true_computation=yes,
-            false_computation=no, {LINE}""",
-        Reason.UNSUPPORTED_OPCODE,
-        "y",
-        "conditional",
-        7,
-    ),
     "overlapping_windows": (
         f"""z = f32[] constant(0)
         y = f32[8] reduce-window(e0, z), window={{size=3 pad=1_1}}, to_apply=add_f32, {LINE}""",

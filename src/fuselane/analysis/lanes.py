@@ -32,6 +32,7 @@ from fuselane.analysis.leaving import (
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
+from fuselane.hlo.combiners import match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
@@ -55,6 +56,7 @@ class LaneAnalysis:
             taken out of it.
         obstacle: If there are no lanes, what stands in their way.
         conditions: The loops whose lanes may stop one by one, with what tells when.
+        meetings: The reductions over lanes that the outermost loop goes on with in every step.
     """
 
     num_lanes: int
@@ -64,6 +66,7 @@ class LaneAnalysis:
     leaving: tuple[LaneReduction, ...] = ()
     obstacle: UnsupportedError | None = None
     conditions: Mapping[HloInstruction, LaneCondition] = field(default_factory=dict)
+    meetings: frozenset[HloInstruction] = frozenset()
 
 
 def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAnalysis:
@@ -233,6 +236,47 @@ def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError) -> Lan
         splits=splits,
         mergeable={},
         obstacle=obstacle,
+    )
+
+
+def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
+    """Returns the largest class that only reductions of the outermost loop mix, or None.
+
+    Their results may be needed by all lanes, in the body or in the condition: lanes that meet like
+    this take each step together. In nested loops lanes are still on their own.
+    """
+    classes = DimensionClasses()
+    assign_classes(classes, region)
+    classes.mark_repeated()
+    loop = next(i for i in region.instructions if i.opcode == "while")
+    candidates = classes.carried_classes(loop)
+    for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
+        marking = classes.marking(lane_class)
+        if marking is None or not all(_is_meeting(by, loop) for by in marking):
+            continue
+        ends = classes.reductions_at_ends(lane_class)
+        meetings = {*marking, *ends.pop(loop, ())}
+        proofs = {inner: prove(classes, inner, at, lane_class) for inner, at in ends.items()}
+        conditions = {i: p for i, p in proofs.items() if isinstance(p, LaneCondition)}
+        if meetings and len(conditions) == len(proofs):
+            lane_dimensions, splits = classes.lane_dimensions(lane_class)
+            return LaneAnalysis(
+                num_lanes=candidates[lane_class][0],
+                lane_dimensions=lane_dimensions,
+                splits=splits,
+                mergeable={},
+                conditions=conditions,
+                meetings=frozenset(meetings),
+            )
+    return None
+
+
+def _is_meeting(instruction: HloInstruction, loop: HloInstruction) -> bool:
+    return (
+        instruction.opcode == "reduce"
+        and instruction.shape.is_array
+        and match_combiner(instruction.to_apply) is not None
+        and instruction.computation in (loop.body, loop.condition)
     )
 
 

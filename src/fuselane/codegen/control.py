@@ -63,16 +63,23 @@ def _emit_fold(emitter: Emitter, fold: HloInstruction) -> Array:
     return emitter.materialize(without_missing(emitter.place, value, emitter.program.folds[fold]))
 
 
-def emit_shared_steps(emitter: Emitter, computation: HloComputation) -> None:
+def emit_shared_steps(
+    emitter: Emitter, computation: HloComputation, only: Sequence[Step] | None = None
+) -> None:
     """Emits what all lanes share of a computation, but a root tuple.
 
     Of a loop that carries both what is shared and what is not, this is a loop of the shared part:
 
         (i, x) = while(..), i s32[], x f32[8]        here a loop over i alone
         k = get-tuple-element(..), index=0           its end
+
+    Args:
+        emitter: Where.
+        computation: The computation.
+        only: Those of its steps to be emitted; all by default.
     """
     program = emitter.program
-    for step in emitter.schedule(computation).steps:
+    for step in emitter.schedule(computation).steps if only is None else only:
         if isinstance(step, Guard) or (step is computation.root and step.opcode == "tuple"):
             continue
         if not needs_lanes(step, program):
@@ -137,7 +144,13 @@ def emit_loop_here(emitter: Emitter, instruction: HloInstruction) -> list[Array]
 
 
 def emit_loop(
-    emitter: Emitter, loop: LaneLoop, initial: Sequence[Array], body: Body, *, but: Carried = ()
+    emitter: Emitter,
+    loop: LaneLoop,
+    initial: Sequence[Array],
+    body: Body,
+    *,
+    but: Carried = (),
+    goes_on: Callable[[list[Array]], ir.Value] | None = None,
 ) -> list[Array]:
     """Emits a loop with its state carried from step to step.
 
@@ -147,6 +160,7 @@ def emit_loop(
         initial: An array for every element of its tuple.
         body: Makes the next step's arrays from this step's.
         but: Indices of elements that the caller carries by itself.
+        goes_on: Emits the condition, if not as it stands there.
     """
     carry = _Carry(
         emitter,
@@ -157,8 +171,10 @@ def emit_loop(
 
     active: list[ir.Value] = []
 
-    def goes_on(values: Sequence[ir.Value]) -> ir.Value:
+    def test(values: Sequence[ir.Value]) -> ir.Value:
         arrays = carry.arrays(values)
+        if goes_on is not None:
+            return goes_on(arrays)
         if loop.lane_condition is None:
             return _emit_condition(emitter, loop, arrays)
         going = _emit_lane_condition(emitter, loop, arrays)
@@ -180,7 +196,7 @@ def emit_loop(
         values = emit_while_loop(
             builder,
             carry.entering(),
-            goes_on,
+            test,
             advance,
             name="steps",
         )

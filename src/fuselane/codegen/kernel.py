@@ -11,7 +11,7 @@ counters) is then computed once per step and tile, and rows of streams are touch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -21,15 +21,17 @@ from fuselane.codegen.arrays import Memory, Partial
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
+from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
-from fuselane.codegen.packing import pack_weights
+from fuselane.codegen.panels import Panels
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products
 from fuselane.codegen.tiles import TiledLoop
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
 from fuselane.errors import UnsupportedError
+from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 
 SYMBOL: Final = "fuselane_kernel"
@@ -76,7 +78,7 @@ def build_planned(program: LaneProgram, plan: Plan) -> KernelCode:
         try:
             return _build(program, plan)
         except UnsupportedError:
-            if plan.tile_vectors == 1:
+            if plan.tile_vectors == 1 or program.meetings:
                 raise
             plan = plan.with_smaller_tiles(program.num_lanes)
 
@@ -84,8 +86,10 @@ def build_planned(program: LaneProgram, plan: Plan) -> KernelCode:
 def _build(program: LaneProgram, plan: Plan) -> KernelCode:
     module = ir.Module(name=SYMBOL)
     frame = Frame(program, plan, module, SYMBOL)
+    everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
+    panels = pack_weights(everywhere, plan)
     with counted_loop(frame.builder, frame.first, frame.last, name="tile") as tile:
-        _emit_tile(frame, tile)
+        _emit_tile(frame, tile, panels)
     frame.finish()
     return KernelCode(
         ir=str(module),
@@ -96,15 +100,18 @@ def _build(program: LaneProgram, plan: Plan) -> KernelCode:
     )
 
 
-def _emit_tile(frame: Frame, tile: ir.Value) -> None:
+def _emit_tile(frame: Frame, tile: ir.Value, panels: Mapping[HloInstruction, Panels]) -> None:
     builder, plan = frame.builder, frame.plan
     offset = builder.mul(tile, i64(plan.tile_lanes), flags=("nsw", "nuw"))
     is_first = ir.Constant(ir.IntType(1), 1)
     if plan.num_tiles > 1:
         is_first = builder.icmp_signed("==", tile, i64(0))
     emitter = frame.emitter(frame.block(offset, is_first))
+    emitter.panels.update(panels)
     outputs = frame.results(tile)
-    if plan.tile_vectors == 1 and not find_products(frame.program):
+    if frame.program.meetings:
+        InStepLoop(frame, emitter, outputs, offset).emit()
+    elif plan.tile_vectors == 1 and not find_products(frame.program):
         _emit_in_registers(frame, emitter, outputs)
     else:
         TiledLoop(frame, emitter, outputs, offset).emit()
@@ -117,7 +124,6 @@ def _emit_in_registers(frame: Frame, emitter: Emitter, outputs: Sequence[Memory 
     steps = emitter.schedule(program.region).steps
     emit_steps(emitter, [s for s in steps if s is not loop and frame.is_prologue(s)])
     initial = frame.initial(emitter, outputs)
-    pack_weights(emitter, initial)
     results = emit_loop(
         emitter, program.loop, initial, lambda arrays: emit_body(emitter, loop.body, arrays)
     )

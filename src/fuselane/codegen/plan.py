@@ -108,7 +108,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     threads = min(device.num_cores, options.threads or device.num_cores)
     if total < _MIN_PARALLEL_OPS:
         threads = 1
-    in_registers = _fits_registers(work, device)
+    in_registers = _fits_registers(work, device) and not program.meetings
     unroll = options.unroll or (_vectors_in_flight(work, device) if in_registers else 1)
     if options.unroll is None and work.dot_ops > _MIN_DOT_SHARE * work.lane_ops:
         unroll = _VECTORS_PER_DOT
@@ -125,6 +125,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     if program.loop.lane_condition is not None:
         # Lanes leave the loop block by block: steps of several blocks can't be taken together.
         tile_vectors = 1
+    if program.meetings:
+        tile_vectors = num_vectors
     tile_vectors = min(tile_vectors, num_vectors)
     num_tiles = math.ceil(num_vectors / tile_vectors)
     return Plan(

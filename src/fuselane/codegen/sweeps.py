@@ -61,6 +61,48 @@ def cut_into_sweeps(
     return list(_describe(groups, steps, results, repeated, program))
 
 
+def find_phases(steps: Sequence[Step], program: LaneProgram) -> Mapping[int, int]:
+    """Returns, by `id`, the phase that each step of a computation belongs to.
+
+    What a meeting of lanes leads to belongs to a later phase than the meeting. Tuples stand with
+    what takes them.
+    """
+    known: dict[HloInstruction, int] = {}
+    phases: dict[int, int] = {}
+    for step in steps:
+        phase = max((known.get(value, 0) for value in _awaited(step, program)), default=0)
+        phases[id(step)] = phase
+        is_meeting = step in program.meetings
+        known.update((value, phase + is_meeting) for value in _produced(step))
+    for step in steps:
+        if not isinstance(step, Guard) and step.opcode == "tuple" and step.users:
+            phases[id(step)] = max(phases.get(id(user), 0) for user in step.users)
+    return phases
+
+
+def _awaited(step: Step, program: LaneProgram) -> Iterator[HloInstruction]:
+    """Yields what a step must come after: its operands, and who reads what it overwrites."""
+    yield from _needed(step)
+    if not isinstance(step, Guard) and step in program.mutable:
+        for operand in step.operands:
+            if operand in program.mutable:
+                yield from (user for user in operand.users if user is not step)
+
+
+def cut_in_phases(
+    steps: Sequence[Step],
+    phases: Mapping[int, int],
+    results: Sequence[HloInstruction],
+    program: LaneProgram,
+) -> list[Sweep]:
+    """Cuts per-lane steps into one sweep for each phase; see `cut_into_sweeps`."""
+    repeated = set(_repeatable(steps))
+    once = [step for step in steps if step not in repeated]
+    count = 1 + max((phases[id(step)] for step in once), default=0)
+    groups = [[step for step in once if phases[id(step)] == number] for number in range(count)]
+    return list(_describe(groups, steps, results, repeated, program))
+
+
 def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
     """Yields the steps that cost nothing: the loop's tuple elements, and what moves their data.
 
@@ -174,7 +216,7 @@ def _describe(
         for number, group in enumerate(groups)
         for step in group
         for value in _produced(step)
-        if value not in program.mutable
+        if value not in program.mutable and value not in program.meetings
     }
     needed = [_needed_by(group, (), steps, repeated) for group in groups[:-1]]
     needed.append(_needed_by(groups[-1], results, steps, repeated))

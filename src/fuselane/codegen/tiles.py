@@ -23,7 +23,6 @@ from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
-from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.partials import Folding
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
@@ -33,7 +32,7 @@ from fuselane.lanes.program import ElementKind, LoopElement
 
 
 @final
-class _Passed:
+class Passed:
     """Scratch memory for what one sweep over a tile leaves to later ones, used again and again."""
 
     def __init__(self, frame: Frame) -> None:
@@ -79,7 +78,6 @@ class _Passed:
         )
 
 
-@final
 class TiledLoop:
     """The loop of a tile of several lane blocks: steps outside, blocks inside."""
 
@@ -108,13 +106,13 @@ class TiledLoop:
         """Emits entry, steps and exit of the tile."""
         self._emit_entry()
         initial = self.frame.initial(self.emitter, self.outputs)
-        pack_weights(self.emitter, initial)
         results = emit_loop(
             self.emitter,
             self.loop,
             initial,
             self._emit_step,
             but=(*self.scratch, *self.folding.carried),
+            goes_on=self._emit_condition if self.program.meetings else None,
         )
         self._emit_exit(results)
 
@@ -143,6 +141,10 @@ class TiledLoop:
         self._for_each_block(enter)
         self.folding.start()
 
+    def _emit_condition(self, arrays: list[Array]) -> ir.Value:
+        """Emits a condition that goes by lanes; see `codegen.in_step`."""
+        raise AssertionError("lanes of tiles don't meet")
+
     def _emit_step(self, arrays: list[Array]) -> list[Array]:
         body = self.loop.instruction.body
         schedule = self.emitter.schedule(body)
@@ -153,7 +155,7 @@ class TiledLoop:
         self.folding.start_step()
         results = [body.root.operands[element.index] for element in self.state]
         sweeps = cut_into_sweeps(per_lane, results, self.program)
-        passed = _Passed(self.frame)
+        passed = Passed(self.frame)
         for number, sweep in enumerate(sweeps):
             later = {value for following in sweeps[number + 1 :] for value in following.received}
             received = {value: passed.slots[value] for value in sweep.received}
@@ -167,7 +169,7 @@ class TiledLoop:
         self,
         sweep: Sweep,
         arrays: Sequence[Array],
-        passed: _Passed,
+        passed: Passed,
         received: Mapping[HloInstruction, ir.Value],
     ) -> None:
         body = self.loop.instruction.body

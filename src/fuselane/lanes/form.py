@@ -18,7 +18,7 @@ from typing import Final
 from fuselane.analysis.cost import residual_elements, total_cost
 from fuselane.analysis.dimension_classes import LeafSplit, is_leaf
 from fuselane.analysis.lane_conditions import LaneCondition
-from fuselane.analysis.lanes import LaneAnalysis, find_lanes
+from fuselane.analysis.lanes import LaneAnalysis, find_lanes, find_meeting_lanes
 from fuselane.analysis.refusal import refuse, source_line
 from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
 from fuselane.analysis.while_loops import compute_trip_count, get_induction_index, is_invariant
@@ -33,27 +33,38 @@ from fuselane.lanes.guards import find_guards
 from fuselane.lanes.normalise import NormalLoop, normalise
 from fuselane.lanes.partials import PartialLoop, find_late, get_combiners, take_out_reductions
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement
+from fuselane.lanes.residuals import Residuals, recompute
 
 MAX_LANE_ELEMENTS: Final = 65_536
 """Values one lane may need at once: its state and the largest value in between."""
 
+RECOMPUTED: Final = "residuals_recomputed"
+LEFT_OUT: Final = "residuals_left_out"
+"""Names of numbers in decisions."""
+
 _NO_ESTIMATES: Final[Mapping[str, float]] = MappingProxyType({})
+
+MIN_MEETING_LANES: Final = 16
+"""Lanes that meet in every step are worth vectors from this many on."""
 
 LaneDimensions = dict[HloInstruction, int | None]
 
 
-def form(module: HloModule, loop: HloInstruction) -> LaneProgram:
+def form(
+    module: HloModule, loop: HloInstruction, residuals: Residuals | None = None
+) -> LaneProgram:
     """Returns the lane program of a `while`.
 
     Args:
         module: The module the loop is in; it is not changed.
         loop: A `while` of any of its computations.
+        residuals: What the loop may compute instead of reading it.
     Raises:
         UnsupportedError: if there is none; its decision names the reason, the instruction and the
             user's source line.
     """
     try:
-        program = _form(loop)
+        program = _form(loop, residuals)
     except UnsupportedError as error:
         raise UnsupportedError(_with_source(error.decision, module, loop)) from None
     if program.obstacle is None:
@@ -80,30 +91,61 @@ def describe(
     }
     if loop.trip_count is not None:
         numbers["trip_count"] = float(loop.trip_count)
+    if program.num_recomputed:
+        numbers[RECOMPUTED] = float(program.num_recomputed)
     numbers.update(estimates)
+    extent = f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes"
     return Reason.FUSED.decide(
         instruction=program.name,
         opcode="while",
         source=source,
         numbers=numbers,
-        extent=f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes",
+        extent=extent + _describe_residuals(numbers),
     )
 
 
-def _form(user_loop: HloInstruction) -> LaneProgram:
-    normal = normalise(user_loop)
+def _describe_residuals(numbers: Mapping[str, float]) -> str:
+    """Returns what a sentence about a loop says of stacks that it computes, or leaves out."""
+    recomputed, left_out = (int(numbers.get(name, 0)) for name in (RECOMPUTED, LEFT_OUT))
+    text = ""
+    if recomputed:
+        text += f", computing {_count_residuals(recomputed)} instead of reading"
+    if left_out:
+        text += f", leaving out {_count_residuals(left_out)} that the loop behind it computes"
+    return text
+
+
+def _count_residuals(count: int) -> str:
+    return f"{count} cheap residual{'s' if count > 1 else ''}"
+
+
+def _form(user_loop: HloInstruction, residuals: Residuals | None) -> LaneProgram:
+    normal, num_recomputed = _normalise(user_loop, residuals)
     leaving = find_lanes(normal.region, with_leaving=True)
     if not leaving.leaving:
-        return _form_whole(normal, user_loop.name)
+        program = _form_whole(normal, user_loop.name)
+    else:
+        try:
+            partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
+            program = _form_whole(partial.normal, user_loop.name, partial)
+        except UnsupportedError as failure:
+            program = _form_without_leaving(user_loop, residuals, failure)
+    return replace(program, num_recomputed=num_recomputed)
+
+
+def _form_without_leaving(
+    user_loop: HloInstruction, residuals: Residuals | None, failure: UnsupportedError
+) -> LaneProgram:
+    """Forms a loop over a dimension that no reduction mixes, since the largest did not work out."""
     try:
-        partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
-        return _form_whole(partial.normal, user_loop.name, partial)
-    except UnsupportedError as error:
-        failure = error
-    try:
-        return _form_whole(normalise(user_loop), user_loop.name)
+        return _form_whole(_normalise(user_loop, residuals)[0], user_loop.name)
     except UnsupportedError:
         raise failure from None
+
+
+def _normalise(user_loop: HloInstruction, residuals: Residuals | None) -> tuple[NormalLoop, int]:
+    normal = normalise(user_loop)
+    return (normal, 0) if residuals is None else recompute(normal, residuals)
 
 
 def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = None) -> LaneProgram:
@@ -116,6 +158,9 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
     try:
         if partial is not None and loop in analysis.conditions:
             raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that stop one by one")
+        meeting = find_meeting_lanes(region) if analysis.obstacle is not None else None
+        if meeting is not None and meeting.num_lanes >= MIN_MEETING_LANES:
+            return _form_lanes(normal, loop, meeting, name, partial)
         return _form_lanes(normal, loop, analysis, name, partial)
     except UnsupportedError:
         if analysis.obstacle is None:
@@ -155,7 +200,11 @@ def _form_lanes(
         lane_dimensions=lane_dimensions,
         loops=loops,
         guards=_find_all_guards(
-            bodies, loops, {*mutable, *folds, *late}, lane_dimensions, analysis.num_lanes > 1
+            bodies,
+            loops,
+            {*mutable, *folds, *late, *analysis.meetings},
+            lane_dimensions,
+            analysis.num_lanes > 1,
         ),
         mutable=mutable,
         operands=normal.operands,
@@ -166,6 +215,7 @@ def _form_lanes(
         folds=folds,
         late=late,
         epilogue=None if partial is None else partial.epilogue,
+        meetings=analysis.meetings,
     )
 
 

@@ -379,3 +379,18 @@ def test_shared_table_that_lanes_change() -> None:
         return lax.scan(step, (counts, jnp.zeros(LANES, jnp.int32)), starts)
 
     check(program, np.zeros(9, np.int32), indices(9), fused=None)
+
+
+@pytest.mark.parametrize("size", [6, 30, 120])
+def test_rolls_per_lane(size: int) -> None:
+    """What vmap makes of a roll: a window of an array that is put together from two."""
+
+    def program(array: jax.Array, shifts: jax.Array) -> Any:
+        def step(state: jax.Array, shift: jax.Array) -> tuple[jax.Array, Any]:
+            rolled = jax.vmap(lambda a, s: jnp.roll(a, s, axis=1))(state, shift)
+            return rolled + 1, rolled[:, 0, 0]
+
+        return lax.scan(step, array, shifts)
+
+    shifts = np.random.default_rng(0).integers(-3, 4, (STEPS, LANES)).astype(np.int32)
+    check(program, linear_values((LANES, 3, size)), shifts)

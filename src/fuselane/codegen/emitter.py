@@ -206,6 +206,10 @@ class Emitter:
         known = all(isinstance(start, int) for start in starts)
         if known or not isinstance(array, Registers) or array.size <= _MAX_SELECTED:
             return array
+        return self.in_scratch(array)
+
+    def in_scratch(self, array: Array) -> Scratch:
+        """Returns a copy of the array in scratch memory."""
         scratch = new_scratch(self.place, array.shape, array.lane)
         self.copy(array, scratch)
         return scratch

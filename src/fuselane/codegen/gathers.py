@@ -6,17 +6,25 @@ operand at other indices; see `fuselane.codegen.arrays` for what becomes of such
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final, final
 
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array
+from fuselane.codegen.arrays import Array, Memory, Registers, Scratch, View, pick
 from fuselane.codegen.emitter import Elemental, Emitter
-from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.slices import clamped_index
 from fuselane.hlo.indexed import Indexed, get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
+
+_MAX_STARTS: Final = 16
+"""Elements among which one is selected lane by lane, rather than loaded from memory."""
+
+_READS_PER_STORE: Final = 4
+"""How many stores the reads of a gather may cost, each way a view may go included."""
 
 Starts = dict[int, Index]
 """The start of a window in the operand's dimensions that are indexed."""
@@ -29,38 +37,95 @@ def gather(emitter: Emitter, instruction: HloInstruction) -> Elemental:
 
         g[lane, j] = x[lane, clamp(i[lane, 0]), j]
     """
-    where = indexed(instruction)
-    indices = get_indices(instruction)
-    operand = _addressable(emitter, instruction, where)
+    gathered = _Gather(emitter, instruction)
+    return gathered.element
 
-    def element(index: Element) -> ir.Value:
+
+@final
+class _Gather:
+    """One gather on its way.
+
+    Attributes:
+        limits: The largest start in each dimension that is indexed.
+        operand: What it reads; in memory if that makes reading it easier.
+    """
+
+    def __init__(self, emitter: Emitter, instruction: HloInstruction) -> None:
+        self.emitter = emitter
+        self.instruction = instruction
+        self.where = where = indexed(instruction)
+        self.indices = get_indices(instruction)
+        self.limits = {d: where.sizes[d] - where.window_sizes[d] for d in where.starts}
+        self.operand = self._addressable(emitter.array(instruction.operands[0]))
+
+    def element(self, index: Element) -> ir.Value:
+        """Returns an element of the result."""
+        where = self.where
         batch = [index[position] for position in where.batch_positions]
-        starts = _starts(emitter, indices, where, batch)
         window = [index[position] for position in where.window_positions]
-        return operand.get(emitter.place, place_in(emitter, where, batch, starts, window))
+        starts = _starts(self.emitter, self.indices, where, batch)
+        varying = [d for d, start in starts.items() if indexing.varies(start)]
+        if not varying or not self._are_few(varying):
+            return self._read(batch, starts, window)
+        return self._select(batch, starts, window, varying)
 
-    return element
+    def _read(
+        self, batch: Sequence[Index | None], starts: Starts, window: Sequence[Index | None]
+    ) -> ir.Value:
+        at = place_in(self.emitter, self.where, batch, starts, window)
+        return self.operand.get(self.emitter.place, at)
 
-
-def _addressable(emitter: Emitter, instruction: HloInstruction, where: Indexed) -> Array:
-    """Returns a gather's operand, in memory if indices known only at run time make it so."""
-    operand = emitter.array(instruction.operands[0])
-    indices = get_indices(instruction)
-    array = emitter.array(indices)
-    known: list[Index] = [0]
-    if array.size <= emitter.max_unrolled:
-        batches = {
-            tuple(
-                at
-                for d, at in enumerate(array.flat(emitter.place, p))
-                if d != where.vector_dimension
+    def _select(
+        self,
+        batch: Sequence[Index | None],
+        starts: Starts,
+        window: Sequence[Index | None],
+        varying: Sequence[int],
+    ) -> ir.Value:
+        """Returns one of the elements at all the starts there can be."""
+        builder = self.emitter.builder
+        counts = [self.limits[d] + 1 for d in varying]
+        position = indexing.flatten(builder, [starts[d] for d in varying], counts)
+        elements = []
+        for number in range(math.prod(counts)):
+            at = indexing.unflatten(builder, number, counts)
+            elements.append(
+                self._read(batch, {**starts, **dict(zip(varying, at, strict=True))}, window)
             )
-            for p in range(array.size)
-        }
-        known = [s for b in batches for s in _starts(emitter, indices, where, b).values()]
-    elif not array.size:
-        known = []
-    return emitter.addressable(operand, known)
+        return pick(self.emitter.place, elements, position)
+
+    def _are_few(self, varying: Sequence[int]) -> bool:
+        """Whether there are so few starts that reading at all of them is cheaper than a gather."""
+        if isinstance(self.operand, Memory) and self.operand.lane is not None:
+            return False
+        return math.prod(self.limits[d] + 1 for d in varying) <= _MAX_STARTS
+
+    def _addressable(self, operand: Array) -> Array:
+        """Returns the operand, in memory if it is read there at starts that lanes don't share."""
+        if isinstance(operand, Memory | Scratch) or self._are_known():
+            return operand
+        self.operand = operand
+        if self._are_few(self.where.starts):
+            return operand
+        if isinstance(operand, Registers):
+            return self.emitter.in_scratch(operand)
+        size = residual_size(self.instruction.shape.dimensions, self.emitter.lane(self.instruction))
+        is_costly = isinstance(operand, View) and size * _READS_PER_STORE > operand.size
+        return self.emitter.in_scratch(operand) if is_costly else operand
+
+    def _are_known(self) -> bool:
+        """Whether all starts are known while the kernel is built."""
+        place, where = self.emitter.place, self.where
+        array = self.emitter.array(self.indices)
+        if array.size > self.emitter.max_unrolled:
+            return False
+        for number in range(array.size):
+            at = array.flat(place, number)
+            batch = [c for d, c in enumerate(at) if d != where.vector_dimension]
+            starts = _starts(self.emitter, self.indices, where, batch).values()
+            if not all(isinstance(start, int) for start in starts):
+                return False
+        return True
 
 
 def _starts(

@@ -100,19 +100,15 @@ def concatenate(emitter: Emitter, instruction: HloInstruction) -> Elemental:
                 continue
             at = indexing.clamp(builder, offset, 0, size - 1)
             value = array.get(place, (*index[:axis], at, *index[axis + 1 :]))
+            if result is not None:
+                value = choose(place, indexing.less(builder, -1, offset), value, result)
+            result = value
             if is_here is True:
-                return value
-            result = value if result is None else _choose(place, is_here, result, value, offset)
+                break
         assert result is not None
         return result
 
     return element
-
-
-def _choose(
-    place: Place, is_here: bool | ir.Value, earlier: ir.Value, value: ir.Value, offset: Index
-) -> ir.Value:
-    return choose(place, indexing.less(place.builder, -1, offset), value, earlier)
 
 
 def pad(emitter: Emitter, instruction: HloInstruction) -> Elemental:

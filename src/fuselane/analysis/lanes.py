@@ -25,6 +25,7 @@ from fuselane.analysis.dimension_rules import assign_classes
 from fuselane.analysis.lane_conditions import LaneCondition, Unproven, prove
 from fuselane.analysis.leaving import (
     LaneReduction,
+    Reduction,
     find_leaving,
     find_reductions,
     reduced_classes,
@@ -269,6 +270,31 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
                 meetings=frozenset(meetings),
             )
     return None
+
+
+def find_staged_meetings(region: HloComputation) -> list[Reduction]:
+    """Returns the reductions of several stages that lanes may meet in, once each is one `reduce`.
+
+    They are those of the largest class that only reductions of the outermost loop mix.
+    """
+    classes = DimensionClasses()
+    assign_classes(classes, region)
+    classes.mark_repeated()
+    loop = next(i for i in region.instructions if i.opcode == "while")
+    candidates = classes.carried_classes(loop)
+    reductions = [
+        reduction
+        for computation in (loop.body, loop.condition)
+        for reduction in find_reductions(computation)
+        if reduction.root.opcode == "reduce" and reduction.source.opcode != "dot"
+    ]
+    members = {member for reduction in reductions for member in reduction.members}
+    for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
+        marking = classes.marking(lane_class)
+        if marking and members.issuperset(marking):
+            taken = [r for r in reductions if not set(marking).isdisjoint(r.members)]
+            return [reduction for reduction in taken if len(reduction.members) > 1]
+    return []
 
 
 def _is_meeting(instruction: HloInstruction, loop: HloInstruction) -> bool:

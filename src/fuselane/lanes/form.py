@@ -18,7 +18,12 @@ from typing import Final
 from fuselane.analysis.cost import residual_elements, total_cost
 from fuselane.analysis.dimension_classes import LeafSplit, is_leaf
 from fuselane.analysis.lane_conditions import LaneCondition
-from fuselane.analysis.lanes import LaneAnalysis, find_lanes, find_meeting_lanes
+from fuselane.analysis.lanes import (
+    LaneAnalysis,
+    find_lanes,
+    find_meeting_lanes,
+    find_staged_meetings,
+)
 from fuselane.analysis.refusal import refuse, source_line
 from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
 from fuselane.analysis.while_loops import compute_trip_count, get_induction_index, is_invariant
@@ -30,6 +35,7 @@ from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.flatten import flatten
 from fuselane.lanes.guards import find_guards
+from fuselane.lanes.meetings import join_stages
 from fuselane.lanes.normalise import NormalLoop, normalise
 from fuselane.lanes.partials import PartialLoop, find_late, get_combiners, take_out_reductions
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement
@@ -158,14 +164,21 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
     try:
         if partial is not None and loop in analysis.conditions:
             raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that stop one by one")
-        meeting = find_meeting_lanes(region) if analysis.obstacle is not None else None
-        if meeting is not None and meeting.num_lanes >= MIN_MEETING_LANES:
-            return _form_lanes(normal, loop, meeting, name, partial)
+        if analysis.obstacle is not None:
+            analysis = _find_meeting_lanes(region) or analysis
         return _form_lanes(normal, loop, analysis, name, partial)
     except UnsupportedError:
         if analysis.obstacle is None:
             raise
         raise analysis.obstacle from None
+
+
+def _find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
+    """Returns the lanes of a loop in which they meet, if there are enough of them."""
+    join_stages(find_staged_meetings(region))
+    analysis = find_meeting_lanes(region)
+    is_enough = analysis is not None and analysis.num_lanes >= MIN_MEETING_LANES
+    return analysis if is_enough else None
 
 
 def _form_lanes(

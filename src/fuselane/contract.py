@@ -85,10 +85,11 @@ class Rows:
     first: int
     slope: int
 
-    def step(self, offset: int) -> int:
-        """Returns the step that wrote the element at an offset in memory."""
-        row = offset // self.stride % self.count - self.first
-        return row // self.slope if self.slope > 0 else -(row // -self.slope)
+    def steps(self, offsets: NumpyArray) -> NumpyArray:
+        """Returns the steps that wrote the elements at some offsets in memory."""
+        rows = offsets // self.stride % self.count - self.first
+        result: NumpyArray = rows // self.slope if self.slope > 0 else -(rows // -self.slope)
+        return result
 
 
 @final
@@ -247,9 +248,9 @@ class _Difference:
         self.when = f"in step {step}" if is_step else f"after {step} steps"
         rows = element.rows
         if rows is not None and not is_step:
-            steps = [rows.step(int(offset)) for offset in offsets]
-            self.step = min(steps)
-            self.offset = int(offsets[steps.index(self.step)])
+            steps = rows.steps(offsets)
+            self.step = int(steps.min())
+            self.offset = int(offsets[steps.argmin()])
             self.when = f"in step {self.step}"
         self.reference_value = repr(reference[self.offset].item())
         self.kernel_value = repr(kernel[self.offset].item())

@@ -2,6 +2,7 @@
 
     quick look    is there a `while` at all? most modules end here, after a search in their bytes
     parse         bytes to HLO objects
+    residuals     what one loop stacks for another that may as well compute it
     for each `while`, outermost first; the loops inside one that stays get their chance after it:
       form        normal form, lanes, streams, guards: a lane program, or a reason why not
       choose      how to lay it out on this machine, and whether that beats XLA by estimate
@@ -18,7 +19,7 @@ else fails (see `runtime.hook`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from fuselane import config
@@ -39,9 +40,10 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify, verify_computation
 from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
-from fuselane.lanes.form import describe, form
+from fuselane.lanes.form import LEFT_OUT, describe, form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import replace_loop
+from fuselane.lanes.residuals import Residuals, find_residuals
 from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
@@ -98,6 +100,8 @@ class _Fusion:
     module: HloModule
     options: Options
     log: DecisionLog
+    residuals: dict[HloInstruction, Residuals] = field(default_factory=dict)
+    left_out: dict[HloInstruction, int] = field(default_factory=dict)
 
     def run(self) -> bool:
         """Visits the loops, outermost first; those inside a replaced one not at all.
@@ -110,7 +114,7 @@ class _Fusion:
         while stack:
             computation = stack.pop()
             seen.add(computation)
-            for instruction in list(computation.instructions):
+            for instruction in self._in_order(computation):
                 if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
                     continue
                 if is_reference(instruction):
@@ -120,6 +124,12 @@ class _Fusion:
                 elif not is_small_call(instruction):
                     stack.extend(c for c in instruction.called_computations if c not in seen)
         return has_changed
+
+    def _in_order(self, computation: HloComputation) -> list[HloInstruction]:
+        """Returns a computation's instructions; loops first that may compute what others stack."""
+        found = find_residuals(computation)
+        self.residuals.update(found)
+        return [*found, *(i for i in computation.instructions if i not in found)]
 
     def _visit(self, instruction: HloInstruction) -> bool:
         """Replaces a loop, or a call that is one, if it can run as a kernel; returns whether."""
@@ -148,7 +158,8 @@ class _Fusion:
     def _replace(self, loop: HloInstruction, *, is_small: bool) -> bool:
         program: LaneProgram | None = None
         try:
-            program = form(self.module, loop)
+            residuals = self.residuals.get(loop)
+            program = form(self.module, loop, residuals)
             self._check_region(program)
             self._check_donation(loop)
             plan = make_plan(program, self.options, host_device())
@@ -163,7 +174,12 @@ class _Fusion:
             self._record(loop, program, _failure(error))
             return False
         # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
-        decision = describe(program, self._source(loop), gain.numbers())
+        numbers = dict(gain.numbers())
+        if loop in self.left_out:
+            numbers[LEFT_OUT] = float(self.left_out[loop])
+        if residuals is not None and program.num_recomputed:
+            self.left_out[residuals.writer] = program.num_recomputed
+        decision = describe(program, self._source(loop), numbers)
         self._record(loop, program, decision, kernel.key)
         attributes = custom_call_attributes(kernel)
         if self.options.verify:
@@ -200,7 +216,9 @@ class _Fusion:
         costs, device = load_costs(config.cache_dir()), host_device()
         gain = Gain(
             trip_count=program.loop.trip_count,
-            xla_step_us=estimate_step_us(loop, costs, is_compiled=is_compiled),
+            xla_step_us=estimate_step_us(
+                loop, costs, is_compiled=is_compiled, num_cores=device.num_cores
+            ),
             kernel_step_us=estimate_kernel_step_us(program, plan, costs, device),
             kernel_call_us=estimate_kernel_call_us(program, plan, costs, device),
         )

@@ -13,6 +13,7 @@ from jax import lax
 
 import fuselane
 from tests.differential.comparison import Tolerance
+from tests.differential.harness import IS_OFF
 from tests.differential.harness import check as check_results
 
 STEPS: Final = 6
@@ -175,3 +176,65 @@ def test_every_tiling(tile_lanes: int) -> None:
         actual = jax.jit(gradient)(weights, start)
     for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def residual_counts(program: Callable[..., Any], *arguments: Any) -> list[tuple[float, float]]:
+    """Returns, for the loops of a program, how many stacks are computed anew and left out."""
+    loops = fuselane.explain(program, *arguments).loops
+    numbers = [loop.decision.numbers for loop in loops]
+    names = ("residuals_recomputed", "residuals_left_out")
+    return [tuple(each.get(name, 0.0) for name in names) for each in numbers]  # type: ignore[misc]
+
+
+def test_cheap_residuals_are_computed_again() -> None:
+    """`1 - y` is not stacked beside `y = tanh(..)`, and both loops' decisions say so."""
+    gradient = jax.value_and_grad(lambda w, x: final(w, x).sum(), argnums=(0, 1))
+    arguments = (WEIGHTS, lanes(77))
+    check(gradient, *arguments)
+    if not IS_OFF:
+        assert sorted(residual_counts(gradient, *arguments)) == [(0, 1), (1, 0)]
+        report = fuselane.explain(gradient, *arguments)
+        sentences = " ".join(loop.decision.sentence for loop in report.loops)
+        assert "computing 1 cheap residual instead of reading" in sentences
+        assert "leaving out 1 cheap residual that the loop behind it computes" in sentences
+
+
+def test_residuals_wanted_elsewhere_are_stored() -> None:
+    """Here the caller gets what the forward loop stacks."""
+
+    def program(weights: jax.Array, start: jax.Array) -> Any:
+        def forward(x: jax.Array, _: None) -> tuple[jax.Array, Any]:
+            y = advance(weights, x)
+            return y, (y, 1 - y)
+
+        def backward(x: jax.Array, rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            return x * rows[0] + rows[1], None
+
+        _, rows = lax.scan(forward, start, None, length=STEPS)
+        return lax.scan(backward, start, rows, reverse=True)[0], rows[1]
+
+    arguments = (WEIGHTS, lanes(77))
+    check(program, *arguments)
+    assert IS_OFF or residual_counts(program, *arguments) == [(0, 0), (0, 0)]
+
+
+def test_residuals_read_at_other_places() -> None:
+    """Rows are read forward, backward and more than once, some of them out of bounds."""
+
+    def program(weights: jax.Array, start: jax.Array) -> Any:
+        def forward(x: jax.Array, _: None) -> tuple[jax.Array, Any]:
+            y = advance(weights, x)
+            return y, (y, jnp.abs(1 - y) * 2)
+
+        _, (ys, others) = lax.scan(forward, start, None, length=STEPS)
+
+        def body(i: jax.Array, x: jax.Array) -> jax.Array:
+            near = lax.dynamic_index_in_dim(others, i + 2, keepdims=False)
+            far = lax.dynamic_index_in_dim(others, 3 - i, keepdims=False)
+            return x * lax.dynamic_index_in_dim(ys, i, keepdims=False) + near - far
+
+        return lax.fori_loop(0, STEPS, body, start)
+
+    arguments = (WEIGHTS, lanes(77))
+    check(program, *arguments)
+    assert IS_OFF or sorted(residual_counts(program, *arguments)) == [(0, 1), (1, 0)]

@@ -83,3 +83,15 @@ def _renumber(holder: HloInstruction, numbers: Mapping[int, int]) -> None:
     for user in holder.users:
         if user.opcode == "get-tuple-element":
             user.proto.tuple_index = numbers.get(user.tuple_index, _GONE)
+
+
+def drop_unused_parameters(
+    region: HloComputation, operands: Sequence[HloInstruction]
+) -> tuple[HloInstruction, ...]:
+    """Removes a region's parameters that nobody uses; returns what supplies the others."""
+    for parameter in [p for p in region.parameters if not p.users]:
+        region.remove(parameter)
+    used = tuple(operands[p.parameter_number] for p in region.parameters)
+    for number, parameter in enumerate(region.parameters):
+        parameter.proto.parameter_number = number
+    return used

@@ -30,12 +30,11 @@ from typing import NamedTuple, final
 from fuselane.analysis.leaving import LaneReduction, collect_followers, positions
 from fuselane.analysis.while_loops import match_affine
 from fuselane.hlo.combiners import COMBINERS, identity
-from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import array_shape
 from fuselane.lanes.cut import Cut, refuse_mixing
-from fuselane.lanes.elements import change_elements
+from fuselane.lanes.elements import change_elements, drop_unused_parameters
 from fuselane.lanes.late import LateValues, combining_computation
 from fuselane.lanes.normalise import NormalLoop
 from fuselane.lanes.program import Epilogue
@@ -107,7 +106,7 @@ class _TakingOut:
             self.normal,
             element_indices=(*(indices[old] for old in numbers), *(-1 for _ in self.cut.added)),
             output_indices=(*outputs, *(-1 for _ in epilogue.combiners)),
-            operands=_drop_unused_parameters(region, self.normal.operands),
+            operands=drop_unused_parameters(region, self.normal.operands),
         )
         folds = {fold: how for fold, how in self.late.folds.items() if fold.computation}
         return PartialLoop(normal=normal, folds=folds, epilogue=epilogue)
@@ -280,15 +279,3 @@ def _find_element(parameter: HloInstruction, index: int) -> HloInstruction | Non
         if user.opcode == "get-tuple-element" and user.tuple_index == index:
             return user
     return None
-
-
-def _drop_unused_parameters(
-    region: HloComputation, operands: Sequence[HloInstruction]
-) -> tuple[HloInstruction, ...]:
-    """Removes a region's parameters that nobody uses; returns what supplies the others."""
-    for parameter in [p for p in region.parameters if not p.users]:
-        region.remove(parameter)
-    used = tuple(operands[p.parameter_number] for p in region.parameters)
-    for number, parameter in enumerate(region.parameters):
-        parameter.proto.parameter_number = number
-    return used

@@ -98,16 +98,29 @@ _MIN_FUNCTIONS: Final = 4.0
 """A function of one element takes as long as those of a few: nothing hides its latency."""
 
 
-def estimate_step_us(loop: HloInstruction, costs: MachineCosts, *, is_compiled: bool) -> float:
+_LIBRARY_PRODUCT: Final = 1.25
+_SHORT_SUM: Final = 8.0
+"""Dots of matrices: operations for each product of a vector, and of how many products the time of
+each sum's beginning and end is."""
+_MIN_SHARED_US: Final = 10.0
+"""Dots that take longer run on all cores."""
+
+
+def estimate_step_us(
+    loop: HloInstruction, costs: MachineCosts, *, is_compiled: bool, num_cores: int = 1
+) -> float:
     """Returns XLA's time for one iteration of a `while`, nested loops included, in microseconds.
 
     Args:
         loop: A `while` of the user's module, as XLA leaves it.
         costs: Those of the machine.
         is_compiled: Whether XLA compiles the whole loop into one function, without thunks.
+        num_cores: Cores that XLA's libraries may use.
     """
     footprint = sum(shape.byte_size for shape in loop.shape.tuple_shapes)
-    return _Clock(costs=costs, footprint=footprint, is_compiled=is_compiled).step(loop)
+    return _Clock(
+        costs=costs, footprint=footprint, is_compiled=is_compiled, num_cores=num_cores
+    ).step(loop)
 
 
 @final
@@ -118,12 +131,14 @@ class _Clock:
     costs: Those of the machine.
     footprint: Bytes of all that the outermost loop carries.
     is_compiled: Whether XLA compiles what is looked at into one function.
+    num_cores: Cores that libraries may use.
     is_library_code: Whether a library runs the fusion that is looked at.
     """
 
     costs: MachineCosts
     footprint: int
     is_compiled: bool
+    num_cores: int
     is_library_code: bool = False
 
     def step(self, loop: HloInstruction) -> float:
@@ -160,7 +175,8 @@ class _Clock:
         if self.is_compiled:
             return time
         if instruction.opcode in _LIBRARY or instruction.fusion_kind == "kCustom":
-            return time + self.costs.library_us
+            is_shared = time > _MIN_SHARED_US and _holds_dot(instruction)
+            return time / (self.num_cores if is_shared else 1) + self.costs.library_us
         tasks = _num_tasks(instruction)
         if tasks > 1:
             return self._dispatch + self.costs.task_us + time / tasks
@@ -187,8 +203,9 @@ class _Clock:
         if opcode in ELEMENTWISE_OPCODES:
             return self._elementwise(instruction, count)
         if opcode == "dot":
-            products = DotDimensions.of(instruction).contracted_size(instruction)
-            time = count * products * _share(instruction) * costs.xla_operation_us
+            products = DotDimensions.of(instruction).contracted_size(instruction) + _SHORT_SUM
+            operations = count * products * _share(instruction) * _LIBRARY_PRODUCT
+            time = operations * costs.xla_operation_us
             return time + _num_matrices(instruction) * _MATRIX * costs.xla_scalar_us
         if opcode == "reduce" and self.is_library_code:
             inner = instruction.operands[0].shape.num_elements * _share(instruction)
@@ -249,6 +266,13 @@ def _scalar_operations(instruction: HloInstruction) -> float:
         size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
         return _SORT_EXCHANGE * math.log2(size + 1)
     return _SCALAR_MOVES.get(opcode, _UNKNOWN)
+
+
+def _holds_dot(instruction: HloInstruction) -> bool:
+    if instruction.opcode == "dot":
+        return True
+    called = instruction.called_computations
+    return bool(called) and any(i.opcode == "dot" for i in called[0].instructions)
 
 
 def _num_matrices(dot: HloInstruction) -> int:

@@ -21,7 +21,6 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.analysis.cost import instruction_cost
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Literal, Memory, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.dot_shape import Block, DotShape, Run, split
@@ -35,6 +34,10 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 
 _MAX_UNROLLED_PRODUCTS: Final = 256
+_MAX_UNROLLED_WEIGHTS: Final = 64
+"""Products that are emitted one by one, in a dot per lane and in one with shared weights. The
+latter load a weight for each product if lanes' elements fill the registers."""
+
 _PRODUCTS_IN_LOOP: Final = 32
 _MAX_PARTIAL_SUMS: Final = 4
 _MIN_LONG_SUM: Final = 16
@@ -42,8 +45,10 @@ _MIN_LONG_SUM: Final = 16
 
 def is_looped_dot(dot: HloInstruction, program: LaneProgram) -> bool:
     """Whether a dot has too many products per lane to emit each on its own."""
-    lane = program.lane_dimensions.get
-    return instruction_cost(dot, lane, lambda loop: None) > _MAX_UNROLLED_PRODUCTS
+    shape = DotShape.of(dot, program)
+    has_weights = None in (shape.left_lane, shape.right_lane)
+    limit = _MAX_UNROLLED_WEIGHTS if has_weights else _MAX_UNROLLED_PRODUCTS
+    return shape.num_products > limit
 
 
 def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
@@ -55,7 +60,8 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
     """
     dot = _Dot.of(emitter, instruction)
     shape = dot.shape
-    if shape.num_products <= _MAX_UNROLLED_PRODUCTS and shape.num_outputs <= emitter.max_unrolled:
+    is_looped = is_looped_dot(instruction, emitter.program)
+    if not is_looped and shape.num_outputs <= emitter.max_unrolled:
         emitter.values[instruction] = dot.with_operands(_materialized).unrolled()
         return
     block = shape.choose_block(emitter.vectors_in_registers)

@@ -24,6 +24,7 @@ from fuselane.codegen.frame import Frame
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products

@@ -1,12 +1,13 @@
-"""Copying weights that never change to panels, once per tile and in front of its loop."""
+"""Copying weights that never change to panels, once per call of a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from llvmlite import ir
 
+from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
 from fuselane.codegen.arrays import Array, Literal, View
 from fuselane.codegen.dot_shape import DotShape, split
 from fuselane.codegen.dots import is_looped_dot
@@ -16,30 +17,33 @@ from fuselane.codegen.indexing import Index, add
 from fuselane.codegen.instructions import elemental_of
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.panels import Panels
+from fuselane.codegen.plan import Plan
 from fuselane.codegen.types import memory_type
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 
-_MIN_TRIPS: Final = 16
-_MAX_BYTES: Final = 1 << 19
+_MIN_USES: Final = 256
+MAX_PACKED_BYTES: Final = 1 << 19
+"""Weights of all dots together that are copied; more would be no good in a thread's caches."""
 _MOVED: Final = frozenset({"convert", "reshape", "slice", "transpose"})
 
 _Path = list[HloInstruction]
 """How a value comes from outside a loop: the value outside, then what is made of it."""
 
 
-def pack_weights(emitter: Emitter, initial: Sequence[Array]) -> None:
-    """Emits the copies of a program's weights; dots find them in `emitter.panels`.
+def pack_weights(emitter: Emitter, plan: Plan) -> dict[HloInstruction, Panels]:
+    """Emits the copies of a program's weights; returns the panels of each dot that has some.
 
     Args:
-        emitter: In front of the loop.
-        initial: The loop's arrays at entry.
+        emitter: In front of all tiles.
+        plan: How often the copies will be used.
     """
     program = emitter.program
-    trips = program.loop.trip_count
-    if trips is not None and trips < _MIN_TRIPS:
-        return
+    trips = program.loop.trip_count or UNKNOWN_TRIP_COUNT
+    panels: dict[HloInstruction, Panels] = {}
+    if trips * plan.num_tiles * plan.tile_vectors < _MIN_USES:
+        return panels
     num_bytes = 0
     for dot in _dots(program.loop.instruction.body):
         for number, operand in enumerate(dot.operands):
@@ -48,9 +52,10 @@ def pack_weights(emitter: Emitter, initial: Sequence[Array]) -> None:
                 continue
             shape = DotShape.of(dot, program)
             num_bytes += operand.shape.num_elements * shape.sum_type.byte_size
-            if num_bytes <= _MAX_BYTES:
-                array = _array_of(emitter, path, initial)
-                emitter.panels[dot] = _pack(emitter, shape, array, is_left=number == 0)
+            if num_bytes <= MAX_PACKED_BYTES:
+                array = _array_of(emitter, path)
+                panels[dot] = _pack(emitter, shape, array, is_left=number == 0)
+    return panels
 
 
 def _dots(computation: HloComputation) -> Iterator[HloInstruction]:
@@ -68,14 +73,14 @@ def _has_panels(dot: HloInstruction, number: int, program: LaneProgram) -> bool:
 
 
 def _path_from_outside(value: HloInstruction, program: LaneProgram) -> _Path | None:
-    """Returns how a value comes from an invariant of the outermost loop, or None."""
+    """Returns how a value comes from one outside of all loops; None if it can change."""
     path = [value]
     while True:
         value = path[-1]
         if value.opcode in _MOVED:
             path.append(value.operands[0])
             continue
-        if value.opcode == "constant":
+        if value.opcode == "constant" or value in program.inputs:
             return path[::-1]
         if value.opcode != "get-tuple-element" or value.operands[0].opcode != "parameter":
             return None
@@ -84,21 +89,20 @@ def _path_from_outside(value: HloInstruction, program: LaneProgram) -> _Path | N
             return None
         if program.loops[loop].elements[value.tuple_index].kind is not ElementKind.INVARIANT:
             return None
-        if loop is program.loop.instruction:
-            return path[::-1]
         path.append(loop.operands[0].operands[value.tuple_index])
 
 
-def _array_of(emitter: Emitter, path: _Path, initial: Sequence[Array]) -> Array:
-    """Returns a value as an array to be read in front of the loop."""
+def _array_of(emitter: Emitter, path: _Path) -> Array:
+    """Returns a value as an array that can be read outside of all loops."""
     inner = emitter.at(emitter.place.block)
-    source = path[0]
+    source, *rest = path
     array: Array
     if source.opcode == "constant":
         array = Literal(shape=source.shape, lane=None, values=source.literal)
+        inner.values[source] = array
     else:
-        array = initial[source.tuple_index]
-    for value in path:
+        array = inner.array(source)
+    for value in rest:
         if value.opcode in _MOVED:
             rule = elemental_of(inner, value)
             array = View(shape=value.shape, lane=None, element=rule)

@@ -4,7 +4,7 @@
 
 A panel is what one block of outputs needs: read from front to back, it comes from the L2 cache or
 beyond as fast as it is used, whatever the layout of the weights. Weights that never change are
-copied once per tile; on the way they are converted to the type of the sums.
+copied once per call of a kernel; on the way they are converted to the type of the sums.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ from fuselane.lanes.conversions import convert_back, read_unconverted
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
+from fuselane.lanes.guarded_updates import select_updates
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
@@ -329,6 +330,10 @@ class _Normaliser:
         values = layout.lower_elementwise(builder, instruction, arrays_of(operands))
         if opcode == "select" and values[1] is values[2]:
             return values[1]
+        if opcode == "select":
+            updated = select_updates(builder, values[0], values[1], values[2])
+            if updated is not None:
+                return updated
         if opcode == "convert" and values[0].shape.element_type is shape.element_type:
             return values[0]
         if opcode == "convert":

@@ -165,6 +165,50 @@ def test_operands_of_every_kind(size: int) -> None:
     check(module, step, 1, few([37, size]), few([size, size], seed=1), few([3, size, size], seed=2))
 
 
+def permutation(size: int, seed: int, dtype: Any = np.float32) -> NumpyArray:
+    """Returns a matrix that permutes and changes signs, so that products stay exact for ever."""
+    generator = np.random.default_rng(seed)
+    rows = np.eye(size)[generator.permutation(size)]
+    return (rows * generator.choice([-1, 1], size)).astype(dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_lanes": 32}], ids=["vectors", "tiles"])
+def test_weights_that_never_change_are_packed(options: Settings) -> None:
+    """Transposed, converted, sliced and constant ones, on the left and on the right."""
+    size, trips = 19, 400
+    fixed = permutation(size, 4)
+    numbers = ",".join("{" + ",".join(f"{int(x)}" for x in row) + "}" for row in fixed)
+    body = f"""t = f32[S,S] transpose(e1), dimensions={{1,0}}
+        a = f32[L,S] dot(e0, t), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+        c = f32[S,S] convert(e2)
+        b = f32[S,L] dot(c, a), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+        s = f32[1,S,S] slice(e3), slice={{[1:2], [0:{size}], [0:{size}]}}
+        r = f32[S,S] reshape(s)
+        d = f32[L,S] dot(b, r), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+        k = f32[S,S] constant({{{numbers}}})
+        y = f32[L,S] dot(d, k), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}"""
+    shapes = ["f32[L,S]", "f32[S,S]", "bf16[S,S]", "f32[2,S,S]"]
+    module = loop(body, shapes, ["y", "e1", "e2", "e3"], L=37, S=size, trip_count=trips)
+    w1, w2 = permutation(size, 1), permutation(size, 2, ml_dtypes.bfloat16)
+    w3 = np.stack([permutation(size, 3), permutation(size, 5)])
+
+    def step(i: int, x: NumpyArray, *weights: NumpyArray) -> Sequence[NumpyArray]:
+        c = w2.astype(np.float32)
+        return (c @ (x @ w1.T).T).T @ w3[1] @ fixed.T, *weights
+
+    compiled = check(module, step, trips, few([37, size]), w1, w2, w3, **options)
+    assert compiled.code.ir.count("pack") >= 4
+
+
+def test_weights_that_change_are_not_packed() -> None:
+    body = """y = f32[L,S] dot(e0, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+        w = f32[S,S] negate(e1)"""
+    module = loop(body, ["f32[L,S]", "f32[S,S]"], ["y", "w"], L=33, S=19, trip_count=400)
+    step = lambda i, x, w: (x @ w, -w)  # noqa: E731
+    compiled = check(module, step, 400, few([33, 19]), permutation(19, 1))
+    assert "pack" not in compiled.code.ir
+
+
 def test_shared_dots_are_computed_once_per_step() -> None:
     """What no lane has a part in stands outside the loop over lane blocks."""
     body = """m = f32[S,S] dot(e1, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}

@@ -1,0 +1,123 @@
+"""How long a step takes whose values all lanes share: alone in a kernel without lanes, or once for
+every tile.
+
+Such a step is bound by how much there is to compute, or by how long each operation waits for the
+one before, whichever takes longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen.plan import Plan
+from fuselane.codegen.schedule import needs_lanes
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.dots import DotDimensions
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import LaneProgram
+
+CHEAP: Final = 4.0
+"""Opcodes of at most this cost are a few independent instructions, others long chains of them."""
+
+_INDEPENDENT: Final = 4
+"""Elements of an array from which on LLVM makes vectors of them."""
+
+_VECTOR_BITS: Final = 256
+_ROW_END: Final = 24.0
+"""Rows of so many elements take vectors twice as long, for what is left over at their ends."""
+
+_PRODUCT: Final = 0.4
+_SUM: Final = 0.35
+"""Scalar operations that a product of a dot, and an element of a long sum, take."""
+
+_LATENCY: Final = 4.0
+_FUNCTION_LATENCY: Final = 2.5
+"""How much longer it takes until an operation is done than until the next can begin."""
+
+_DIVIDER_LATENCY: Final[Mapping[str, float]] = {"divide": 15.0, "rsqrt": 30.0, "sqrt": 15.0}
+"""Scalar operations until what the divider makes is done."""
+
+
+def operation_us(instruction: HloInstruction, costs: MachineCosts) -> float:
+    """Returns the time of one operation of an instruction on a vector register."""
+    is_cheap = OPCODE_COST.get(instruction.opcode, 1.0) <= CHEAP
+    return costs.kernel_operation_us if is_cheap else costs.kernel_function_us
+
+
+def estimate_shared_us(
+    program: LaneProgram, plan: Plan, computation: HloComputation, costs: MachineCosts
+) -> float:
+    """Returns the time of what all lanes share in one run of a computation, in microseconds."""
+    shared = [i for i in computation.instructions if has_work(i) and not needs_lanes(i, program)]
+    work = sum(_work_us(i, program, plan, costs) for i in shared)
+    waiting = 0.0 if program.has_lanes else _waiting_us(shared, plan, costs)
+    nested = sum(
+        _trip_count(loop, program) * estimate_shared_us(program, plan, loop.body, costs)
+        for loop in computation.instructions
+        if loop.opcode == "while"
+    )
+    return max(work, waiting) + nested
+
+
+def has_work(instruction: HloInstruction) -> bool:
+    """Whether an instruction computes something itself, as loops and tuples do not."""
+    return instruction.shape.is_array or instruction.opcode in ("reduce", "sort")
+
+
+def _trip_count(loop: HloInstruction, program: LaneProgram) -> int:
+    count = program.loops[loop].trip_count
+    return UNKNOWN_TRIP_COUNT if count is None else count
+
+
+def _work_us(
+    instruction: HloInstruction, program: LaneProgram, plan: Plan, costs: MachineCosts
+) -> float:
+    """Returns the time of an instruction beside others that do not wait for it."""
+    operations = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
+    match instruction.opcode:
+        case "reduce":
+            is_long = instruction.operands[0].shape.num_elements > plan.max_unrolled
+            return operations * costs.kernel_scalar_us * (_SUM if is_long else 1.0)
+        case "dot":
+            return operations * costs.kernel_scalar_us * _PRODUCT
+        case "sort":
+            return operations * costs.kernel_scalar_us
+    shape = instruction.shape
+    if shape.num_elements < _INDEPENDENT:
+        return operations * max(costs.kernel_scalar_us, operation_us(instruction, costs))
+    share = 2 * shape.element_type.bits / _VECTOR_BITS
+    if shape.num_elements > plan.max_unrolled:
+        share *= 1 + _ROW_END / shape.dimensions[-1]
+    return operations * share * operation_us(instruction, costs)
+
+
+def _waiting_us(instructions: Iterable[HloInstruction], plan: Plan, costs: MachineCosts) -> float:
+    """Returns the longest chain of operations that wait for each other."""
+    done: dict[HloInstruction, float] = {}
+    for instruction in instructions:
+        start = max((done.get(operand, 0.0) for operand in instruction.operands), default=0.0)
+        done[instruction] = start + _latency_us(instruction, plan, costs)
+    return max(done.values(), default=0.0)
+
+
+def _latency_us(instruction: HloInstruction, plan: Plan, costs: MachineCosts) -> float:
+    one = _LATENCY * costs.kernel_scalar_us
+    match instruction.opcode:
+        case "reduce":
+            size = instruction.operands[0].shape.num_elements
+            return one * math.log2(size + 1) if size <= plan.max_unrolled else 0.0
+        case "dot":
+            size = DotDimensions.of(instruction).contracted_size(instruction)
+            return one * math.log2(size + 1)
+        case "sort":
+            return 0.0
+    if instruction.opcode in _DIVIDER_LATENCY:
+        return _DIVIDER_LATENCY[instruction.opcode] * costs.kernel_scalar_us
+    cost = OPCODE_COST.get(instruction.opcode, 1.0)
+    if cost > CHEAP:
+        return cost * _FUNCTION_LATENCY * costs.kernel_function_us
+    return one if cost > 0 else 0.0

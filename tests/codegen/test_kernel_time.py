@@ -1,0 +1,133 @@
+"""A kernel's estimated time: vectors, tiles, threads, what lanes share, streams, scalars."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import pytest
+
+from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen.kernel_time import estimate_kernel_call_us, estimate_kernel_step_us
+from fuselane.codegen.plan import make_plan
+from fuselane.config import Options
+from fuselane.device import DeviceDescription, describe
+from fuselane.hlo.module import HloModule
+from tests.codegen.kernels import form_program
+from tests.lanes.loops import counting_loop
+
+COSTS: Final = MachineCosts()
+DEVICE: Final = describe(
+    machine="x86_64",
+    name="test",
+    features=frozenset({"avx2", "fma"}),
+    l1_bytes=32 << 10,
+    l2_bytes=512 << 10,
+    num_cores=1,
+)
+MANY: Final = 100_000
+
+
+def step_us(
+    module: HloModule, device: DeviceDescription = DEVICE, costs: MachineCosts = COSTS
+) -> float:
+    program = form_program(module)
+    plan = make_plan(program, Options(), device)
+    return estimate_kernel_step_us(program, plan, costs, device)
+
+
+def elementwise(opcode: str, lanes: int, trip_count: int = MANY) -> HloModule:
+    shape = f"f32[{lanes}]"
+    return counting_loop(f"y = {shape} {opcode}(e0)", ["y"], [shape], trip_count=trip_count)
+
+
+def test_time_grows_with_lanes_and_opcode() -> None:
+    small, large = step_us(elementwise("sine", 1024)), step_us(elementwise("sine", 10240))
+    assert large == pytest.approx(10 * small, rel=0.1)
+    assert step_us(elementwise("negate", 10240)) < large / 10
+
+
+def test_threads_share_the_lanes() -> None:
+    one = step_us(elementwise("sine", 65536))
+    four = step_us(elementwise("sine", 65536), dataclasses.replace(DEVICE, num_cores=4))
+    assert four == pytest.approx(one / 4, rel=0.1)
+
+
+def test_threads_have_to_be_woken() -> None:
+    program = form_program(elementwise("sine", 65536))
+    calls = []
+    for cores in (1, 4):
+        device = dataclasses.replace(DEVICE, num_cores=cores)
+        plan = make_plan(program, Options(), device)
+        calls.append(estimate_kernel_call_us(program, plan, COSTS, device))
+    assert calls[1] - calls[0] == pytest.approx(COSTS.wake_us)
+
+
+def test_nested_loops_count_all_their_steps() -> None:
+    nested = """
+    w0 = (s32[], f32[4096]) tuple(zero, e0)
+    w = (s32[], f32[4096]) while(w0), condition=inner_condition, body=inner_body
+    y = f32[4096] get-tuple-element(w), index=1
+    """
+    inner = """
+    inner_body {
+      q = (s32[], f32[4096]) parameter(0)
+      j = s32[] get-tuple-element(q), index=0
+      x = f32[4096] get-tuple-element(q), index=1
+      u = s32[] constant(1)
+      j1 = s32[] add(j, u)
+      x1 = f32[4096] sine(x)
+      ROOT r = (s32[], f32[4096]) tuple(j1, x1)
+    }
+    inner_condition {
+      q = (s32[], f32[4096]) parameter(0)
+      j = s32[] get-tuple-element(q), index=0
+      m = s32[] constant(50)
+      ROOT go = pred[] compare(j, m), direction=LT
+    }
+    """
+    module = counting_loop(nested, ["y"], ["f32[4096]"], trip_count=MANY, more=inner)
+    assert step_us(module) == pytest.approx(50 * step_us(elementwise("sine", 4096)), rel=0.1)
+
+
+def test_streams_are_moved() -> None:
+    def stacking(rows: int) -> HloModule:
+        return counting_loop(
+            f"""r = f32[1,65536] reshape(e0)
+            s = f32[{rows},65536] dynamic-update-slice(e1, r, i, zero)
+            y = f32[65536] negate(e0)""",
+            ["y", "s"],
+            ["f32[65536]", f"f32[{rows},65536]"],
+            trip_count=rows,
+        )
+
+    slow = dataclasses.replace(COSTS, memory_bytes_per_us=1.0)
+    assert step_us(stacking(1000), costs=slow) > 65536 * 4
+
+
+def scalars(body: str, shape: str) -> float:
+    return step_us(counting_loop(body, ["y"], [shape], trip_count=MANY))
+
+
+def test_a_chain_of_scalars_takes_as_long_as_each_waits_for_the_one_before() -> None:
+    chain = "a = f32[] multiply(e0, e0)\nb = f32[] add(a, e0)\ny = f32[] subtract(b, a)"
+    one = scalars("y = f32[] negate(e0)", "f32[]")
+    assert scalars(chain, "f32[]") == pytest.approx(3 * one)
+
+
+def test_what_does_not_wait_runs_side_by_side() -> None:
+    wide = "\n".join(f"a{k} = f32[] multiply(e0, c{k})" for k in range(2))
+    constants = "c0 = f32[] constant(3)\nc1 = f32[] constant(5)"
+    one = scalars("y = f32[] multiply(e0, e0)", "f32[]")
+    both = scalars(f"{constants}\n{wide}\ny = f32[] add(a0, a1)", "f32[]")
+    assert both == pytest.approx(2 * one)
+
+
+def test_long_rows_of_uniform_arrays_are_made_vectors() -> None:
+    def mixing(rows: int, columns: int) -> float:
+        shape = f"f32[{rows},{columns}]"
+        body = f"r = {shape} reverse(e0), dimensions={{0,1}}\ny = {shape} negate(r)"
+        return scalars(body, shape)
+
+    assert mixing(8, 512) < mixing(512, 8) / 2
+    assert mixing(32, 512) == pytest.approx(4 * mixing(8, 512), rel=0.1)

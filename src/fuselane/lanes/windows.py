@@ -12,14 +12,15 @@ reduce-window is a reshape and a reduce, after a pad where the windows don't fil
 All others, such as cumulative sums, stay reduce-windows. Does not handle: reversed windows,
 negative padding, dilated operands.
 
-Numerics: bitwise-equal; the order inside a window is kept, and what is padded is the initial value,
-as XLA has it.
+Numerics: bitwise-equal; the order inside a window is kept. XLA leaves out what is padded, so that
+windows are padded only with what changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuselane.hlo.combiners import is_identity, match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
@@ -45,7 +46,8 @@ def lower_reduce_window(
     """Lowers a reduce-window of one array, or of several at once."""
     windows = get_window(instruction)
     dimensions = instruction.operands[0].shape.dimensions
-    if all(map(WindowDimension.is_side_by_side, windows, dimensions)):
+    are_side_by_side = all(map(WindowDimension.is_side_by_side, windows, dimensions))
+    if are_side_by_side and _is_padded_with_nothing(operands, windows, to_apply):
         return _lower_to_reduce(builder, instruction, operands, to_apply)
     count = len(operands) // 2
     order = memory_order(instruction.operands[0].shape)
@@ -71,6 +73,21 @@ def lower_reduce_window(
         relayout(builder, builder.element(value, index), order, memory_order(shape))
         for index, shape in enumerate(elements)
     )
+
+
+def _is_padded_with_nothing(
+    operands: Sequence[HloInstruction],
+    windows: Sequence[WindowDimension],
+    to_apply: HloComputation,
+) -> bool:
+    """Whether padding with the initial value changes nothing: XLA leaves out what is padded.
+
+    Of reductions of several arrays this is taken for granted, as XLA makes them of argmax only.
+    """
+    if len(operands) > 2 or not any(window.low or window.high for window in windows):
+        return True
+    combiner = match_combiner(to_apply)
+    return combiner is None or is_identity(operands[1], combiner)
 
 
 def _fields(dimension: WindowDimension) -> tuple[tuple[str, int], ...]:

@@ -1,0 +1,144 @@
+"""Loops that go on with what all lanes have together: sums, extremes, `any` fed back each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.differential.comparison import CLOSE
+from tests.differential.harness import check, linear_values, run_and_explain
+from tests.differential.values import NumpyArray
+
+SIZES: Final = (16, 37, 100, 1500)
+
+
+def scan(step: Callable[[jax.Array, jax.Array], Any], steps: int = 7) -> Callable[..., Any]:
+    return lambda x: lax.scan(lambda x, t: (step(x, t), x), x, jnp.arange(steps))
+
+
+def numbers(shape: tuple[int, ...]) -> NumpyArray:
+    return np.random.default_rng(0).integers(-1000, 1000, shape).astype(np.int32)
+
+
+STEPS: Final[dict[str, Callable[[jax.Array, jax.Array], jax.Array]]] = {
+    "sum": lambda x, t: x * 3 + jnp.sum(x) + t,
+    "maximum": lambda x, t: jnp.where(x == jnp.max(x), -x, x + t),
+    "minimum": lambda x, t: jnp.where(x == jnp.min(x), 100 - x, x ^ t),
+    "any": lambda x, t: jnp.where(jnp.any(x > 900), x // 2, x * 3),
+    "all": lambda x, t: jnp.where(jnp.all(x % 7 != t), x * 2, x - 1),
+    "one_after_another": lambda x, t: x - jnp.max(x + jnp.sum(x) % 17) // 3,
+    "several_at_once": lambda x, t: x * jnp.min(x) + jnp.max(x) - jnp.sum(x * x),
+}
+
+
+@pytest.mark.parametrize("lanes", SIZES)
+@pytest.mark.parametrize("name", STEPS)
+def test_fed_back(name: str, lanes: int) -> None:
+    _, report = run_and_explain(scan(STEPS[name]), numbers((lanes,)))
+    check(scan(STEPS[name]), numbers((lanes,)))
+    assert [loop.lanes for loop in report.loops] == [lanes]
+
+
+@pytest.mark.parametrize("lanes", SIZES)
+def test_reductions_that_do_not_start_from_nothing(lanes: int) -> None:
+    """XLA starts each part of a large reduction from the initial value again; so do we."""
+    step = scan(lambda x, t: x + lax.reduce(x, jnp.int32(5), lax.add, (0,)))
+    check(step, numbers((lanes,)), fused=None)
+
+
+def test_arrays_per_lane_reduced_over_lanes_only() -> None:
+    check(scan(lambda x, t: x * 3 - jnp.sum(x, axis=0)), numbers((100, 3)))
+
+
+def test_arrays_per_lane_reduced_over_everything() -> None:
+    check(scan(lambda x, t: x * 3 - jnp.max(x)), numbers((100, 3)))
+
+
+def test_lanes_in_the_minor_dimension() -> None:
+    check(scan(lambda x, t: x * 3 - jnp.sum(x, axis=1, keepdims=True)), numbers((3, 100)))
+
+
+def test_floats() -> None:
+    def normalise(x: jax.Array, t: jax.Array) -> jax.Array:
+        centred = x - jnp.mean(x)
+        return centred / jnp.sqrt(jnp.mean(centred * centred) + 1e-3) + 0.5
+
+    check(scan(normalise), linear_values((100,)), tolerance=CLOSE)
+
+
+def test_the_condition_goes_by_all_lanes() -> None:
+    def program(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return carry[0] * 2 + 1, carry[1] + 1
+
+        return lax.while_loop(lambda c: jnp.max(c[0]) < 10_000, body, (x, jnp.int32(0)))
+
+    for lanes in SIZES:
+        check(program, np.arange(lanes, dtype=np.int32))
+
+
+def test_lanes_wait_for_each_other_in_the_condition() -> None:
+    def program(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return carry[0] * 2 + 1, carry[1] + 1
+
+        return lax.while_loop(lambda c: jnp.any(c[0] < 10_000), body, (x, jnp.int32(0)))
+
+    check(program, np.arange(100, dtype=np.int32))
+
+
+def test_loop_inside_that_starts_where_any_lane_needs_it() -> None:
+    """As solvers do that keep the last stage of a step for the next one, if none is rejected."""
+
+    def program(x: jax.Array) -> Any:
+        def step(carry: tuple[jax.Array, jax.Array], t: jax.Array) -> Any:
+            x, restart = carry
+            start = jnp.where(jnp.any(restart), 0, 2)
+            x = lax.fori_loop(start, 6, lambda i, y: y * 3 + i, x)
+            return (x, x % 11 == t), start
+
+        return lax.scan(step, (x, x > 3), jnp.arange(20))
+
+    check(program, numbers((100,)))
+
+
+def test_loop_inside_that_lanes_leave_one_by_one() -> None:
+    def step(x: jax.Array, t: jax.Array) -> jax.Array:
+        stop = jax.vmap(lambda x: lax.while_loop(lambda y: y % 7 != 0, lambda y: y * 3 + 1, x))
+        return stop(x) + jnp.max(x) % 5
+
+    check(scan(step), numbers((100,)))
+
+
+def test_branches_on_what_all_lanes_have_together() -> None:
+    def dear(x: jax.Array) -> jax.Array:
+        for shift in range(1, 20):
+            x = (x ^ (x >> shift)) * 0x5BD1 + shift
+        return x
+
+    def step(x: jax.Array, t: jax.Array) -> jax.Array:
+        return lax.cond(jnp.any(x % 50 == t), dear, lambda x: dear(x + 1) * 3, x)
+
+    check(scan(step), numbers((100,)))
+
+
+def test_streams_read_and_written() -> None:
+    def program(x: jax.Array, rows: jax.Array) -> Any:
+        def step(x: jax.Array, row: jax.Array) -> Any:
+            y = x * 3 + row
+            z = y - jnp.max(y)
+            return z, (y, z + jnp.sum(row))
+
+        return lax.scan(step, x, rows)
+
+    check(program, numbers((100,)), numbers((9, 100)))
+
+
+def test_lanes_too_many_for_one_tile_stay_with_xla_or_run_as_well() -> None:
+    check(scan(STEPS["maximum"]), numbers((300_000,)), fused=None)

@@ -31,7 +31,7 @@ from fuselane.lanes.carry import get_indices_used
 from fuselane.lanes.form import form
 from fuselane.lanes.program import ElementKind, LaneProgram
 from tests.lanes.loops import loop_of
-from tests.lanes.oracle import evaluate, from_memory, to_memory
+from tests.lanes.oracle import evaluate, finish, from_memory, to_memory
 
 NumpyArray = npt.NDArray[Any]
 Step = Callable[..., Sequence[Any]]
@@ -123,7 +123,10 @@ class CompiledLoop:
         invariants = self.program.invariants.items()
         results = {index: evaluate(v, arguments) for index, v in invariants if index in used}
         for index, buffer in zip(self.program.output_indices, outputs, strict=True):
-            results[index] = from_memory(buffer.array, self._shape(index))
+            if index >= 0:
+                results[index] = from_memory(buffer.array, self._shape(index))
+        rows = [b.array for b, i in zip(outputs, self.program.output_indices, strict=True) if i < 0]
+        results |= finish(self.program, rows, arguments)
         return [results[index] for index in sorted(results)]
 
     def _shape(self, index: int) -> Shape:
@@ -137,6 +140,10 @@ class CompiledLoop:
         arguments: Sequence[Any],
     ) -> _Buffer:
         element = self.program.loop.elements[output.tuple_index]
+        if index < 0:
+            sizes = output.shape.dimensions
+            tiles = (self.code.num_tiles, *sizes[1:]) if element.combiner else sizes
+            return _Buffer(_rubbish(Shape.array(output.shape.element_type, tiles)))
         shape = self._shape(index)
         in_place = element.kind is ElementKind.STREAM or element.lane_dimension is not None
         if element.is_fully_overwritten or not in_place:

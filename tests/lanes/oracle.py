@@ -143,3 +143,43 @@ def from_memory(array: Array, shape: Shape) -> Array:
     order = shape.minor_to_major[::-1]
     sizes = [shape.dimensions[d] for d in order]
     return array.reshape(sizes).transpose(np.argsort(np.array(order, dtype=int)))
+
+
+def finish(
+    program: LaneProgram, rows: Sequence[Array], arguments: Sequence[Any]
+) -> dict[int, Array]:
+    """Returns what a program's epilogue makes of the results that only it needs.
+
+    Args:
+        program: A lane program, which may have no epilogue.
+        rows: These results: `[lanes or tiles, ...]` where there is something to combine.
+        arguments: Of the user's program.
+    Returns:
+        Results by their index in the user's loop.
+    """
+    epilogue = program.epilogue
+    if epilogue is None:
+        return {}
+    combined = [
+        _NUMPY_COMBINERS[combiner].reduce(values, axis=0).astype(values.dtype)
+        if combiner
+        else values
+        for values, combiner in zip(rows, epilogue.combiners, strict=True)
+    ]
+    inputs = [to_memory(evaluate(value, arguments), value.shape) for value in epilogue.inputs]
+    results = run_module(as_module(epilogue.computation), [*combined, *inputs])
+    shapes = program.site.shape.tuple_shapes
+    return {
+        index: from_memory(result, shapes[index])
+        for index, result in zip(epilogue.output_indices, results, strict=True)
+    }
+
+
+_NUMPY_COMBINERS: Final[dict[str, np.ufunc]] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "multiply": np.multiply,
+    "or": np.bitwise_or,
+}

@@ -74,7 +74,17 @@ def find_reductions(body: HloComputation) -> list[Reduction]:
             chain = _match(instruction)
             stages.update(dict.fromkeys(stage.instruction for stage in chain))
             chains.append(chain)
-    return [_describe(_without_shared(chain, stages)) for chain in reversed(chains) if chain]
+    found: dict[HloInstruction, list[_Stage]] = {}
+    while chains:
+        chain = chains.pop()
+        whole = _without_shared(chain, stages)
+        if whole:
+            found[whole[0].instruction] = whole
+        rest = (stage.instruction for stage in chain[len(whole) :])
+        following = next((stage for stage in rest if stage.opcode == "reduce"), None)
+        if following is not None and following not in found:
+            chains.append(_match(following))
+    return [_describe(chain) for chain in found.values()]
 
 
 def reduced_classes(
@@ -138,21 +148,18 @@ def collect_followers(
     """
     body = loop.body
     followers: set[HloInstruction] = set()
-    stack = [user for value in values for user in value.users]
-    elements = {index for value in values for index in positions(body.root, value)}
-    stack.extend(_elements(body.parameters[0], elements))
+    stack = list(values)
     while stack:
         value = stack.pop()
-        if value in followers or value is body.root:
-            continue
+        carried = positions(body.root, value)
         if any(user.opcode == "while" for user in (value, *value.users)):
             return None
-        followers.add(value)
-        stack.extend(value.users)
-        carried = positions(body.root, value)
-        stack.extend(_elements(body.parameters[0], carried))
-        if any(e.users for e in _elements(loop.condition.parameters[0], carried)):
+        if any(element.users for element in _elements(loop.condition.parameters[0], carried)):
             return None
+        for following in (*value.users, *_elements(body.parameters[0], carried)):
+            if following not in followers and following is not body.root:
+                followers.add(following)
+                stack.append(following)
     return followers
 
 

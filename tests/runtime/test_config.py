@@ -82,6 +82,7 @@ def test_fingerprints_differ_by_every_option() -> None:
             {"unroll": 1},
             {"tile_lanes": 64},
             {"threads": 1},
+            {"min_gain": 2.0},
             {"cache_mib": 1},
             {"verify": True},
             {"verify_hlo": True},

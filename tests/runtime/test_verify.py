@@ -65,7 +65,7 @@ def broken_sine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def emit(emitter: Any, angle: ir.Value) -> ir.Value:
         value, builder = right(emitter, angle), emitter.builder
-        wrong = builder.fmul(value, emitter.constant(1.001))
+        wrong = builder.fmul(value, emitter.constant(1.01))
         is_large = builder.fcmp_ordered(">", angle, emitter.constant(LIMIT))
         return builder.select(is_large, wrong, value)
 

@@ -226,6 +226,22 @@ def test_one_lane_is_no_lane() -> None:
     assert decision.reason is Reason.NO_LANES
 
 
+@pytest.mark.parametrize(("lanes", "size"), [(4, 64), (5, 64), (4, 63), (2, 8192), (2, 8193)])
+def test_few_lanes_of_many_elements_are_none(lanes: int, size: int) -> None:
+    shape = f"f32[{lanes},{size}]"
+    analysis = analyse(f"y = {shape} reverse(e0), dimensions={{1}}", ["y"], [shape])
+    are_none = (lanes, size) in ((4, 64), (2, 8192))
+    assert analysis.num_lanes == (1 if are_none else lanes)
+    assert analysis.obstacle is None
+
+
+def test_few_lanes_of_a_scalar_each_stay_beside_a_long_stack() -> None:
+    body = """y = f32[2] negate(e0)
+    r = f32[1,2] reshape(y)
+    s = f32[900,2] dynamic-update-slice(e1, r, i, zero)"""
+    assert analyse(body, ["y", "s"], ["f32[2]", "f32[900,2]"]).num_lanes == 2
+
+
 def test_largest_dimension_wins() -> None:
     body = """a = f32[7,9] sine(e0)
         z = f32[] constant(0)

@@ -38,6 +38,11 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 _MAX_DISTANCE: Final = 16
+_FEW_LANES: Final = 4
+_MANY_BESIDE_FEW: Final = 64
+_MAX_WITHOUT_LANES: Final = 16_384
+"""A few lanes are better none if each holds many elements, but not too many all together."""
+
 _SCATTERED_WORTH: Final = 8
 
 
@@ -77,7 +82,7 @@ def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAna
     eighth of its size, and ties go to the dimension that is furthest minor. If there is none every
     value is uniform, and `obstacle` says why: NO_LANES if no dimension of size two or more is
     carried; CROSS_LANE or DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest
-    one, if all are mixed.
+    one, if all are mixed. A few lanes of many elements each are none, without an obstacle.
 
     Args:
         region: The region.
@@ -111,6 +116,8 @@ def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAna
             joiner.join(one, other)
     lane_class = classes.find(lane_class)
     mergeable = _find_mergeable(classes, lane_class, parallel)
+    if not mergeable and _are_too_few(loop, candidates[lane_class][0]):
+        return _without_lanes(classes, None)
     for other in parallel if not mergeable else ():
         if candidates[other][0] == candidates[lane_class][0]:
             joiner.join(lane_class, other)
@@ -229,7 +236,19 @@ def _find_mergeable(
     return {}
 
 
-def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError) -> LaneAnalysis:
+def _are_too_few(loop: HloInstruction, num_lanes: int) -> bool:
+    """Whether vectors of lanes would be mostly empty, and those of what one lane holds full."""
+    if num_lanes > _FEW_LANES:
+        return False
+    state = [
+        value.shape.num_elements
+        for value in loop.body.root.operands
+        if value.opcode != "dynamic-update-slice"
+    ]
+    return num_lanes * _MANY_BESIDE_FEW <= max(state) <= _MAX_WITHOUT_LANES
+
+
+def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError | None) -> LaneAnalysis:
     lane_dimensions, splits = classes.lane_dimensions(lane_class=None)
     return LaneAnalysis(
         num_lanes=1,

@@ -24,7 +24,7 @@ _MAX_STARTS: Final = 16
 """Elements among which one is selected lane by lane, rather than loaded from memory."""
 
 _READS_PER_STORE: Final = 4
-"""How many stores the reads of a gather may cost, each way a view may go included."""
+"""How many elements of a view may be worked out and stored instead of one gathered from it."""
 
 Starts = dict[int, Index]
 """The start of a window in the operand's dimensions that are indexed."""
@@ -105,13 +105,14 @@ class _Gather:
         if isinstance(operand, Memory | Scratch) or self._are_known():
             return operand
         self.operand = operand
-        if self._are_few(self.where.starts):
-            return operand
+        are_few = self._are_few(self.where.starts)
         if isinstance(operand, Registers):
-            return self.emitter.in_scratch(operand)
+            return operand if are_few else self.emitter.in_scratch(operand)
+        if not isinstance(operand, View):
+            return operand
         size = residual_size(self.instruction.shape.dimensions, self.emitter.lane(self.instruction))
-        is_costly = isinstance(operand, View) and size * _READS_PER_STORE > operand.size
-        return self.emitter.in_scratch(operand) if is_costly else operand
+        reads = math.prod(self.limits.values()) if are_few else _READS_PER_STORE
+        return self.emitter.materialize(operand) if size * reads > operand.size else operand
 
     def _are_known(self) -> bool:
         """Whether all starts are known while the kernel is built."""

@@ -429,3 +429,55 @@ def test_indices_computed_in_front_of_the_loop() -> None:
         rng.integers(0, 99, (37, 80)).astype(np.int32),
         rng.integers(0, 99, 37).astype(np.int32),
     )
+
+
+@pytest.mark.parametrize("size", [7, 90])
+def test_updates_under_conditions(size: int) -> None:
+    """`where(p, x.at[i].set(v), x)`, one update and several, either way round."""
+
+    def change(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        changed = array.at[index[0]].add(number).at[index[1]].set(number * 2)
+        array = jnp.where(index[0] > 2, changed, array)
+        other = lax.dynamic_update_slice(array, array[:2] + number, (number % 4,))
+        array = jnp.where(index[1] > 1, array, other)
+        return jnp.where(index[0] > index[1], array.at[0].set(number), array)
+
+    check(change_each_step(change), linear_values((LANES, size), "int32"), indices(size, 2))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_versions_of_large_arrays(seed: int) -> None:
+    """Arrays too large for registers, old versions of which are read at random later."""
+    rng = np.random.default_rng(seed)
+    plan = [(rng.integers(9), *rng.integers(0, 99, 3)) for _ in range(9)]
+
+    def lane(arrays: list[jax.Array], index: jax.Array, number: jax.Array) -> list[jax.Array]:
+        versions = list(arrays)
+        for kind, first, second, third in plan:
+            a, b = versions[first % len(versions)], versions[second % len(versions)]
+            c = versions[third % len(versions)]
+            new = [
+                lambda a, b, c: a.at[index].set(b[number]),
+                lambda a, b, c: a.at[index].add(b[(index + 3) % 80]),
+                lambda a, b, c: lax.dynamic_update_slice(a, b[:5] + c[3:8], (index,)),
+                lambda a, b, c: lax.dynamic_update_slice(a, b[40:] * 2, (number,)),
+                lambda a, b, c: jnp.where(index > 4, a, b),
+                lambda a, b, c: jnp.where(index > 9, a.at[index].set(c[0]), a),
+                lambda a, b, c: a[::-1] - b,
+                lambda a, b, c: a + jnp.roll(b, 1) * (c.sum() % 5),
+                lambda a, b, c: a * 3 + b,
+            ][kind](a, b, c)
+            versions.append(new)
+        chosen = np.random.default_rng(seed).permutation(len(versions))[: len(arrays)]
+        return [versions[k] for k in chosen]
+
+    def program(array: jax.Array, starts: jax.Array) -> Any:
+        def step(arrays: list[jax.Array], inputs: tuple[jax.Array, jax.Array]) -> Any:
+            start, number = inputs
+            return jax.vmap(lane, in_axes=(0, 0, None))(arrays, start, number), None
+
+        arrays = [array, array[:, ::-1] + 1, array * 3]
+        return lax.scan(step, arrays, (starts, jnp.arange(STEPS)))[0]
+
+    starts = rng.integers(0, 80, (STEPS, LANES)).astype(np.int32)
+    check(program, linear_values((LANES, 80), "int32"), starts)

@@ -49,6 +49,7 @@ from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.guarded_updates import select_updates
+from fuselane.lanes.index_vectors import is_index_vector, put_together, variable_parts
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
@@ -229,6 +230,9 @@ class _Normaliser:
         """Returns the region's value for an initial value: made anew if cheap, else a parameter."""
         if is_cheap(operand):
             return array_of(self._recompute(operand))
+        if is_invariant and is_index_vector(operand):
+            sources = [self._parameter(source) for source in operand.operands]
+            return array_of(self._visit(operand, sources, self._region))
         if is_invariant and picks_rows(operand):
             source = self._parameter(operand.operands[0])
             return array_of(self._visit(operand, [source], self._region))
@@ -439,9 +443,15 @@ class _Normaliser:
             if is_constant(array_of(initial[i]))
         }
         kept = [i for i in sorted(carry.needed) if i not in constants]
+        carried = list(initial)
+        vectors: dict[int, HloInstruction] = {}
+        for i in carry.invariant.intersection(kept):
+            parts = variable_parts(initial[i])
+            if parts is not None:
+                carried[i], vectors[i] = parts, array_of(initial[i])
         if loop is self._loop:
-            self._kept_elements = kept
-        leaves = [leaf for i in kept for leaf in leaves_of(initial[i])]
+            self._kept_elements = [i for i in kept for _ in leaves_of(carried[i])]
+        leaves = [leaf for i in kept for leaf in leaves_of(carried[i])]
         initial_tuple = builder.make_tuple(leaves)
         called = []
         for computation, inlined in ((loop.body, self._body), (loop.condition, self._condition)):
@@ -450,11 +460,14 @@ class _Normaliser:
             arguments: list[Value] = [None] * len(initial)
             position = 0
             for i in kept:
-                arguments[i], position = rebuild(initial[i], inner, parameter, position)
+                arguments[i], position = rebuild(carried[i], inner, parameter, position)
+            passed = {i: arguments[i] for i in vectors}
+            for i, vector in vectors.items():
+                arguments[i] = put_together(vector, arguments[i], inner)
             for i, constant in constants.items():
                 arguments[i] = transplant(constant, inner)
             argument = tuple(arguments) if loop.shape.is_tuple else arguments[0]
-            called.append(inlined(computation, argument, kept, inner))
+            called.append(inlined(computation, argument, kept, passed, inner))
         instruction = builder.emit(
             "while",
             initial_tuple.shape,
@@ -466,7 +479,7 @@ class _Normaliser:
         results = list(initial)
         position = 0
         for i in kept:
-            value, position = rebuild(initial[i], builder, instruction, position)
+            value, position = rebuild(carried[i], builder, instruction, position)
             if i not in carry.invariant:
                 results[i] = value
         return tuple(results)
@@ -476,19 +489,20 @@ class _Normaliser:
         computation: HloComputation,
         argument: Value,
         kept: Sequence[int],
+        passed: Mapping[int, Value],
         builder: ComputationBuilder,
     ) -> HloComputation:
         value = self._inline(computation, (argument,), builder)
         values = value if isinstance(value, tuple) else (value,)
-        return builder.finish(
-            builder.make_tuple([leaf for i in kept for leaf in leaves_of(values[i])])
-        )
+        leaves = [leaf for i in kept for leaf in leaves_of(passed.get(i, values[i]))]
+        return builder.finish(builder.make_tuple(leaves))
 
     def _condition(
         self,
         computation: HloComputation,
         argument: Value,
         _kept: Sequence[int],
+        _passed: Mapping[int, Value],
         builder: ComputationBuilder,
     ) -> HloComputation:
         self._in_condition += 1

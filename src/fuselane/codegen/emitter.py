@@ -134,7 +134,7 @@ class Emitter:
     ) -> None:
         """Decides where an instruction's elements live: registers, nowhere (a view) or scratch.
 
-        With at most 64 elements per lane in registers:
+        With at most 32 elements per lane in registers:
 
             %a = f32[8,4] add(..)        4 registers
             %b = f32[8,99] add(..)       scratch, filled by a loop; a view if read once, element by

@@ -20,7 +20,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 
-_MAX_UNROLLED: Final = 64
+_MAX_UNROLLED: Final = 32
 _MAX_UNROLLED_SCALARS: Final = 16
 _MAX_EMITTED: Final = 6_000
 _MAX_EMITTED_SCALARS: Final = 2_000

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from tests.differential.harness import Program, check, check_operations, map_rows
+from tests.differential.comparison import CLOSE_HALF
+from tests.differential.harness import (
+    Program,
+    assert_decisions,
+    check,
+    check_operations,
+    map_rows,
+    run_and_explain,
+)
 from tests.differential.values import DTYPES, moderate, unary_rows, without_denormals
 
 
@@ -60,3 +70,39 @@ def test_chain_of_conversions() -> None:
         return lax.scan(step, state, rows)
 
     check(program, moderate("float32", (37,)), moderate("float32", (6, 37), seed=1))
+
+
+def _next(value: jax.Array) -> jax.Array:
+    if value.dtype == bool:
+        return ~value
+    if jnp.issubdtype(value.dtype, jnp.integer):
+        return value * value.dtype.type(3) + value.dtype.type(1)
+    return value * jnp.asarray(0.5, value.dtype) + jnp.asarray(0.25, value.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_of_every_type_are_updated_in_place(dtype: str) -> None:
+    """Rows written, rows read, elements replaced by lanes, and values kept by some of them."""
+
+    def step(state: Any, rows: Any) -> Any:
+        value, board, place = state
+        row, t = rows
+        taken = jax.vmap(lambda b, p: b[p])(board, place)
+        board = jax.vmap(lambda b, p, v: b.at[p].set(v))(board, place, _next(taken))
+        value = jnp.where(t % 2 == 0, _next(value), jnp.where(place < 50, row, value))
+        return (value, board, (place * 3 + 1) % 100), (value, taken)
+
+    def program(value: jax.Array, board: jax.Array, place: jax.Array, rows: jax.Array) -> Any:
+        return lax.scan(step, (value, board, place), (rows, jnp.arange(7)))
+
+    arguments = (
+        moderate(dtype, (37,)),
+        moderate(dtype, (37, 100), seed=1),
+        np.arange(37, dtype=np.int32),
+        moderate(dtype, (7, 37), seed=2),
+    )
+    check(program, *arguments, tolerance=CLOSE_HALF, x64=True)
+    with jax.enable_x64(True):
+        _, report = run_and_explain(program, *arguments)
+    assert_decisions(report)
+    assert report.loops[0].decision.numbers["streams"] == len(("values", "taken", "board"))

@@ -7,15 +7,23 @@ says which lane they belong to:
     %w = while(.., %v, ..)
 
 The loop gets `%x` instead, and puts the vector together itself, so that everyone can see what its
-first part is.
+first part is. Where `%x` is constant XLA has folded all of it into one constant of numbers, which
+is taken apart again.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
+
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.builder import ComputationBuilder
+from fuselane.hlo.literal import numpy_to_literal
+from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.constants import is_constant, transplant
 from fuselane.lanes.values import Value, array_of
+
+_MAX_PARTS: Final = 8
 
 
 def is_index_vector(instruction: HloInstruction) -> bool:
@@ -55,3 +63,48 @@ def put_together(
     ]
     dimensions = (("dimensions", vector.dimensions),)
     return builder.emit("concatenate", vector.shape, operands, dimensions, origin=vector)
+
+
+def is_folded_vector(instruction: HloInstruction) -> bool:
+    """Whether an instruction of the user's module is a constant that may hold index vectors."""
+    shape = instruction.shape
+    return (
+        instruction.opcode == "constant"
+        and shape.rank > 1
+        and shape.is_row_major
+        and shape.element_type.is_integral
+        and 1 < shape.dimensions[-1] <= _MAX_PARTS
+    )
+
+
+def take_apart(constant: HloInstruction, builder: ComputationBuilder) -> HloInstruction | None:
+    """Returns a constant as a concatenate of iotas and numbers; None if it is more than that."""
+    values = constant.literal
+    parts = [
+        _part(constant, values[..., place : place + 1], builder)
+        for place in range(values.shape[-1])
+    ]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    shape = array_shape(constant.shape.element_type, constant.shape.dimensions)
+    dimensions = (("dimensions", (values.ndim - 1,)),)
+    return builder.emit("concatenate", shape, found, dimensions, origin=constant)
+
+
+def _part(
+    constant: HloInstruction, values: np.ndarray, builder: ComputationBuilder
+) -> HloInstruction | None:
+    """Returns an iota or one number broadcast, if these are the values."""
+    element = constant.shape.element_type
+    first = values.flat[0]
+    if np.all(values == first):
+        scalar = array_shape(element, ())
+        literal = numpy_to_literal(np.asarray(first), scalar)
+        return builder.broadcast(builder.constant(scalar, literal, constant), values.shape, ())
+    for axis, size in enumerate(values.shape):
+        numbers = np.arange(size).reshape([-1 if d == axis else 1 for d in range(values.ndim)])
+        if np.array_equal(values, np.broadcast_to(numbers, values.shape)):
+            attributes = (("dimensions", (axis,)),)
+            return builder.emit("iota", array_shape(element, values.shape), (), attributes)
+    return None

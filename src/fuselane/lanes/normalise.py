@@ -49,7 +49,13 @@ from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.guarded_updates import select_updates
-from fuselane.lanes.index_vectors import is_index_vector, put_together, variable_parts
+from fuselane.lanes.index_vectors import (
+    is_folded_vector,
+    is_index_vector,
+    put_together,
+    take_apart,
+    variable_parts,
+)
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
@@ -230,6 +236,10 @@ class _Normaliser:
         """Returns the region's value for an initial value: made anew if cheap, else a parameter."""
         if is_cheap(operand):
             return array_of(self._recompute(operand))
+        if is_invariant and is_folded_vector(operand):
+            vector = take_apart(operand, self._region)
+            if vector is not None:
+                return vector
         if is_invariant and is_index_vector(operand):
             sources = [self._parameter(source) for source in operand.operands]
             return array_of(self._visit(operand, sources, self._region))

@@ -117,7 +117,7 @@ def check_guarded(compiled: CompiledLoop, step: Step, state: NumpyArray) -> None
     (guards,) = compiled.program.guards.values()
     assert len(guards) == 1
     for share in (0.0, 0.1, 1.0):
-        predicate = np.random.default_rng(0).random(compiled.program.num_lanes) < share
+        predicate = np.random.default_rng(0).random(len(state)) < share
         actual = compiled.run(state, predicate)
         assert_equal(actual, iterate(step, 2, state, predicate))
 

@@ -46,6 +46,13 @@ def test_programs_can_be_traced(program: Program) -> None:
     assert has_double == program.x64
 
 
+def test_rules_are_strict_early() -> None:
+    """A chaotic program's first steps are compared element by element."""
+    program = next(program for program in PROGRAMS if program.name == "ode/lorenz")
+    assert program.rule_at(program.full).spread is not None
+    assert program.rule_at(program.quick) == Rule(relative=program.rule.relative)
+
+
 @pytest.mark.parametrize(
     ("rule", "actual", "holds"),
     [

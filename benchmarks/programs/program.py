@@ -87,6 +87,12 @@ class Program:
     x64: bool = False
     rule: Rule = Rule()
 
+    def rule_at(self, size: Size) -> Rule:
+        """Returns the rule for a size: with few steps, no element may be apart."""
+        early_steps = self.rule.early_steps
+        is_early = early_steps is not None and size.steps <= early_steps
+        return Rule(relative=self.rule.relative) if is_early else self.rule
+
     def missing(self) -> str:
         """Returns a sentence about packages that are not installed, or ""."""
         names = [name for name in self.requires if importlib.util.find_spec(name) is None]

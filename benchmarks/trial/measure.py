@@ -27,7 +27,7 @@ from fuselane.cartpole.contender import engine_context
 from fuselane.decisions import LoopDecision
 from fuselane.runtime.cache import open_cache
 from programs import PROGRAMS
-from programs.program import Built, Program, Rule, Size
+from programs.program import Built, Program, Size
 from trial.agreement import Agreement, compare
 from trial.outcome import Loop, Outcome
 
@@ -64,7 +64,7 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
     built = program.build(size)
     compilation = compile_in_turns(built, 1 if is_quick else compile_rounds)
     results = {engine: run(compilation, engine, built) for engine in ENGINES}
-    agreement = compare(results["xla"], results["fuselane"], program.rule)
+    agreement = compare(results["xla"], results["fuselane"], program.rule_at(size))
     early = compare_early(program, size)
     del results
     times_ms = time_in_turns(compilation, built, seconds, is_quick)
@@ -177,14 +177,14 @@ def orders() -> Iterator[tuple[str, ...]]:
 
 def compare_early(program: Program, size: Size) -> Agreement:
     """Compares a run of few steps, in which no element may be apart."""
-    if program.rule.early_steps is None:
+    steps = program.rule.early_steps
+    if steps is None or steps >= size.steps:
         return Agreement(holds=True, difference=0.0, share_apart=0.0)
-    steps = min(size.steps, program.rule.early_steps)
-    built = program.build(dataclasses.replace(size, steps=steps))
+    size = dataclasses.replace(size, steps=steps)
+    built = program.build(size)
     compilation = compile_in_turns(built, 1)
     results = {engine: run(compilation, engine, built) for engine in ENGINES}
-    rule = Rule(relative=program.rule.relative)
-    return compare(results["xla"], results["fuselane"], rule)
+    return compare(results["xla"], results["fuselane"], program.rule_at(size))
 
 
 def warm_up_compilers() -> None:

@@ -203,6 +203,36 @@ def test_rejection_sampling() -> None:
     check(jax.vmap(program), np.asarray(jax.random.split(jax.random.PRNGKey(0), 100)))
 
 
+@pytest.mark.parametrize("size", [5, 40])
+def test_histories_per_lane(size: int) -> None:
+    """Written at an index that differs from lane to lane, and read back."""
+
+    def program(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+            x, n, seen = carry
+            return x * 3 + seen[n // 2], n + 1, seen.at[n % size].set(x)
+
+        start = (x, jnp.int32(0), jnp.zeros(size, jnp.int32))
+        return lax.while_loop(lambda c: c[0] < 10_000, body, start)
+
+    check(jax.vmap(program), np.arange(1, 101, dtype=np.int32) * 7)
+
+
+def test_rows_at_an_index_all_lanes_share() -> None:
+    def program(x: jax.Array) -> Any:
+        def body(carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+            x, rows, i = carry
+            go = x < 1000
+            row = lax.dynamic_slice(rows, (i, 0), (1, 37))
+            row = jnp.where(go[None], x[None], row)
+            return jnp.where(go, x * 2 + i, x), lax.dynamic_update_slice(rows, row, (i, 0)), i + 1
+
+        start = (x, jnp.zeros((20, 37), jnp.int32), jnp.int32(0))
+        return lax.while_loop(lambda c: jnp.any(c[0] < 1000), body, start)[:2]
+
+    check(program, np.arange(1, 38, dtype=np.int32))
+
+
 def test_written_by_hand_with_a_common_counter() -> None:
     def program(x: jax.Array) -> jax.Array:
         def go(carry: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -21,9 +21,11 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, final
+
+import numpy as np
 
 from fuselane.analysis.booleans import FALSE, TRUE, Booleans, Node, TooManyNodesError
 from fuselane.analysis.dimension_classes import DimensionClasses
@@ -31,6 +33,7 @@ from fuselane.analysis.dimension_rules import matching_dimensions
 from fuselane.analysis.equality import ElementNumbers
 from fuselane.analysis.loop_ends import cone, constant_of, is_all
 from fuselane.analysis.while_loops import is_invariant
+from fuselane.hlo.indexed import get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
@@ -181,6 +184,8 @@ class _Proof:
             return None
         if value.opcode == "reshape":
             return self._find_change(value.operands[0], index, done)
+        if value.opcode in ("dynamic-update-slice", "scatter") and value.shape.is_array:
+            return self._find_change_of_update(value, index, done)
         if not self._has_own_dimensions(value):
             return value
         if value.shape.element_type is PrimitiveType.PRED:
@@ -200,14 +205,71 @@ class _Proof:
     def _find_change_of_select(
         self, select: HloInstruction, index: int, done: Node
     ) -> HloInstruction | None:
-        predicate, then, otherwise = select.operands
-        holds = self._function(predicate)
-        taken = self.booleans.both(done, holds)
-        culprit = self._find_change(then, index, taken)
+        culprits = (self._find_change(v, index, d) for v, d in self._sides(select, done))
+        return next((culprit for culprit in culprits if culprit is not None), None)
+
+    def _find_change_of_update(
+        self, update: HloInstruction, index: int, done: Node
+    ) -> HloInstruction | None:
+        """As above, where parts of an array are replaced.
+
+        It stays as it is where a scatter's indices lie outside, and where a dynamic-update-slice
+        writes what it would read.
+        """
+        culprit = self._find_change(update.operands[0], index, done)
         if culprit is not None:
             return culprit
-        not_taken = self.booleans.both(done, self.booleans.negate(holds))
-        return self._find_change(otherwise, index, not_taken)
+        if update.opcode == "scatter":
+            where = indexed(update)
+            if not where.starts:
+                return update
+            limit = max(where.sizes[d] - where.window_sizes[d] for d in where.starts)
+            return None if self._is_outside(get_indices(update), limit, done) else update
+        return None if self._is_old_part(update.operands[1], update, index, done) else update
+
+    def _is_outside(self, indices: HloInstruction, limit: int, done: Node) -> bool:
+        """Whether indices are negative or above a limit in all lanes that are done."""
+        if done == FALSE:
+            return True
+        match indices.opcode:
+            case "constant":
+                return bool(np.all((indices.literal < 0) | (indices.literal > limit)))
+            case "broadcast" | "reshape":
+                return self._is_outside(indices.operands[0], limit, done)
+            case "select" if self._has_own_dimensions(indices):
+                return all(
+                    self._is_outside(side, limit, taken)
+                    for side, taken in self._sides(indices, done)
+                )
+        return False
+
+    def _is_old_part(
+        self, part: HloInstruction, update: HloInstruction, index: int, done: Node
+    ) -> bool:
+        """Whether the part that an update writes is what is there in all lanes that are done."""
+        if done == FALSE:
+            return True
+        if part.opcode == "select" and self._has_own_dimensions(part):
+            return all(
+                self._is_old_part(side, update, index, taken)
+                for side, taken in self._sides(part, done)
+            )
+        starts = [
+            [self.numbers.number(s) for s in i.operands[k:]] for i, k in ((part, 1), (update, 2))
+        ]
+        return (
+            part.opcode == "dynamic-slice"
+            and starts[0] == starts[1]
+            and self._find_change(part.operands[0], index, done) is None
+        )
+
+    def _sides(self, select: HloInstruction, done: Node) -> Iterator[tuple[HloInstruction, Node]]:
+        """Yields what a select chooses between, each with the lanes that are done and choose it."""
+        holds = self._function(select.operands[0])
+        for operand, side in zip(
+            select.operands[1:], (holds, self.booleans.negate(holds)), strict=True
+        ):
+            yield operand, self.booleans.both(done, side)
 
     def _is_zero(self, value: HloInstruction, done: Node) -> bool:
         """Whether an integer is zero in all lanes that are done."""
@@ -220,13 +282,8 @@ class _Proof:
                 return self._is_zero(value.operands[0], done)
             case "convert" if value.operands[0].shape.element_type is PrimitiveType.PRED:
                 return self.booleans.both(done, self._function(value.operands[0])) == FALSE
-            case "select":
-                holds = self._function(value.operands[0])
-                sides = (holds, self.booleans.negate(holds))
-                return all(
-                    self._is_zero(operand, self.booleans.both(done, side))
-                    for operand, side in zip(value.operands[1:], sides, strict=True)
-                )
+            case "select" if self._has_own_dimensions(value):
+                return all(self._is_zero(v, taken) for v, taken in self._sides(value, done))
         return False
 
     # Predicates.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen.kernel_time import estimate_kernel_step_us
 from fuselane.codegen.llvm import optimised_ir
+from fuselane.codegen.plan import make_plan
+from fuselane.config import Options
 from tests.codegen.kernels import (
     DEVICE,
     NumpyArray,
@@ -207,6 +212,29 @@ def test_weights_that_change_are_not_packed() -> None:
     step = lambda i, x, w: (x @ w, -w)  # noqa: E731
     compiled = check(module, step, 400, few([33, 19]), permutation(19, 1))
     assert "pack" not in compiled.code.ir
+
+
+def test_large_weights_are_expected_to_be_slow() -> None:
+    """What does not fit a core's caches is left to XLA's libraries by the estimated times."""
+
+    def time_per_product(size: int, copies: int) -> float:
+        names = ["e0", *(f"y{n}" for n in range(copies))]
+        body = "\n".join(
+            f"""{new} = f32[L,S] dot({old}, e{n + 1}), lhs_contracting_dims={{1}},
+                rhs_contracting_dims={{0}}"""
+            for n, (old, new) in enumerate(itertools.pairwise(names))
+        )
+        kept = [f"e{n + 1}" for n in range(copies)]
+        shapes = ["f32[L,S]", *["f32[S,S]"] * copies]
+        program = form_program(loop(body, shapes, [names[-1], *kept], L=256, S=size))
+        plan = make_plan(program, Options(), DEVICE)
+        time = estimate_kernel_step_us(program, plan, MachineCosts(), DEVICE)
+        return time / (copies * size**2)
+
+    small = time_per_product(256, 1)
+    assert time_per_product(256, 2) < 1.1 * small
+    assert time_per_product(512, 1) > 1.4 * small
+    assert time_per_product(256, 4) > 1.4 * small
 
 
 def test_shared_dots_are_computed_once_per_step() -> None:

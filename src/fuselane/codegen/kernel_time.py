@@ -7,7 +7,7 @@ from typing import Final
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
-from fuselane.codegen.packing import MAX_PACKED_BYTES
+from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.scalar_time import estimate_shared_us, has_work, operation_us
 from fuselane.codegen.schedule import needs_lanes
@@ -73,9 +73,9 @@ def _dot_slowness(instruction: HloInstruction, program: LaneProgram) -> float:
     """Returns how many cheap operations a product of a dot takes; 1 for other opcodes."""
     if instruction.opcode != "dot":
         return 1.0
-    weights = [o.shape for o in instruction.operands if program.lane_dimensions.get(o) is None]
-    is_packed = sum(shape.byte_size for shape in weights) <= MAX_PACKED_BYTES
-    return _PRODUCT if weights and is_packed else _LOADED_PRODUCT
+    has_weights = any(program.lane_dimensions.get(o) is None for o in instruction.operands)
+    is_packed = has_weights and count_weight_bytes(program) <= MAX_PACKED_BYTES
+    return _PRODUCT if is_packed else _LOADED_PRODUCT
 
 
 def _traffic(program: LaneProgram, costs: MachineCosts) -> float:

@@ -58,6 +58,16 @@ def pack_weights(emitter: Emitter, plan: Plan) -> dict[HloInstruction, Panels]:
     return panels
 
 
+def count_weight_bytes(program: LaneProgram) -> int:
+    """Returns the bytes of all weights that looped dots of a program read and its lanes share."""
+    return sum(
+        operand.shape.byte_size
+        for dot in _dots(program.loop.instruction.body)
+        for number, operand in enumerate(dot.operands)
+        if _has_panels(dot, number, program)
+    )
+
+
 def _dots(computation: HloComputation) -> Iterator[HloInstruction]:
     for instruction in computation.instructions:
         if instruction.opcode == "dot":

@@ -80,7 +80,7 @@ def complex_of(real: Any, imag: Any, dtype: str) -> NumpyArray:
 def random_complex(shape: tuple[int, ...], dtype: str = "complex64", seed: int = 0) -> NumpyArray:
     """Returns numbers around zero, of size one or less."""
     parts = np.random.default_rng(seed).uniform(-0.7, 0.7, (2, *shape))
-    return complex_of(*parts, dtype)
+    return complex_of(parts[0], parts[1], dtype)
 
 
 def special_rows(dtype: str, seed: int = 0) -> NumpyArray:
@@ -228,12 +228,13 @@ def test_mandelbrot_of_a_fixed_number_of_steps() -> None:
         (_, count), _ = lax.scan(step, (c * 0, jnp.zeros(c.shape, int)), None, length=40)
         return count
 
-    points = complex_of(*np.meshgrid(np.linspace(-2, 0.5, 23), np.linspace(-1, 1, 17)), "complex64")
+    real, imag = np.meshgrid(np.linspace(-2, 0.5, 23), np.linspace(-1, 1, 17))
+    points = complex_of(real, imag, "complex64")
     check_loop(program, points)
 
 
 def test_mandelbrot_of_as_many_steps_as_needed() -> None:
-    def escape(c: jax.Array) -> jax.Array:
+    def escape(c: jax.Array) -> Any:
         def go_on(state: Any) -> jax.Array:
             return (jnp.abs(state[0]) < 2) & (state[1] < 40)
 

@@ -54,9 +54,12 @@ def _describe(
     line = module.source(root.operands[index]) if root.opcode == "tuple" else None
     lane = None if inner is None else lane_loop.elements[inner].lane_dimension
     stride, num_lanes = 0, 1
+    # A complex number is two elements of the region's array.
+    num_parts = 2 if shape.element_type.is_complex else 1
     if inner is not None and lane is not None:
         region_shape = lane_loop.elements[inner].shape
-        stride, num_lanes = region_shape.strides[lane], region_shape.dimensions[lane]
+        stride = region_shape.strides[lane] // num_parts
+        num_lanes = region_shape.dimensions[lane]
     return CheckedElement(
         name=f"element {index}, {shape}",
         source="" if line is None else str(line),
@@ -64,11 +67,11 @@ def _describe(
         minor_to_major=shape.minor_to_major,
         lane_stride=stride,
         num_lanes=num_lanes,
-        rows=None if inner is None else _find_rows(lane_loop, inner),
+        rows=None if inner is None else _find_rows(lane_loop, inner, num_parts),
     )
 
 
-def _find_rows(loop: LaneLoop, index: int) -> Rows | None:
+def _find_rows(loop: LaneLoop, index: int, num_parts: int) -> Rows | None:
     """Returns which step writes which row of an array that is updated regularly, once per step."""
     update = loop.instruction.body.root.operands[index]
     if loop.trip_count is None or update.opcode != "dynamic-update-slice":
@@ -82,7 +85,7 @@ def _find_rows(loop: LaneLoop, index: int) -> Rows | None:
     if affine is None or not affine.slope:
         return None
     return Rows(
-        stride=update.shape.strides[dimension],
+        stride=update.shape.strides[dimension] // num_parts,
         count=sizes[dimension],
         first=affine.offset,
         slope=affine.slope,

@@ -14,75 +14,28 @@ from tests.lanes.loops import counting_loop, loop_of
 
 LINE = 'metadata={source_file="user.py" source_line=7}'
 CALLS = """
-fused_gather {
+fused_narrow {
   t0 = f32[8] parameter(0)
-  n0 = s32[8,1] parameter(1)
-  ROOT g0 = f32[8] gather(t0, n0), offset_dims={}, collapsed_slice_dims={0}, start_index_map={0},
-      index_vector_dim=1, slice_sizes={1}, metadata={source_file="user.py" source_line=9}
+  g0 = s4[8] convert(t0), metadata={source_file="user.py" source_line=9}
+  ROOT g1 = f32[8] convert(g0)
 }
-second { old0 = f32[] parameter(0)  ROOT new0 = f32[] parameter(1) }
-yes { y0 = f32[8] parameter(0)  ROOT y1 = f32[8] negate(y0) }
-no { n2 = f32[8] parameter(0)  ROOT n3 = f32[8] abs(n2) }
-tanh_f32 { m0 = f32[] parameter(0)  ROOT m1 = f32[] tanh(m0) }
 """
 
 # Body over e0: f32[8] and e1: f32[8,8], then reason, instruction, opcode and line of the refusal.
 REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
-    "gather": (
-        """n = s32[8] convert(e0)
-        n1 = s32[8,1] reshape(n)
-        y = f32[8] fusion(e0, n1), kind=kLoop, calls=fused_gather""",
-        Reason.UNSUPPORTED_OPCODE,
-        "g0",
-        "gather",
-        9,
-    ),
-    "scatter": (
-        f"""n = s32[8] convert(e0)
-        n1 = s32[8,1] reshape(n)
-        y = f32[8] scatter(e0, n1, e0), update_window_dims={{}}, inserted_window_dims={{0}},
-            scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, to_apply=second, {LINE}""",
-        Reason.UNSUPPORTED_OPCODE,
-        "y",
-        "scatter",
-        7,
-    ),
-    "dot": (
-        f"""y = f32[8] dot(e1, e0), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}},
-            {LINE}""",
-        Reason.CROSS_LANE,
-        "y",
-        "dot",
-        7,
-    ),
-    "sort": (
-        f"y = f32[8] sort(e0), dimensions={{0}}, to_apply=less_f32, {LINE}",
-        Reason.CROSS_LANE,
-        "y",
-        "sort",
-        7,
-    ),
-    "map": (
-        f"y = f32[8] map(e0), dimensions={{0}}, to_apply=tanh_f32, {LINE}",
-        Reason.UNSUPPORTED_OPCODE,
-        "y",
-        "map",
-        7,
-    ),
-    "overlapping_windows": (
-        f"""z = f32[] constant(0)
-        y = f32[8] reduce-window(e0, z), window={{size=3 pad=1_1}}, to_apply=add_f32, {LINE}""",
-        Reason.UNSUPPORTED_OPCODE,
-        "y",
-        "reduce-window",
-        7,
-    ),
     "custom_call": (
         f'y = f32[8] custom-call(e0), custom_call_target="other", {LINE}',
         Reason.UNSUPPORTED_OPCODE,
         "y",
         "custom-call",
         7,
+    ),
+    "in_a_fusion": (
+        "y = f32[8] fusion(e0), kind=kLoop, calls=fused_narrow",
+        Reason.UNSUPPORTED_TYPE,
+        "g0",
+        "convert",
+        9,
     ),
     "side_effect": (
         f"""y = f32[8] custom-call(e0), custom_call_target="print",
@@ -99,17 +52,6 @@ REFUSED: dict[str, tuple[str, Reason, str, str, int]] = {
         Reason.SIDE_EFFECT,
         "v",
         "custom-call",
-        7,
-    ),
-    "complex": (
-        f"""c = c64[8] convert(e0), {LINE}
-        y = f32[8] sine(e0)
-        d = c64[8] multiply(c, c)
-        y2 = f32[8] real(d)
-        """,
-        Reason.UNSUPPORTED_TYPE,
-        "c",
-        "convert",
         7,
     ),
     "four_bits": (

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fuselane.codegen import partials
 from fuselane.codegen.products import find_products
+from fuselane.decisions import Reason
+from fuselane.errors import UnsupportedError
 from tests.codegen.kernels import (
     NumpyArray,
     Settings,
@@ -135,3 +138,18 @@ def test_tiles_make_rows_of_their_own() -> None:
 
     close = iterate(step, 3, *arguments)
     np.testing.assert_allclose(expected[2], close[2], rtol=1e-6)
+
+
+def test_too_much_to_combine(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f"""{SUMS}
+      y = f32[100] negate(e0)
+      sum = f32[] reduce(y, z), dimensions={{0}}, to_apply=add_f32
+      one_sum = f32[1] reshape(sum)
+      sums = f32[10] dynamic-update-slice(e1, one_sum, i)"""
+    module = counting_loop(body, ["y", "sums"], ["f32[100]", "f32[10]"])
+    compile_loop(module, tile_lanes=32)
+    monkeypatch.setattr(partials, "MAX_PARTIAL_BYTES", 100)
+    with pytest.raises(UnsupportedError) as raised:
+        compile_loop(module, tile_lanes=32)
+    assert raised.value.decision.reason is Reason.UNSUPPORTED_STRUCTURE
+    assert "to be combined" in raised.value.decision.sentence

@@ -26,6 +26,7 @@ from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.panels import Panels
+from fuselane.codegen.partials import check_partials
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products
 from fuselane.codegen.tiles import TiledLoop
@@ -74,8 +75,13 @@ def build(program: LaneProgram, options: Options, device: DeviceDescription) -> 
 
 
 def build_planned(program: LaneProgram, plan: Plan) -> KernelCode:
-    """Returns the kernel of a lane program as planned, perhaps with smaller tiles; see `build`."""
+    """Returns the kernel of a lane program as planned, perhaps with smaller tiles; see `build`.
+
+    Raises:
+        UnsupportedError: also if its tiles leave too much to be combined behind it.
+    """
     while True:
+        check_partials(program, plan)
         try:
             return _build(program, plan)
         except UnsupportedError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Final, final
 
 from llvmlite import ir
 
@@ -29,10 +29,32 @@ from fuselane.codegen.plan import Plan
 from fuselane.codegen.products import Product, clear_memory, emit_product, find_products
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.types import constant, memory_type
+from fuselane.decisions import Reason
+from fuselane.errors import UnsupportedError
 from fuselane.hlo.combiners import identity
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
-from fuselane.lanes.program import ElementKind, Guard
+from fuselane.lanes.program import ElementKind, Guard, LaneProgram
+
+MAX_PARTIAL_BYTES: Final = 64 * 2**20
+"""Results of all tiles that may be left to be combined behind a kernel."""
+
+
+def check_partials(program: LaneProgram, plan: Plan) -> None:
+    """Refuses a layout whose tiles leave too much.
+
+    Raises:
+        UnsupportedError: UNSUPPORTED_STRUCTURE if they do.
+    """
+    rows = [e.shape for e in program.loop.elements if e.combiner]
+    size = plan.num_tiles * sum(shape.byte_size // shape.dimensions[0] for shape in rows)
+    if size > MAX_PARTIAL_BYTES:
+        decision = Reason.UNSUPPORTED_STRUCTURE.decide(
+            instruction=program.name,
+            opcode="while",
+            detail=f"its reductions over lanes would leave {size / 2**20:,.0f} MiB to be combined",
+        )
+        raise UnsupportedError(decision)
 
 
 @final

@@ -200,6 +200,13 @@ PROVEN: Final = {
             to_apply=any
         ROOT go = pred[] reduce(some, no), dimensions={0}, to_apply=any_too""",
     ),
+    "flag_that_nobody_reads": loop(
+        """e = pred[8] not(d)
+        both = pred[8] and(below, d)
+        y = f32[8] select(both, more, x)""",
+        x="y",
+        d="e",
+    ),
     "reshaped": loop(
         """row_x = f32[1,8] reshape(x)
         row_more = f32[1,8] reshape(more)
@@ -264,6 +271,9 @@ UNPROVEN: Final = {
             y = f32[8] select(both, more, x)""",
             x="y",
             d="e",
+            result="""x = f32[8] get-tuple-element(loop), index=0
+            d = pred[8] get-tuple-element(loop), index=2
+            ROOT o = (f32[8], pred[8]) tuple(x, d)""",
         ),
         "e",
         CHANGED,

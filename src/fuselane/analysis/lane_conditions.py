@@ -8,10 +8,11 @@
 A lane with `p` false keeps its state, so `p` stays false: the lane is done. A block of lanes may
 then stop as soon as all of its own lanes are done. `prove` says whether a loop is of this kind:
 
-- every element with lanes that changes keeps its value where `p` is false. `p` in the body is
-  recognised by structure: equal opcodes, attributes and operands down to the elements;
-- `p` depends on elements with lanes and on what never changes;
-- elements without lanes that change, such as a common counter, are not needed after the loop.
+- every element with lanes that `p` reads, or that is needed after the loop, keeps its value where
+  `p` is false. `p` in the body is recognised by structure: equal opcodes, attributes and operands
+  down to the elements;
+- elements without lanes that change, such as a common counter, are neither read by `p` nor needed
+  after the loop.
 
 The condition may combine `any` with more by `and` and `or`: `i < n and any(p)`. What it goes by has
 to grow with `any`; `not all(done)` is `any(not done)`.
@@ -131,21 +132,20 @@ class _Proof:
         if not self._has_own_dimensions(predicate):
             return Unproven(predicate, "pairs lanes with lanes along it")
         uniform = self._changing_uniform()
-        for value in cone(predicate):
-            if any(self.numbers.is_element(value, index) for index in uniform):
-                why = f"goes by `{value.name}`, which changes for all lanes along it"
+        read, needed = self._read_by(predicate), self._needed_afterwards()
+        for index in sorted(uniform):
+            if index in read:
+                why = f"goes by element {index}, which changes for all lanes along it"
                 return Unproven(reduction, why)
-        for user in self.loop.users if uniform else ():
-            if user.opcode != "get-tuple-element" or user.tuple_index in uniform:
+            if index in needed:
                 why = "is needed after the loop, which lanes leave at different times along it"
-                return Unproven(user, why)
+                return Unproven(self.loop.body.root.operands[index], why)
         holds = self._function(predicate)
         done = holds if is_all(reduction) else self.booleans.negate(holds)
-        for index, value in enumerate(self.loop.body.root.operands):
-            if index not in uniform:
-                culprit = self._find_change(value, index, done)
-                if culprit is not None:
-                    return Unproven(culprit, "changes lanes that are done along it")
+        for index in sorted((read | needed) - uniform):
+            culprit = self._find_change(self.loop.body.root.operands[index], index, done)
+            if culprit is not None:
+                return Unproven(culprit, "changes lanes that are done along it")
         return None
 
     def find_in_body(self, predicate: HloInstruction) -> HloInstruction | None:
@@ -159,6 +159,18 @@ class _Proof:
             ):
                 return instruction
         return None
+
+    def _read_by(self, predicate: HloInstruction) -> set[int]:
+        """Returns the elements that a value of the condition is made from."""
+        parameter = self.loop.condition.parameters[0]
+        return {v.tuple_index for v in cone(predicate) if parameter in v.operands}
+
+    def _needed_afterwards(self) -> set[int]:
+        """Returns the elements whose last values are used."""
+        users = self.loop.users
+        if any(user.opcode != "get-tuple-element" for user in users):
+            return set(range(len(self.loop.shape.tuple_shapes)))
+        return {user.tuple_index for user in users}
 
     def _changing_uniform(self) -> set[int]:
         """Returns the elements that change and are the same for all lanes."""

@@ -114,7 +114,13 @@ LEFT_OPCODES: Final[Mapping[str, str]] = {
 
 _CONDITIONS: Final[Mapping[str, str]] = {
     "concatenate": "not along the lanes",
-    "custom-call": "`TopK`; all others are left to XLA",
+    "conditional": "on what all lanes share; `vmap` makes selects of others",
+    "custom-call": "`TopK`, and LAPACK's Cholesky, LU and triangular solves of small matrices",
+    "dot": "with shared or per-lane matrices, sums over lanes that leave the loop",
+    "gather": "from shared tables and from arrays of the lane's own",
+    "reduce": "along the lanes only if the result leaves the loop",
+    "scatter": "into arrays of the lane's own",
+    "while": "also if lanes are done at different times",
     "dynamic-slice": "not along the lanes",
     "dynamic-update-slice": "not along the lanes",
     "pad": "not along the lanes",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.differential.comparison import CLOSE, EXACT, Tolerance
+from tests.differential.comparison import CLOSE, EXACT, Tolerance, assert_same_results
 from tests.differential.harness import check, linear_values, run_fused
 from tests.differential.values import NumpyArray
 
@@ -34,6 +34,22 @@ def numbers(shape: tuple[int, ...], seed: int = 0) -> NumpyArray:
 @pytest.mark.parametrize("lanes", SIZES)
 def test_each_lane_stops_by_itself(lanes: int) -> None:
     check(jax.vmap(collatz), numbers((lanes,)))
+
+
+LAYOUTS: Final = (
+    {"vector_bits": 128},
+    {"unroll": 1, "tile_lanes": 64},
+    {"unroll": 4},
+    {"threads": 1},
+)
+
+
+@pytest.mark.parametrize("options", LAYOUTS, ids=str)
+def test_in_every_layout(options: dict[str, Any]) -> None:
+    """Blocks leave the loop by themselves whatever was asked of the tiles."""
+    start = numbers((259,))
+    expected = jax.jit(jax.vmap(nested))(start % 45)
+    assert_same_results(expected, run_fused(jax.vmap(nested), start % 45, options=options))
 
 
 def test_number_of_steps() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.differential.comparison import CLOSE
-from tests.differential.harness import check, linear_values, run_and_explain
+from tests.differential.comparison import CLOSE, assert_same_results
+from tests.differential.harness import check, linear_values, run_and_explain, run_fused
 from tests.differential.values import NumpyArray
 
 SIZES: Final = (16, 37, 100, 1500)
@@ -50,6 +50,17 @@ def test_reductions_that_do_not_start_from_nothing(lanes: int) -> None:
     """XLA starts each part of a large reduction from the initial value again; so do we."""
     step = scan(lambda x, t: x + lax.reduce(x, jnp.int32(5), lax.add, (0,)))
     check(step, numbers((lanes,)), fused=None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"vector_bits": 128}, {"unroll": 4}, {"unroll": 1, "tile_lanes": 32}, {"threads": 1}],
+    ids=str,
+)
+def test_in_every_layout(options: dict[str, Any]) -> None:
+    program = scan(STEPS["one_after_another"])
+    expected = jax.jit(program)(numbers((259,)))
+    assert_same_results(expected, run_fused(program, numbers((259,)), options=options))
 
 
 def test_arrays_per_lane_reduced_over_lanes_only() -> None:

@@ -9,11 +9,14 @@ import pytest
 from llvmlite import ir
 
 from fuselane.codegen import memory
+from fuselane.codegen.llvm import assembly
 from fuselane.codegen.memory import (
     all_lanes,
     element_pointer,
     lane_numbers,
+    load,
     load_lanes,
+    store,
     store_lanes,
 )
 from fuselane.codegen.runs import load_runs, store_runs
@@ -199,6 +202,19 @@ def test_what_never_changes_is_marked_so() -> None:
                     )
 
     assert run(emit, array).count("!invariant.load") == 4
+
+
+def test_selects_are_stored_whole() -> None:
+    """What LLVM would make a masked store of, which some processors are slow at."""
+    module = ir.Module("test")
+    signature = ir.FunctionType(ir.VoidType(), [ir.PointerType(), ir.PointerType()])
+    function = ir.Function(module, signature, "function")
+    builder = ir.IRBuilder(function.append_basic_block())
+    old, new = (load(builder, pointer, PrimitiveType.F32, 8) for pointer in function.args)
+    mask = builder.fcmp_ordered("<", old, new)
+    store(builder, builder.select(mask, new, old), function.args[0], PrimitiveType.F32)
+    builder.ret_void()
+    assert "maskmov" not in assembly(module)
 
 
 def test_lane_constants() -> None:

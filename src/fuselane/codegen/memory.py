@@ -70,7 +70,21 @@ def store(
     builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value, element: PrimitiveType
 ) -> None:
     """Stores a register value as consecutive elements."""
-    builder.store(to_memory(builder, value, element), pointer, align=element.byte_size)
+    raw = settled(builder, to_memory(builder, value, element))
+    builder.store(raw, pointer, align=element.byte_size)
+
+
+def settled(builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
+    """Returns a value to be stored as it is.
+
+    LLVM makes a masked store of a select between a value and what memory holds already. Processors
+    without AVX-512 take many times longer for that than for a plain store; `freeze` hides it.
+    """
+    if not isinstance(raw, ir.SelectInstr):
+        return raw
+    freeze = ir.Instruction(builder.block, raw.type, "freeze", [raw])
+    builder._insert(freeze)
+    return freeze
 
 
 def from_memory(builder: ir.IRBuilder, raw: ir.Value, element: PrimitiveType) -> ir.Value:
@@ -135,7 +149,7 @@ def store_lanes(
     """Stores one element of every lane of a block; lanes that don't exist store nothing."""
     raw = to_memory(builder, value, element)
     if stride == 1 and block.mask is None:
-        builder.store(raw, pointer, align=element.byte_size)
+        builder.store(settled(builder, raw), pointer, align=element.byte_size)
     elif stride == 1:
         masked_store(builder, raw, pointer, block)
     else:

@@ -27,7 +27,7 @@ from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.layout import memory_order, relayout
 from fuselane.lanes.matrices import Matrices
 
-_MAX_SIZE: Final = 16
+_MAX_SIZE: Final = 12
 _MAX_PIVOTED_SIZE: Final = 8
 _ATTRIBUTE: Final = re.compile(r"(\w+) = (\d+) : ui8")
 _S32: Final = PrimitiveType.S32

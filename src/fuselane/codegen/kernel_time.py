@@ -33,7 +33,8 @@ def estimate_kernel_step_us(
     tiles = math.ceil(plan.num_tiles / threads)
     registers = max(1.0, device.num_vector_registers / plan.vectors_in_registers)
     vectors = plan.tile_vectors * registers
-    return tiles * (vectors * per_vector + per_tile) + _traffic(program, costs) / threads
+    traffic = _traffic(program, costs) + _scratch_traffic(program, plan, costs)
+    return tiles * (vectors * per_vector + per_tile) + traffic / threads
 
 
 def estimate_kernel_call_us(
@@ -86,3 +87,15 @@ def _traffic(program: LaneProgram, costs: MachineCosts) -> float:
             rows += element.shape.byte_size / element.shape.dimensions[0]
             total += element.shape.byte_size
     return costs.moving_us(rows, total)
+
+
+def _scratch_traffic(program: LaneProgram, plan: Plan, costs: MachineCosts) -> float:
+    """Returns the time in which tiles of several vectors read and write their state in a step."""
+    if plan.tile_vectors == 1:
+        return 0.0
+    state = sum(
+        element.shape.byte_size
+        for element in program.loop.elements
+        if element.kind is ElementKind.STATE and element.lane_dimension is not None
+    )
+    return costs.moving_us(2 * state, state / plan.num_tiles)

@@ -212,8 +212,8 @@ def test_layouts(options: dict[str, Any]) -> None:
 )
 def test_kalman_filters(way: str, size: int, observed: int) -> None:
     """Predictions, innovations and gains by every way to solve a small system."""
-    f = 0.9 * np.eye(size, dtype=np.float32) + normal(size, size, scale=0.05)
-    h = normal(observed, size, scale=1, seed=1)
+    f: Any = 0.9 * np.eye(size, dtype=np.float32) + normal(size, size, scale=0.05)
+    h: Any = normal(observed, size, scale=1, seed=1)
 
     def gain(s: jax.Array, hp: jax.Array) -> jax.Array:
         match way:

@@ -117,17 +117,23 @@ def test_scatter_in_order(lanes: int, options: Settings, size: int) -> None:
     }"""
     carried = [f"s32[{lanes},{size}]", f"s32[{lanes},3]", f"s32[{lanes},3]"]
 
-    def step(i: int, x: NumpyArray, at: NumpyArray, update: NumpyArray) -> Sequence[NumpyArray]:
+    def scattered(x: NumpyArray, at: NumpyArray, update: NumpyArray) -> NumpyArray:
         x = x.copy()
         for lane in range(lanes):
             for place, value in zip(at[lane], update[lane], strict=True):
                 if 0 <= place < size:
                     x[lane, place] = 2 * x[lane, place] + value
-        return x[:, ::-1] if is_reversed else x, turn(at, size), update
+        return x
+
+    def plain(i: int, x: NumpyArray, at: NumpyArray, u: NumpyArray) -> Sequence[NumpyArray]:
+        return scattered(x, at, u), turn(at, size), u
+
+    def backward(i: int, x: NumpyArray, at: NumpyArray, u: NumpyArray) -> Sequence[NumpyArray]:
+        return scattered(x, at, u)[:, ::-1], turn(at, size), u
 
     at = some_indices(lanes * 3, size).reshape(lanes, 3)
     at[:, 2] = at[:, 0]
-    for is_reversed, result in ((True, "y"), (False, "s")):
+    for step, result in ((plain, "s"), (backward, "y")):
         module = counting_loop(body, [result, "x", "e2"], carried, trip_count=TRIPS, more=more)
         arguments = (some_values(lanes, size), at, some_values(lanes, 3))
         check(module, step, TRIPS, *arguments, **options)

@@ -377,3 +377,18 @@ def test_same_in_every_run(threads: int, tile_lanes: int | None) -> None:
         again = run_fused(program, start, options=options)
         for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_lanes_stay_those_that_were_reduced() -> None:
+    """The dot sums over 130, which is then the lanes, though 33 would do better behind it."""
+
+    def program(start: jax.Array, rows: jax.Array) -> Any:
+        def step(carry: tuple[jax.Array, jax.Array], row: jax.Array) -> Any:
+            x, total = carry
+            matrices = jnp.broadcast_to(row[:, None, None], (33, 7, 130))
+            dots = jnp.einsum("lij,lj->li", matrices, x)
+            return (x, total + dots.max(0)), None
+
+        return lax.scan(step, (start, jnp.zeros(7)), rows)
+
+    check(program, linear_values((33, 130)) / 4096, linear_values((2, 33)), tolerance=SUMS)

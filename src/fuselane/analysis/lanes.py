@@ -75,7 +75,9 @@ class LaneAnalysis:
     meetings: frozenset[HloInstruction] = frozenset()
 
 
-def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAnalysis:
+def find_lanes(
+    region: HloComputation, *, with_leaving: bool = False, along: HloInstruction | None = None
+) -> LaneAnalysis:
     """Returns the lanes of a region in normal form: the largest parallel class its loop carries.
 
     A class whose lanes lie far apart in arrays that are read or written step by step counts for an
@@ -88,6 +90,7 @@ def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAna
         region: The region.
         with_leaving: Whether a class counts as parallel that is mixed only by reductions whose
             results leave the loop.
+        along: A value whose first dimension is preferred to larger ones.
     """
     classes = DimensionClasses()
     assign_classes(classes, region)
@@ -97,10 +100,13 @@ def find_lanes(region: HloComputation, *, with_leaving: bool = False) -> LaneAna
     proven = {c: _prove_ends(classes, c) for c in candidates if c not in classes.mixing}
     parallel = [c for c in candidates if c not in classes.mixing]
     scattered = _find_scattered(classes, loop)
+    nodes = () if along is None else classes.nodes.get(along, ())
+    preferred = classes.find(nodes[0]) if nodes else None
 
-    def rank(candidate: int) -> tuple[int, int]:
+    def rank(candidate: int) -> tuple[bool, int, int]:
         size, minor = candidates[candidate]
-        return (size // _SCATTERED_WORTH if candidate in scattered else size), minor
+        worth = size // _SCATTERED_WORTH if candidate in scattered else size
+        return candidate == preferred, worth, minor
 
     lane_class = max(parallel, key=rank, default=None)
     if with_leaving:

@@ -157,10 +157,16 @@ def _normalise(user_loop: HloInstruction, residuals: Residuals | None) -> tuple[
 def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = None) -> LaneProgram:
     region = normal.region
     loop = next(i for i in region.instructions if i.opcode == "while")
-    analysis = find_lanes(region)
+    combiners = {} if partial is None else get_combiners(normal, partial.epilogue)
+
+    def find_again() -> LaneAnalysis:
+        shares = [loop.body.root.operands[index] for index in combiners]
+        return find_lanes(region, along=shares[0] if shares else None)
+
+    analysis = find_again()
     while analysis.mergeable:
         flatten(region, analysis.mergeable)
-        analysis = find_lanes(region)
+        analysis = find_again()
     try:
         if partial is not None and loop in analysis.conditions:
             raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that stop one by one")
@@ -201,6 +207,9 @@ def _form_lanes(
         for loop, _ in bodies
     }
     loops[loop] = _with_combiners(loops[loop], combiners)
+    shares = [loops[loop].elements[index].lane_dimension for index in combiners]
+    if any(lane != 0 for lane in (*shares, *map(lane_dimensions.get, folds))):
+        raise refuse(Reason.CROSS_LANE, loop, detail="sums over what can't be its lanes")
     mutable = _stream_instructions(streams)
     _check_size(region, loops, mutable, lane_dimensions)
     trip_counts = {instruction: lane_loop.trip_count for instruction, lane_loop in loops.items()}

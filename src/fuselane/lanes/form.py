@@ -160,7 +160,7 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
     combiners = {} if partial is None else get_combiners(normal, partial.epilogue)
 
     def find_again() -> LaneAnalysis:
-        shares = [loop.body.root.operands[index] for index in combiners]
+        shares = [loop.body.root.operands[index] for index, how in combiners.items() if how]
         return find_lanes(region, along=shares[0] if shares else None)
 
     analysis = find_again()
@@ -207,7 +207,7 @@ def _form_lanes(
         for loop, _ in bodies
     }
     loops[loop] = _with_combiners(loops[loop], combiners)
-    shares = [loops[loop].elements[index].lane_dimension for index in combiners]
+    shares = [element.lane_dimension for element in loops[loop].elements if element.combiner]
     if any(lane != 0 for lane in (*shares, *map(lane_dimensions.get, folds))):
         raise refuse(Reason.CROSS_LANE, loop, detail="sums over what can't be its lanes")
     mutable = _stream_instructions(streams)

@@ -208,8 +208,11 @@ def test_unknown_opcode_is_refused() -> None:
     operand = HloInstruction.create("parameter", Shape.array(PrimitiveType.F32, (8, 8)))
     unknown = HloInstruction.create("cholesky", operand.shape, [operand])
     program = compile_loop(counting_loop("y = f32[8] add(e0, e0)", ["y"], ["f32[8]"])).program
-    emitter = Emitter(  # type: ignore[arg-type]
-        program=program, place=None, max_unrolled=64, vectors_in_registers=16
+    emitter = Emitter(
+        program=program,
+        place=None,  # type: ignore[arg-type]
+        max_unrolled=64,
+        vectors_in_registers=16,
     )
     with pytest.raises(CodegenError, match="no rule to emit cholesky"):
         emit_instruction(emitter, unknown)

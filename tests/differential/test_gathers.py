@@ -350,7 +350,7 @@ def test_history_is_read_and_written() -> None:
     """A ring buffer per lane, larger than registers: read and changed in place each step."""
 
     def program(history: jax.Array, starts: jax.Array) -> Any:
-        def step(state: Any, start: jax.Array) -> tuple[Any, jax.Array]:
+        def step(state: Any, start: jax.Array) -> tuple[Any, Any]:
             history, place = state
             old = jax.vmap(lambda h, p: h[p])(history, place)
             history = jax.vmap(lambda h, p, v: h.at[p].set(v))(history, place, old * 2 + 1)
@@ -375,7 +375,8 @@ def test_q_learning() -> None:
             return table, jnp.where(following == 19, 0, following)
 
         def step(carry: Any, draw: jax.Array) -> tuple[Any, jax.Array]:
-            carry = jax.vmap(lane)(*carry, draw)
+            table, state = carry
+            carry = jax.vmap(lane)(table, state, draw)
             return carry, carry[1]
 
         return lax.scan(step, (table, jnp.zeros(LANES, jnp.int32)), draws)

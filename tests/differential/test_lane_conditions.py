@@ -113,7 +113,7 @@ def test_two_lane_dimensions(shape: tuple[int, int], in_axes: tuple[int, int]) -
 @pytest.mark.parametrize("axis", [0, 1])
 def test_arrays_per_lane(axis: int) -> None:
     def newton(x: jax.Array) -> Any:
-        def go(c: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def go(c: Any) -> jax.Array:
             return jnp.any(jnp.abs(c[0] * c[0] - 2) > 1e-3) & (c[1] < 20)
 
         return lax.while_loop(go, lambda c: (0.5 * (c[0] + 2 / c[0]), c[1] + 1), (x, 0))
@@ -297,7 +297,7 @@ def test_steps_of_all_lanes_together() -> None:
 
 
 def logistic(x: jax.Array) -> Any:
-    def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def body(carry: Any) -> Any:
         x, n = carry
         return 3.7 * x * (1 - x), n + 1
 

@@ -288,7 +288,7 @@ def test_no_state_with_lanes() -> None:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_few_steps(steps: int) -> None:
     def program(start: jax.Array) -> Any:
-        def step(carry: Any, _: None) -> Any:
+        def step(carry: Any, _: jax.Array) -> Any:
             x, total = carry
             x = jnp.sin(x)
             return (x, total + x.sum()), x.mean()

@@ -81,7 +81,9 @@ class Gain:
 
     def _describe(self) -> str:
         if self.trip_count is None:
-            return f"XLA takes about {_us(self.xla_us)} an iteration, a kernel {_us(self.kernel_us)}"
+            return (
+                f"XLA takes about {_us(self.xla_us)} an iteration, a kernel {_us(self.kernel_us)}"
+            )
         time = f"XLA takes about {_us(self.xla_us)} for all its {self.trip_count:,} iterations"
         return time if self._is_over_soon else f"{time}, a kernel {_us(self.kernel_us)}"
 

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 import pytest
-from jaxlib import _hlo
+from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from fuselane.analysis.opcodes import LANE_OPCODES
 from fuselane.analysis.support import DISSOLVED_OPCODES, LEFT_OPCODES, opcode_supports

@@ -25,7 +25,7 @@ from tests.differential.random_lane_programs import (
     make_lane_program,
 )
 
-NUM_EXAMPLES: Final = int(os.environ.get("FUSELANE_EXAMPLES", "12"))
+NUM_EXAMPLES: Final = int(os.environ.get("FUSELANE_EXAMPLES", "8"))
 IS_DEFAULT: Final = "FUSELANE_EXAMPLES" not in os.environ
 
 

@@ -25,7 +25,7 @@ _STAGES: list[tuple[Any, str]] = [
     (pipeline, "check"),
     (pipeline, "form"),
     (pipeline, "host_device"),
-    (pipeline, "build"),
+    (pipeline, "build_planned"),
     (pipeline, "compile_kernel"),
     (pipeline, "compute_key"),
     (pipeline, "open_cache"),
@@ -121,7 +121,7 @@ def test_a_failed_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise CodegenError("injected")
 
-    monkeypatch.setattr(pipeline, "build", fail)
+    monkeypatch.setattr(pipeline, "build_planned", fail)
     with pytest.warns(fuselane.FuselaneWarning):
         (loop,) = fuselane.explain(program, argument()).loops
     assert not loop.decision.fused

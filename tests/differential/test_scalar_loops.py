@@ -279,3 +279,23 @@ def test_large_uniform_work_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> N
         (loop, *_) = explain(program, *arguments).loops
         assert not loop.fused
         assert loop.decision.reason.code == "cross-lane"
+
+
+def test_training_around_a_rollout() -> None:
+    """A long loop with lanes inside a loop without: the one inside becomes the kernel."""
+
+    def program(weight: jax.Array, start: jax.Array) -> Any:
+        def loss(weight: jax.Array) -> jax.Array:
+            end, _ = lax.scan(lambda x, _: (jnp.tanh(weight * x + 0.1), None), start, length=100)
+            return jnp.mean((end - 0.5) ** 2)
+
+        def train(weight: jax.Array, _: jax.Array) -> tuple[jax.Array, jax.Array]:
+            value, slope = jax.value_and_grad(loss)(weight)
+            return weight - 0.1 * slope, value
+
+        return lax.scan(train, weight, jnp.arange(4))
+
+    arguments = np.float32(0.7), np.linspace(-1, 1, 2000).astype(np.float32)
+    check(program, *arguments, fused=None, tolerance=CLOSE)
+    loops = explain(program, *arguments).loops
+    assert [loop.lanes for loop in loops if loop.fused] == [2000, 2000]

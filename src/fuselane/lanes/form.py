@@ -41,6 +41,10 @@ from fuselane.lanes.partials import PartialLoop, find_late, get_combiners, take_
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement
 from fuselane.lanes.residuals import Residuals, recompute
 
+MAX_SCALAR_COST: Final = 200_000
+"""Operations of one step without lanes above which loops in the loop had better run by
+themselves, where they may have lanes."""
+
 MAX_LANE_ELEMENTS: Final = 65_536
 """Values one lane may need at once: its state and the largest value in between."""
 
@@ -214,6 +218,8 @@ def _form_lanes(
     _check_size(region, loops, mutable, lane_dimensions)
     trip_counts = {instruction: lane_loop.trip_count for instruction, lane_loop in loops.items()}
     cost = total_cost(loop.body.instructions, lane_dimensions.get, trip_counts.__getitem__)
+    if analysis.obstacle is not None and len(bodies) > 1 and cost > MAX_SCALAR_COST:
+        raise analysis.obstacle
     return LaneProgram(
         name=name,
         num_lanes=analysis.num_lanes,

@@ -51,6 +51,8 @@ class Options:
             where they differ by more than rounding. For finding bugs: programs get much slower.
         verify_hlo: Check the HLO after every stage, at some cost in compile time; `verify` does so
             too.
+        bounds_checks: Guard every load and store of kernels; one that leaves its memory aborts the
+            process with a sentence that names the kernel. For finding bugs: kernels get slower.
     """
 
     vector_bits: int | None = None
@@ -61,6 +63,7 @@ class Options:
     cache_mib: int = 256
     verify: bool = False
     verify_hlo: bool = False
+    bounds_checks: bool = False
 
     def __post_init__(self) -> None:
         """Raises OptionError for a value of the wrong type or outside what the option allows."""

@@ -164,7 +164,7 @@ class _Fusion:
             self._check_donation(loop)
             plan = make_plan(program, self.options, host_device())
             gain = self._choose(loop, program, plan, is_compiled=is_small)
-            code = build_planned(program, plan)
+            code = self._build(program, plan)
             program = replace(program, num_tiles=code.num_tiles)
             kernel = compile_kernel(code, self.options)
         except UnsupportedError as error:
@@ -188,6 +188,9 @@ class _Fusion:
             replace_loop(loop, program, TARGET, attributes)
         return True
 
+    def _build(self, program: LaneProgram, plan: Plan) -> KernelCode:
+        return build_planned(program, plan, bounds_checks=self.options.bounds_checks)
+
     def _check_calls(self, code: KernelCode) -> CheckCalls:
         """Returns how to verify a loop, with kernels of single steps tiled as its own."""
         options = replace(self.options, tile_lanes=code.plan.tile_lanes)
@@ -196,7 +199,7 @@ class _Fusion:
             try:
                 program = form(self.module, loop)
                 plan = make_plan(program, options, host_device())
-                code = build_planned(program, plan)
+                code = self._build(program, plan)
                 kernel = compile_kernel(code, options)
             except UnsupportedError:
                 return None

@@ -31,7 +31,7 @@ def test_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"unrol": 1}, "There is no option 'unrol'; options are cache_mib, "),
+        ({"unrol": 1}, "There is no option 'unrol'; options are bounds_checks, cache_mib, "),
         ({"vector_bits": 100}, "The option vector_bits has to be 128, 256 or 512."),
         ({"unroll": 0}, "The option unroll has to be between 1 and 16."),
         ({"unroll": True}, "The option unroll has to be a whole number."),
@@ -86,6 +86,7 @@ def test_fingerprints_differ_by_every_option() -> None:
             {"cache_mib": 1},
             {"verify": True},
             {"verify_hlo": True},
+            {"bounds_checks": True},
         )
     ]
     assert len(others) == len(dataclasses.fields(Options))

@@ -8,6 +8,7 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Discarded, Memory, Partial, Place, Written
+from fuselane.codegen.bounds import Region
 from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import I64, i64, residual_size
@@ -39,6 +40,7 @@ class Frame:
         builder: Where code goes.
         first, last: `i64`, the range of tiles the call is to run.
         inputs, outputs: Addresses of the arrays.
+        regions: The memory that the code may touch, by address.
     """
 
     def __init__(self, program: LaneProgram, plan: Plan, module: ir.Module, symbol: str) -> None:
@@ -51,17 +53,34 @@ class Frame:
         self._entry = function.append_basic_block("entry")
         self._body = function.append_basic_block("body")
         self._stack_bytes = 0
+        self.regions: dict[ir.Value, Region] = {}
         self.builder = ir.IRBuilder(self._entry)
-        self.inputs = self._load_pointers(inputs, len(program.inputs))
-        self.outputs = self._load_pointers(outputs, len(program.outputs))
+        self.inputs = self._load_pointers(
+            "input", inputs, [i.shape.byte_size for i in program.inputs]
+        )
+        self.outputs = self._load_pointers("output", outputs, self._output_sizes())
         self.builder.position_at_end(self._body)
 
-    def _load_pointers(self, array: ir.Value, count: int) -> list[ir.Value]:
+    def _load_pointers(self, name: str, array: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
         builder = self.builder
-        return [
-            builder.load(builder.gep(array, [i64(number)], source_etype=_POINTER), typ=_POINTER)
-            for number in range(count)
-        ]
+        self.regions[array] = Region(name=f"the {name}s' addresses", num_bytes=8 * len(sizes))
+        pointers = []
+        for number, size in enumerate(sizes):
+            place = builder.gep(array, [i64(number)], source_etype=_POINTER)
+            pointers.append(builder.load(place, typ=_POINTER))
+            self.regions[pointers[-1]] = Region(name=f"{name} {number}", num_bytes=size)
+        return pointers
+
+    def _output_sizes(self) -> list[int]:
+        """Returns the bytes of each output; of one that is combined later, a row for each tile."""
+        sizes = []
+        for output in self.program.outputs:
+            size = output.shape.byte_size
+            if self.program.loop.elements[output.tuple_index].combiner:
+                rows = residual_size(output.shape.dimensions, 0) * self.plan.num_tiles
+                size = rows * output.shape.element_type.byte_size
+            sizes.append(size)
+        return sizes
 
     def finish(self) -> None:
         """Ends the function; nothing can be allocated any more."""
@@ -75,6 +94,7 @@ class Frame:
             UnsupportedError: if it is more than a thread's stack may give.
         """
         bits = getattr(element, "width", 0) or {"half": 16, "float": 32, "double": 64}[str(element)]
+        size = count * bits // 8
         if count * bits // 8 % _PAGE_BYTES == 0:
             count += _GAP_BYTES * 8 // bits
         self._stack_bytes += max(count * bits // 8, 64)
@@ -83,6 +103,7 @@ class Frame:
         slot = ir.IRBuilder(self._entry).alloca(element, size=max(count, 1))
         slot.align = 64
         slot.type = _POINTER
+        self.regions[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
         return slot
 
     def _refusal(self) -> UnsupportedError:

@@ -18,6 +18,7 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Memory, Partial
+from fuselane.codegen.bounds import guard
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
@@ -71,26 +72,31 @@ def build(program: LaneProgram, options: Options, device: DeviceDescription) -> 
     Raises:
         UnsupportedError: if not even a tile of one vector fits.
     """
-    return build_planned(program, make_plan(program, options, device))
+    plan = make_plan(program, options, device)
+    return build_planned(program, plan, bounds_checks=options.bounds_checks)
 
 
-def build_planned(program: LaneProgram, plan: Plan) -> KernelCode:
+def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = False) -> KernelCode:
     """Returns the kernel of a lane program as planned, perhaps with smaller tiles; see `build`.
 
+    Args:
+        program: What the kernel computes.
+        plan: How.
+        bounds_checks: Whether every load and store is guarded; see `codegen.bounds`.
     Raises:
         UnsupportedError: also if its tiles leave too much to be combined behind it.
     """
     while True:
         check_partials(program, plan)
         try:
-            return _build(program, plan)
+            return _build(program, plan, bounds_checks=bounds_checks)
         except UnsupportedError:
             if plan.tile_vectors == 1 or program.meetings:
                 raise
             plan = plan.with_smaller_tiles(program.num_lanes)
 
 
-def _build(program: LaneProgram, plan: Plan) -> KernelCode:
+def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCode:
     module = ir.Module(name=SYMBOL)
     frame = Frame(program, plan, module, SYMBOL)
     everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
@@ -98,6 +104,8 @@ def _build(program: LaneProgram, plan: Plan) -> KernelCode:
     with counted_loop(frame.builder, frame.first, frame.last, name="tile") as tile:
         _emit_tile(frame, tile, panels)
     frame.finish()
+    if bounds_checks:
+        guard(module, frame.regions, f"the kernel of {program.name}")
     return KernelCode(
         ir=str(module),
         symbol=SYMBOL,

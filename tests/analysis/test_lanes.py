@@ -286,21 +286,22 @@ def test_iota_along_the_lanes() -> None:
 
 def test_two_dimensions_that_can_be_one() -> None:
     analysis = analyse("y = f32[4,6] sine(e0)", ["y"], ["f32[4,6]"])
-    named = {i.name: first for i, first in analysis.mergeable.items()}
-    assert named["y"] == 0
-    assert len(named) == len(set(analysis.mergeable))
+    assert analysis.mergeable is not None
+    assert {i.name: first for i, first in analysis.mergeable.first.items()}["y"] == 0
+    assert not analysis.mergeable.alone
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        # One of them alone:
-        """n = f32[4] iota(), iota_dimension=0
-        c = f32[4] cosine(n)
-        b = f32[4,6] broadcast(c), dimensions={0}
-        y = f32[4,6] add(e0, b)""",
-        # Counted along one of them:
-        "n = f32[4,6] iota(), iota_dimension=1\ny = f32[4,6] add(e0, n)",
+        # One of them alone, and not elementwise:
+        """n = f32[1,4] iota(), iota_dimension=1
+        c = f32[1,4] cosine(n)
+        p1 = f32[2,4] concatenate(c, n), dimensions={0}
+        b = f32[2,4,6] broadcast(p1), dimensions={0,1}
+        z = f32[] constant(0)
+        d = f32[4,6] reduce(b, z), dimensions={0}, to_apply=add_f32
+        y = f32[4,6] add(e0, d)""",
         # In both orders:
         """t = f32[6,4] transpose(e0), dimensions={1,0}
         r = f32[6,4] sine(t)
@@ -311,6 +312,22 @@ def test_two_dimensions_that_cannot_be_one(body: str) -> None:
     analysis = analyse(body, ["y"], ["f32[4,6]"])
     assert analysis.num_lanes == 6
     assert not analysis.mergeable
+
+
+@pytest.mark.parametrize("result", ["e1", "s"])
+def test_one_of_two_dimensions_alone(result: str) -> None:
+    """It can be widened unless the loop changes it, which would be done over and over then."""
+    body = (
+        "b = f32[4,6] broadcast(e1), dimensions={0}\ny = f32[4,6] add(e0, b)\ns = f32[4] sine(e1)"
+    )
+    mergeable = analyse(body, ["y", result], ["f32[4,6]", "f32[4]"]).mergeable
+    if result == "s":
+        assert mergeable is None
+    else:
+        assert mergeable is not None
+        alone = {i.name: place for i, place in mergeable.alone.items()}
+        assert alone["in1"].is_major
+        assert (mergeable.major_size, mergeable.minor_size) == (4, 6)
 
 
 @pytest.mark.parametrize(

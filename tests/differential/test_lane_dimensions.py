@@ -55,8 +55,8 @@ SHAPES: Final[dict[str, tuple[tuple[int, ...], Program, int]]] = {
     "reversed_along_one": ((4, 19, 3), lambda x, i: x[:, :, ::-1] * 3 + i, 76),
     "sorted_along_one": ((4, 19, 3), lambda x, i: jnp.sort(x ^ i, axis=2), 76),
     "total_of_one": ((4, 19, 3), lambda x, i: x - x.sum(2, keepdims=True), 76),
-    "counted_along_one": ((6, 11), lambda x, i: x * 3 + jnp.arange(11), 11),
-    "counted_along_the_other": ((6, 11), lambda x, i: x * 3 + jnp.arange(6)[:, None], 11),
+    "counted_along_one": ((6, 11), lambda x, i: x * 3 + jnp.arange(11), 66),
+    "counted_along_the_other": ((6, 11), lambda x, i: x * 3 + jnp.arange(6)[:, None], 66),
     "turned": ((6, 11), lambda x, i: (x.T * 3 + i).T, 66),
 }
 
@@ -107,7 +107,7 @@ def test_seeds_and_environments() -> None:
         over_seeds,
         np.arange(1, 4, dtype=np.int32),
         linear_values((3, 21, 4), "int32"),
-        lanes=21,
+        lanes=63,
     )
 
 

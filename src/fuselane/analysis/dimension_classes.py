@@ -11,10 +11,12 @@ classes, so that a zero array shared by two unrelated values does not tie these 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.while_loops import is_invariant
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 
@@ -22,6 +24,15 @@ Nodes = tuple[int, ...]
 """One class member per dimension of an array."""
 
 _MIN_LANES: Final = 2
+_PASSING_OPCODES: Final = frozenset({"parameter", "while", "conditional"})
+_WIDENED_OPCODES: Final = ELEMENTWISE_OPCODES | {
+    "broadcast",
+    "constant",
+    "get-tuple-element",
+    "iota",
+    "parameter",
+}
+_WIDENING_OPCODES: Final = ELEMENTWISE_OPCODES | {"broadcast", "tuple"}
 
 
 @final
@@ -46,6 +57,37 @@ def is_leaf(instruction: HloInstruction) -> bool:
     return opcode in ("iota", "constant") or (
         opcode == "broadcast" and not instruction.operands[0].shape.dimensions
     )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A value that has one of two dimensions to be merged, and could have the other too.
+
+    Attributes:
+        dimension: Where it has it.
+        is_major: Whether it is the major one of the two.
+    """
+
+    dimension: int
+    is_major: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mergeable:
+    """Two parallel dimensions that can be one.
+
+    Attributes:
+        first: For each value that has both, next to each other, the number of the first.
+        alone: The values that have one of the two.
+        major_size, minor_size: Their sizes.
+    """
+
+    first: Mapping[HloInstruction, int]
+    alone: Mapping[HloInstruction, Alone]
+    major_size: int
+    minor_size: int
 
 
 @final
@@ -213,35 +255,48 @@ class DimensionClasses:
             )
         return result, tuple(splits)
 
-    def mergeable(self, lane_class: int, other: int) -> dict[HloInstruction, int] | None:
+    def mergeable(self, lane_class: int, other: int) -> Mergeable | None:
         """Returns where the lanes can be one dimension with another parallel class, or None.
 
-        They can if every value has both, next to each other and always in the same order, or none.
-
-        Returns:
-            For each value that has both the number of the first of the two dimensions.
+        They can if every value has both, next to each other and always in the same order, or none,
+        or has one alone and is made by elementwise instructions from what loops don't change.
         """
-        result: dict[HloInstruction, int] = {}
-        lane_is_minor: bool | None = None
+        places: dict[HloInstruction, tuple[int, ...]] = {}
+        sizes: dict[tuple[int, int], tuple[int, int]] = {}
         for value, nodes, use_of_leaf in self._uses_of_values():
             roots = [self.find(node) for node in nodes]
-            if lane_class not in roots and other not in roots:
-                if value in result:
+            place = tuple(d for d, root in enumerate(roots) if root in (lane_class, other))
+            if places.setdefault(value, place) != place:
+                return None
+            if len(place) == 2:
+                if place[1] - place[0] != 1 or (use_of_leaf and not _is_merged_easily(value)):
                     return None
-                continue
-            if lane_class not in roots or other not in roots:
-                return None
-            lane, partner = roots.index(lane_class), roots.index(other)
-            first = min(lane, partner)
-            is_minor = lane > partner
-            if abs(lane - partner) != 1 or lane_is_minor not in (None, is_minor):
-                return None
-            if use_of_leaf and not _is_merged_easily(value, first):
-                return None
-            if result.setdefault(value, first) != first:
-                return None
-            lane_is_minor = is_minor
-        return result
+                major, minor = (nodes[d] for d in place)
+                sizes[self.find(major), self.find(minor)] = self._size[major], self._size[minor]
+        if len(sizes) != 1:
+            return None
+        (((major, _), (major_size, minor_size)),) = sizes.items()
+        alone: dict[HloInstruction, Alone] = {}
+        for value, nodes, _ in self._uses_of_values():
+            if len(places[value]) == 1:
+                (dimension,) = places[value]
+                is_major = self.find(nodes[dimension]) == major
+                if alone.setdefault(value, Alone(dimension, is_major)).is_major != is_major:
+                    return None
+        if not all(map(_can_be_widened, alone)) or self._changes_alone(lane_class, other):
+            return None
+        first = {value: place[0] for value, place in places.items() if len(place) == 2}
+        return Mergeable(first=first, alone=alone, major_size=major_size, minor_size=minor_size)
+
+    def _changes_alone(self, one: int, other: int) -> bool:
+        """Whether a loop changes a value that has only one of two classes."""
+        for loop, elements in self.elements.items():
+            if loop.opcode == "while":
+                for index, nodes in enumerate(elements):
+                    roots = {self.find(node) for node in nodes}
+                    if (one in roots) != (other in roots) and not is_invariant(loop, index):
+                        return True
+        return False
 
     def _uses_of_values(self) -> Iterator[tuple[HloInstruction, Nodes, bool]]:
         for leaf, uses in self._uses.items():
@@ -252,8 +307,25 @@ class DimensionClasses:
                 yield instruction, nodes, False
 
 
-def _is_merged_easily(leaf: HloInstruction, first: int) -> bool:
-    """Whether a leaf stays what it is when two of its dimensions become one."""
-    if leaf.opcode == "iota":
-        return leaf.dimensions[0] not in (first, first + 1)
-    return leaf.opcode == "broadcast"
+def _is_merged_easily(leaf: HloInstruction) -> bool:
+    """Whether a leaf can be made anew when two of its dimensions become one."""
+    return leaf.opcode in ("iota", "broadcast")
+
+
+def _can_be_widened(value: HloInstruction) -> bool:
+    """Whether a value with one of two dimensions can have the other too, and so all its users."""
+    if value.opcode == "get-tuple-element" and value.operands[0].opcode not in _PASSING_OPCODES:
+        return False
+    if value.opcode not in _WIDENED_OPCODES:
+        return False
+    return all(
+        user.opcode in _WIDENING_OPCODES and not _leaves_region(user) for user in value.users
+    )
+
+
+def _leaves_region(user: HloInstruction) -> bool:
+    """Whether an instruction is the tuple of all that a region returns."""
+    computation = user.computation
+    assert computation is not None, "instructions of a region are in a computation"
+    is_body = any(parameter.shape.is_tuple for parameter in computation.parameters)
+    return user is computation.root and not is_body

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit
+from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit, Mergeable
 from fuselane.analysis.dimension_rules import assign_classes
 from fuselane.analysis.lane_conditions import LaneCondition, Unproven, prove
 from fuselane.analysis.leaving import (
@@ -56,8 +56,7 @@ class LaneAnalysis:
         lane_dimensions: For each array-shaped instruction of the region, its loops' bodies and
             conditions, the dimension along which the lanes lie; None where the value is uniform.
         splits: Copies of leaves to be made before `lane_dimensions` holds for all uses.
-        mergeable: If another parallel dimension always lies next to the lanes: for each value that
-            has the two the number of the first of them; else empty.
+        mergeable: Where another parallel dimension lies next to the lanes, if they can be one.
         leaving: The reductions over the lanes, all of which only leave the loop; they have to be
             taken out of it.
         obstacle: If there are no lanes, what stands in their way.
@@ -68,7 +67,7 @@ class LaneAnalysis:
     num_lanes: int
     lane_dimensions: dict[HloInstruction, int | None]
     splits: tuple[LeafSplit, ...]
-    mergeable: dict[HloInstruction, int]
+    mergeable: Mergeable | None = None
     leaving: tuple[LaneReduction, ...] = ()
     obstacle: UnsupportedError | None = None
     conditions: Mapping[HloInstruction, LaneCondition] = field(default_factory=dict)
@@ -211,7 +210,6 @@ def _find_leaving(
                 num_lanes=candidates[lane_class][0],
                 lane_dimensions={},
                 splits=(),
-                mergeable={},
                 leaving=tuple(leaving),
             )
     return None
@@ -233,13 +231,13 @@ def _find_scattered(classes: DimensionClasses, loop: HloInstruction) -> set[int]
 
 def _find_mergeable(
     classes: DimensionClasses, lane_class: int, parallel: list[int]
-) -> dict[HloInstruction, int]:
+) -> Mergeable | None:
     for other in parallel:
         if other != lane_class and classes.find(other) == other:
             mergeable = classes.mergeable(lane_class, other)
             if mergeable is not None:
                 return mergeable
-    return {}
+    return None
 
 
 def _are_too_few(loop: HloInstruction, num_lanes: int) -> bool:
@@ -260,7 +258,6 @@ def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError | None)
         num_lanes=1,
         lane_dimensions=lane_dimensions,
         splits=splits,
-        mergeable={},
         obstacle=obstacle,
     )
 
@@ -290,7 +287,6 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
                 num_lanes=candidates[lane_class][0],
                 lane_dimensions=lane_dimensions,
                 splits=splits,
-                mergeable={},
                 conditions=conditions,
                 meetings=frozenset(meetings),
             )

@@ -14,54 +14,76 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableSequence
 from typing import Final
 
+from fuselane.analysis.dimension_classes import Mergeable
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.indexed import get_indices
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
-from fuselane.lanes.builder import array_shape
+from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.widen import count_along, widen
 
 _TUPLE_OPCODES: Final = frozenset({"reduce", "reduce-window", "scatter", "sort"})
 """Opcodes whose results, of one shape, may be several."""
 
 
-def flatten(region: HloComputation, first_dimensions: Mapping[HloInstruction, int]) -> None:
+def flatten(region: HloComputation, mergeable: Mergeable) -> None:
     """Merges two neighbouring dimensions in all values of a region that have them.
+
+    What has only one of them gets the other too, see `fuselane.lanes.widen`.
 
     Args:
         region: A region in normal form.
-        first_dimensions: For each value that has the two dimensions the number of the first; see
-            `fuselane.analysis.lanes.LaneAnalysis.mergeable`.
+        mergeable: Where the dimensions are; see `fuselane.analysis.lanes.LaneAnalysis.mergeable`.
     """
-    for instruction in region.instructions:
+    first_dimensions = mergeable.first
+    builder = ComputationBuilder.extending(region)
+    for instruction in list(region.instructions):
         first = first_dimensions.get(instruction)
+        if instruction.opcode == "iota" and instruction.dimensions[0] in _both(first):
+            _count_along_both(instruction, mergeable, builder)
+            continue
         _renumber(instruction, first, first_dimensions)
         if first is not None:
             instruction.shape = _merged_shape(instruction.shape, first)
+        elif instruction in mergeable.alone:
+            widen(instruction, mergeable, builder)
         elif instruction.opcode == "tuple":
             instruction.shape = Shape.tuple_of([o.shape for o in instruction.operands])
         elif instruction.opcode == "while":
-            _flatten_loop(instruction, first_dimensions)
+            _flatten_loop(instruction, mergeable)
         elif instruction.opcode == "conditional":
-            _flatten_branches(instruction, first_dimensions)
+            _flatten_branches(instruction, mergeable)
         elif instruction.opcode in _TUPLE_OPCODES and instruction.shape.is_tuple:
             _reshape_elements(instruction, first_dimensions)
     region.remove_dead_instructions()
+    region.sort()
 
 
-def _flatten_loop(loop: HloInstruction, first_dimensions: Mapping[HloInstruction, int]) -> None:
+def _both(first: int | None) -> tuple[int, ...]:
+    return () if first is None else (first, first + 1)
+
+
+def _count_along_both(
+    iota: HloInstruction, mergeable: Mergeable, builder: ComputationBuilder
+) -> None:
+    first = mergeable.first[iota]
+    in_major = iota.dimensions == (first,)
+    shape = _merged_shape(iota.shape, first)
+    count_along(iota, shape, first, mergeable, builder, in_major=in_major)
+
+
+def _flatten_loop(loop: HloInstruction, mergeable: Mergeable) -> None:
     loop.shape = loop.operands[0].shape
     for computation in (loop.body, loop.condition):
         computation.parameters[0].shape = loop.shape
-        flatten(computation, first_dimensions)
+        flatten(computation, mergeable)
 
 
-def _flatten_branches(
-    conditional: HloInstruction, first_dimensions: Mapping[HloInstruction, int]
-) -> None:
+def _flatten_branches(conditional: HloInstruction, mergeable: Mergeable) -> None:
     branches = conditional.called_computations
     for branch, argument in zip(branches, conditional.operands[1:], strict=True):
         branch.parameters[0].shape = argument.shape
-        flatten(branch, first_dimensions)
+        flatten(branch, mergeable)
     conditional.shape = branches[0].root.shape
 
 

@@ -160,11 +160,12 @@ def write_results(results: Sequence[tuple[Program, Outcome]], options: argparse.
         fill_in(options.docs, make_markdown(results, machine))
 
 
-def fill_in(page: Path, table: str) -> None:
-    """Replaces what stands between the two marks of a page."""
-    head, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    tail = rest.split(END)[1]
-    page.write_text(f"{head}{BEGIN}\n\n{table}\n{END}{tail}", encoding="utf-8")
+def fill_in(page: Path, table: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
+    """Replaces what stands between two marks of a page."""
+    begin, end = marks
+    head, rest = page.read_text(encoding="utf-8").split(begin)
+    tail = rest.split(end)[1]
+    page.write_text(f"{head}{begin}\n\n{table}\n{end}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,21 +11,23 @@ import jax.numpy as jnp
 import pytest
 
 import suite
-from programs import CATEGORIES, PROGRAMS
+from programs import CATEGORIES, PROGRAMS, harmless
 from programs.program import EXACT, Program, Rule
 from trial.agreement import compare
 from trial.outcome import Outcome
 
-ALONE = [program for program in PROGRAMS if not program.requires]
+ALONE = [program for program in PROGRAMS + harmless.PROGRAMS if not program.requires]
 MIN_PROGRAMS = 36
 
 
 def test_names_tell_programs_apart() -> None:
     """Each program has a name and a category of its own kind, and sizes worth measuring."""
-    names = [program.name for program in PROGRAMS]
-    assert len(set(names)) == len(names) >= MIN_PROGRAMS
+    programs = PROGRAMS + harmless.PROGRAMS
+    names = [program.name for program in programs]
+    assert len(set(names)) == len(names)
+    assert len(PROGRAMS) >= MIN_PROGRAMS
     assert {program.category for program in PROGRAMS} == set(CATEGORIES)
-    for program in PROGRAMS:
+    for program in programs:
         assert program.quick.lanes * program.quick.steps < program.full.lanes * program.full.steps
         assert program.rule.spread is None or program.rule.early_steps is not None, program.name
 

@@ -9,6 +9,7 @@ from programs import (
     environments,
     fractals,
     gradients,
+    harmless,
     mcmc,
     monte_carlo,
     ode,
@@ -33,3 +34,12 @@ _ROOMS: Final = (
 
 PROGRAMS: Final[tuple[Program, ...]] = tuple(p for room in _ROOMS for p in room.PROGRAMS)
 CATEGORIES: Final[tuple[str, ...]] = tuple(room.CATEGORY for room in _ROOMS)
+
+
+def find_program(name: str) -> Program:
+    """Returns a program of the suite, or one of those that need no help.
+
+    Raises:
+        KeyError: if there is none of that name.
+    """
+    return {program.name: program for program in PROGRAMS + harmless.PROGRAMS}[name]

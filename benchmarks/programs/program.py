@@ -74,6 +74,7 @@ class Program:
         target: How many times as fast as plain XLA it is to be; None for not slower.
         requires: Packages it imports that Fuselane does not depend on.
         x64: Whether it runs with 64-bit types.
+        calls: How often it is called, through `jax.jit`, in one timing; 1 is a compiled executable.
         rule: When results agree.
     """
 
@@ -85,6 +86,7 @@ class Program:
     target: float | None = None
     requires: tuple[str, ...] = ()
     x64: bool = False
+    calls: int = 1
     rule: Rule = Rule()
 
     def rule_at(self, size: Size) -> Rule:

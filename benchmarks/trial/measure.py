@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -26,7 +26,7 @@ from fuselane import config
 from fuselane.cartpole.contender import engine_context
 from fuselane.decisions import LoopDecision
 from fuselane.runtime.cache import open_cache
-from programs import PROGRAMS
+from programs import find_program
 from programs.program import Built, Program, Size
 from trial.agreement import Agreement, compare
 from trial.outcome import Loop, Outcome
@@ -43,9 +43,10 @@ SLOW_COMPILE_MS: Final = 20e3
 class Compilation:
     """A program compiled by each engine in turn; times in milliseconds, executables the last."""
 
-    executables: dict[str, jax.stages.Compiled]
+    executables: dict[str, Callable[..., Any]]
     lower_ms: list[float]
     compile_ms: dict[str, list[float]]
+    compile_cpu_ms: dict[str, list[float]]
     loops: tuple[Loop, ...]
 
 
@@ -63,6 +64,9 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
     size = program.quick if is_quick else program.full
     built = program.build(size)
     compilation = compile_in_turns(built, 1 if is_quick else compile_rounds)
+    if program.calls > 1:
+        executables = {engine: repeat(built[0], engine, program.calls) for engine in ENGINES}
+        compilation = dataclasses.replace(compilation, executables=executables)
     results = {engine: run(compilation, engine, built) for engine in ENGINES}
     agreement = compare(results["xla"], results["fuselane"], program.rule_at(size))
     early = compare_early(program, size)
@@ -73,6 +77,7 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
         for engine in ENGINES
     )
     compile_ms = {engine: statistics.median(compilation.compile_ms[engine]) for engine in ENGINES}
+    cpu_ms = {engine: statistics.median(compilation.compile_cpu_ms[engine]) for engine in ENGINES}
     return Outcome(
         name=program.name,
         xla_ms=xla_ms,
@@ -83,6 +88,7 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
         lower_ms=statistics.median(compilation.lower_ms),
         xla_compile_ms=compile_ms["xla"],
         fuselane_compile_ms=compile_ms["fuselane"],
+        compile_cpu_ratio=cpu_ms["fuselane"] / cpu_ms["xla"],
         loops=compilation.loops,
         agrees=agreement.holds and early.holds,
         difference=agreement.difference,
@@ -93,35 +99,56 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
 
 def compile_in_turns(built: Built, num_rounds: int) -> Compilation:
     """Traces, lowers and compiles a program afresh by each engine, `num_rounds` times over."""
-    executables = {}
+    executables: dict[str, Callable[..., Any]] = {}
     lower_ms: list[float] = []
     compile_ms: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    compile_cpu_ms: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     num_before = len(fuselane.decisions().loops)
-    for _ in range(num_rounds):
-        for engine in ENGINES:
-            executables[engine], lowering, compiling = compile_once(engine, built)
+    for engines in itertools.islice(orders(), num_rounds):
+        for engine in engines:
+            executables[engine], lowering, compiling, on_cores = compile_once(engine, built)
             lower_ms.append(lowering)
             compile_ms[engine].append(compiling)
+            compile_cpu_ms[engine].append(on_cores)
         if compile_ms["xla"][-1] > SLOW_COMPILE_MS:
             break
     loops = tuple(describe_loop(loop) for loop in fuselane.decisions().loops[num_before:])
     return Compilation(
-        executables=executables, lower_ms=lower_ms, compile_ms=compile_ms, loops=loops
+        executables=executables,
+        lower_ms=lower_ms,
+        compile_ms=compile_ms,
+        compile_cpu_ms=compile_cpu_ms,
+        loops=loops,
     )
 
 
-def compile_once(engine: str, built: Built) -> tuple[jax.stages.Compiled, float, float]:
-    """Returns the executable and the milliseconds to lower and to compile, nothing cached."""
+def compile_once(engine: str, built: Built) -> tuple[jax.stages.Compiled, float, float, float]:
+    """Returns the executable and the milliseconds to lower, to compile, and to compile on all
+    cores together, nothing cached."""
     function, arguments = built
     open_cache(config.cache_dir()).forget()
     with engine_context(engine):
         start = time.perf_counter()
         # A new object: JAX has traced and compiled nothing under it.
         lowered = jax.jit(functools.partial(function)).lower(*arguments)
-        middle = time.perf_counter()
+        middle, cpu_middle = time.perf_counter(), time.process_time()
         executable = lowered.compile()
-        end = time.perf_counter()
-    return executable, (middle - start) * 1e3, (end - middle) * 1e3
+        end, cpu_end = time.perf_counter(), time.process_time()
+    return executable, (middle - start) * 1e3, (end - middle) * 1e3, (cpu_end - cpu_middle) * 1e3
+
+
+def repeat(function: Callable[..., Any], engine: str, calls: int) -> Callable[..., Any]:
+    """Returns a function that calls another one many times as users do, through `jax.jit`."""
+    # A new object: JAX has traced and compiled nothing under it.
+    jitted = jax.jit(functools.partial(function))
+
+    def run_all(*arguments: Any) -> Any:
+        with engine_context(engine):
+            for _ in range(calls - 1):
+                jitted(*arguments)
+            return jitted(*arguments)
+
+    return run_all
 
 
 def describe_loop(loop: LoopDecision) -> Loop:
@@ -201,7 +228,7 @@ def warm_up_compilers() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures the program named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=[program.name for program in PROGRAMS])
+    parser.add_argument("name")
     parser.add_argument("outcome", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, required=True)
@@ -209,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--packages", action="append", default=[])
     options = parser.parse_args(arguments)
     sys.path.extend(options.packages)
-    program = next(program for program in PROGRAMS if program.name == options.name)
+    program = find_program(options.name)
     missing = program.missing()
     if missing:
         outcome = Outcome(name=program.name, skipped=missing)

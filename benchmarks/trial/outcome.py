@@ -56,6 +56,7 @@ class Outcome:
         lower_ms: Median time to trace and lower it, which Fuselane has no part in.
         xla_compile_ms: Median time to compile it under plain XLA.
         fuselane_compile_ms: The same with Fuselane, no kernel cached.
+        compile_cpu_ratio: How many times as much time compiling takes on all cores together.
         loops: What became of its loops.
         agrees: Whether the results agree under the program's rule.
         difference: The largest relative difference of a float.
@@ -74,6 +75,7 @@ class Outcome:
     lower_ms: float = 0.0
     xla_compile_ms: float = 0.0
     fuselane_compile_ms: float = 0.0
+    compile_cpu_ratio: float = 1.0
     loops: tuple[Loop, ...] = ()
     agrees: bool = True
     difference: float = 0.0

@@ -1,0 +1,89 @@
+"""The long trials of trust, `jax_suite.py` and `no_harm.py`: what they say of results is right."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import jax_suite
+import no_harm
+from trial.outcome import Loop, Outcome
+
+FUSED = Loop(
+    name="while.1",
+    source="",
+    trip_count=9,
+    lanes=8,
+    fused=True,
+    reason="fused",
+    sentence="",
+    instruction="",
+    opcode="",
+    instruction_source="",
+)
+CHECKOUT = """
+import jax, os, pytest
+
+def test_loop():
+    jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: y * 0.5 + x, x))(jax.numpy.ones(64))
+
+def test_switch():
+    assert os.environ["FUSELANE"] == "0"
+
+@pytest.mark.skip
+def test_skipped():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("fuselane_ms", "compile_cpu_ratio", "loops", "verdict"),
+    [
+        (1.04, 1.04, (), ""),
+        (1.07, 1.04, (), "slower"),
+        (1.0, 1.07, (), "compile time"),
+        (0.5, 1.5, (FUSED,), ""),
+    ],
+)
+def test_harm_is_named(
+    fuselane_ms: float, compile_cpu_ratio: float, loops: tuple[Loop, ...], verdict: str
+) -> None:
+    """More than 5% of run time count, and of compile time where nothing is fused."""
+    outcome = Outcome(
+        name="plain/softmax",
+        xla_ms=1.0,
+        fuselane_ms=fuselane_ms,
+        compile_cpu_ratio=compile_cpu_ratio,
+        loops=loops,
+    )
+    assert no_harm.judge(outcome) == verdict
+
+
+def test_harmless_programs_run_end_to_end(tmp_path: Path) -> None:
+    """A program called many times is measured, its loop told about, and put into a page."""
+    page = tmp_path / "trust.md"
+    page.write_text("before\n{}\nold\n{}\nafter\n".format(*no_harm.MARKS))
+    assert no_harm.main(["--only", "calls/fused-loop", "--quick", "--docs", str(page)]) == 0
+    row = next(line for line in page.read_text().splitlines() if "calls/fused-loop" in line)
+    assert "| 1 of 1 |" in row
+
+
+def test_jax_suite_tells_how_tests_end(tmp_path: Path) -> None:
+    """Outcomes and loops of a run are read; a test that ends differently, or not at all, counts."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "ode_test.py").write_text(CHECKOUT)
+    options = jax_suite.parse_options([str(tmp_path)])
+    run = jax_suite.run(["tests/ode_test.py"], "always", options, jobs=0)
+    assert {test.rpartition("::")[2]: outcome for test, outcome in run.outcomes.items()} == {
+        "test_loop": "passed",
+        "test_skipped": "skipped",
+        "test_switch": "failed",
+    }
+    loop, skipped, switch = sorted(run.outcomes)
+    assert run.num_fused == {loop: 1}
+    assert "AssertionError" in run.messages[switch]
+    off = dataclasses.replace(run, outcomes={loop: "passed", switch: "passed"})
+    assert jax_suite.find_differences(off, run, sorted(run.outcomes)) == [skipped, switch]
+    assert jax_suite.find_differences(off, run, [loop]) == []

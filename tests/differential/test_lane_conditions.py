@@ -276,6 +276,49 @@ def test_written_by_hand_with_flags() -> None:
     check(program, np.arange(37, dtype=np.int32))
 
 
+def save_up_to(
+    now: jax.Array, keep: jax.Array, times: jax.Array, index: jax.Array, rows: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Fills in what is due, lane by lane: as in diffrax a flag says who goes on."""
+    count = times.shape[0]
+
+    def is_due(index: jax.Array) -> jax.Array:
+        return keep & (times.at[index].get(mode="clip") <= now) & (index < count)
+
+    def body(carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+        flag, index, rows = carry
+
+        def write(row: jax.Array, i: jax.Array, flag: jax.Array, value: jax.Array) -> jax.Array:
+            there = row.at[i].get(mode="clip")
+            return row.at[i].set(jnp.where(flag, value, there))
+
+        rows = jax.vmap(write)(rows, index, flag, now * 10 + index)
+        return flag & is_due(index + 1), jnp.where(flag, index + 1, index), rows
+
+    start = (is_due(index), index, rows)
+    _, index, rows = lax.while_loop(lambda c: jnp.any(is_due(c[1])), body, start)
+    return index, rows
+
+
+@pytest.mark.parametrize("lanes", [37, 1500])
+def test_flags_that_imply_the_condition(lanes: int) -> None:
+    """Lanes are done where nothing is due, which only their flag says in the body."""
+    times = jnp.asarray(np.linspace(3, 90, 21), jnp.int32)
+
+    def program(x: jax.Array) -> Any:
+        def step(carry: Any, t: jax.Array) -> Any:
+            now, index, rows = carry
+            keep = (now ^ t) % 5 != 0
+            later = now + 1 + (now * 7 + t) % 13
+            index, rows = save_up_to(later, keep, times, index, rows)
+            return (jnp.where(keep, later, now), index, rows), index
+
+        start = (x % 5, jnp.zeros(lanes, jnp.int32), jnp.full((lanes, 21), -1, jnp.int32))
+        return lax.scan(step, start, jnp.arange(12))
+
+    check(program, numbers((lanes,)))
+
+
 def test_lanes_that_go_on_until_all_are_done() -> None:
     """What a lane has does depend on the others here: each loop runs for all or not at all."""
 

@@ -10,7 +10,7 @@ then stop as soon as all of its own lanes are done. `prove` says whether a loop 
 
 - every element with lanes that `p` reads, or that is needed after the loop, keeps its value where
   `p` is false. `p` in the body is recognised by structure: equal opcodes, attributes and operands
-  down to the elements;
+  down to the elements. A flag the loop carries may tell as well; see `analysis.loop_invariants`;
 - elements without lanes that change, such as a common counter, are neither read by `p` nor needed
   after the loop.
 
@@ -28,18 +28,20 @@ from typing import Final, final
 
 import numpy as np
 
-from fuselane.analysis.booleans import FALSE, TRUE, Booleans, Node, TooManyNodesError
+from fuselane.analysis.booleans import FALSE, Node, TooManyNodesError
 from fuselane.analysis.dimension_classes import DimensionClasses
-from fuselane.analysis.dimension_rules import matching_dimensions
-from fuselane.analysis.equality import ElementNumbers
-from fuselane.analysis.loop_ends import cone, constant_of, is_all
+from fuselane.analysis.loop_ends import cone, is_all
+from fuselane.analysis.loop_invariants import find_invariant
+from fuselane.analysis.valuation import Terms, Valuation
 from fuselane.analysis.while_loops import is_invariant
 from fuselane.hlo.indexed import get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
+_ONE_ARRAY: Final = 3
+"""Operands of a scatter into one array: it, indices and updates."""
+
 _LOOPS: Final = frozenset({"while", "conditional"})
-_MIRRORED: Final = {"GT": "LT", "GE": "LE"}
 
 
 @final
@@ -123,9 +125,9 @@ class _Proof:
         self.classes = classes
         self.loop = loop
         self.lane_class = lane_class
-        self.booleans = Booleans()
-        self.numbers = ElementNumbers((loop.body.parameters[0], loop.condition.parameters[0]))
-        self._functions: dict[HloInstruction, Node] = {}
+        parameters = (loop.body.parameters[0], loop.condition.parameters[0])
+        self.values = Valuation(Terms(classes), parameters)
+        self.booleans = self.values.booleans
 
     def run(self, reduction: HloInstruction) -> Unproven | None:
         predicate = reduction.operands[0]
@@ -140,22 +142,33 @@ class _Proof:
             if index in needed:
                 why = "is needed after the loop, which lanes leave at different times along it"
                 return Unproven(self.loop.body.root.operands[index], why)
-        holds = self._function(predicate)
+        holds = self.values.function(predicate)
         done = holds if is_all(reduction) else self.booleans.negate(holds)
-        for index in sorted((read | needed) - uniform):
-            culprit = self._find_change(self.loop.body.root.operands[index], index, done)
-            if culprit is not None:
-                return Unproven(culprit, "changes lanes that are done along it")
-        return None
+        kept = sorted((read | needed) - uniform)
+        culprit = self._find_any_change(kept, done)
+        if culprit is None:
+            return None
+        invariant = find_invariant(
+            self.values, self.loop, predicate, self.lane_class, is_negated=is_all(reduction)
+        )
+        if self._find_any_change(kept, self.booleans.both(done, invariant)) is None:
+            return None
+        return Unproven(culprit, "changes lanes that are done along it")
+
+    def _find_any_change(self, indices: Iterable[int], done: Node) -> HloInstruction | None:
+        """Returns what changes one of some elements where lanes are done, or None."""
+        roots = self.loop.body.root.operands
+        culprits = (self._find_change(roots[index], index, done) for index in indices)
+        return next((culprit for culprit in culprits if culprit is not None), None)
 
     def find_in_body(self, predicate: HloInstruction) -> HloInstruction | None:
         """Returns the instruction of the body that is the same function of the elements."""
-        number = self.numbers.number(predicate)
+        number = self.values.number(predicate)
         for instruction in self.loop.body.instructions:
             if (
                 instruction.opcode == predicate.opcode
                 and instruction.shape == predicate.shape
-                and self.numbers.number(instruction) == number
+                and self.values.number(instruction) == number
             ):
                 return instruction
         return None
@@ -192,7 +205,7 @@ class _Proof:
 
     def _find_change(self, value: HloInstruction, index: int, done: Node) -> HloInstruction | None:
         """Returns what makes a value differ from an old element where lanes are done, or None."""
-        if done == FALSE or self.numbers.is_element(value, index):
+        if done == FALSE or self.values.is_element(value, index):
             return None
         if value.opcode == "reshape":
             return self._find_change(value.operands[0], index, done)
@@ -201,8 +214,8 @@ class _Proof:
         if not self._has_own_dimensions(value):
             return value
         if value.shape.element_type is PrimitiveType.PRED:
-            old = self.booleans.unknown(self.numbers.element(index))
-            differs = self.booleans.differ(self._function(value), old)
+            old = self.values.element_function(index)
+            differs = self.booleans.differ(self.values.function(value), old)
             return None if self.booleans.both(done, differs) == FALSE else value
         if value.opcode == "select":
             return self._find_change_of_select(value, index, done)
@@ -225,8 +238,8 @@ class _Proof:
     ) -> HloInstruction | None:
         """As above, where parts of an array are replaced.
 
-        It stays as it is where a scatter's indices lie outside, and where a dynamic-update-slice
-        writes what it would read.
+        It stays as it is where a scatter's indices lie outside, and where what is written is what
+        would be read there.
         """
         culprit = self._find_change(update.operands[0], index, done)
         if culprit is not None:
@@ -236,7 +249,10 @@ class _Proof:
             if not where.starts:
                 return update
             limit = max(where.sizes[d] - where.window_sizes[d] for d in where.starts)
-            return None if self._is_outside(get_indices(update), limit, done) else update
+            is_kept = self._is_outside(get_indices(update), limit, done) or self._are_old_windows(
+                update.operands[-1], update, index, done
+            )
+            return None if is_kept else update
         return None if self._is_old_part(update.operands[1], update, index, done) else update
 
     def _is_outside(self, indices: HloInstruction, limit: int, done: Node) -> bool:
@@ -267,7 +283,7 @@ class _Proof:
                 for side, taken in self._sides(part, done)
             )
         starts = [
-            [self.numbers.number(s) for s in i.operands[k:]] for i, k in ((part, 1), (update, 2))
+            [self.values.number(s) for s in i.operands[k:]] for i, k in ((part, 1), (update, 2))
         ]
         return (
             part.opcode == "dynamic-slice"
@@ -275,9 +291,33 @@ class _Proof:
             and self._find_change(part.operands[0], index, done) is None
         )
 
+    def _are_old_windows(
+        self, windows: HloInstruction, scatter: HloInstruction, index: int, done: Node
+    ) -> bool:
+        """Whether a scatter writes what a gather would read, in all lanes that are done.
+
+        Of windows that reach outside nothing is written, whatever a gather reads.
+        """
+        if done == FALSE:
+            return True
+        if len(scatter.operands) != _ONE_ARRAY or scatter.to_apply.root.opcode != "parameter":
+            return False
+        if windows.opcode == "select" and self._has_own_dimensions(windows):
+            return all(
+                self._are_old_windows(side, scatter, index, taken)
+                for side, taken in self._sides(windows, done)
+            )
+        return (
+            windows.opcode == "gather"
+            and scatter.to_apply.root.parameter_number == 1
+            and indexed(windows) == indexed(scatter)
+            and self.values.number(get_indices(windows)) == self.values.number(get_indices(scatter))
+            and self._find_change(windows.operands[0], index, done) is None
+        )
+
     def _sides(self, select: HloInstruction, done: Node) -> Iterator[tuple[HloInstruction, Node]]:
         """Yields what a select chooses between, each with the lanes that are done and choose it."""
-        holds = self._function(select.operands[0])
+        holds = self.values.operand_function(select, 0)
         for operand, side in zip(
             select.operands[1:], (holds, self.booleans.negate(holds)), strict=True
         ):
@@ -293,64 +333,7 @@ class _Proof:
             case "broadcast" | "reshape":
                 return self._is_zero(value.operands[0], done)
             case "convert" if value.operands[0].shape.element_type is PrimitiveType.PRED:
-                return self.booleans.both(done, self._function(value.operands[0])) == FALSE
+                return self.booleans.both(done, self.values.operand_function(value, 0)) == FALSE
             case "select" if self._has_own_dimensions(value):
                 return all(self._is_zero(v, taken) for v, taken in self._sides(value, done))
         return False
-
-    # Predicates.
-
-    def _function(self, value: HloInstruction) -> Node:
-        """Returns a boolean as a function of what it is combined from."""
-        known = self._functions.get(value)
-        if known is None:
-            known = self._functions[value] = self._combine(value)
-        return known
-
-    def _combine(self, value: HloInstruction) -> Node:
-        match value.opcode:
-            case "constant":
-                outcome = constant_of(value)
-                if outcome is not None:
-                    return TRUE if outcome else FALSE
-            case "broadcast" | "transpose":
-                return self._function(value.operands[0])
-            case "reshape" if _keeps_dimensions(value):
-                return self._function(value.operands[0])
-            case "not":
-                return self.booleans.negate(self._function(value.operands[0]))
-            case "and":
-                return self.booleans.both(*map(self._function, value.operands))
-            case "or":
-                return self.booleans.either(*map(self._function, value.operands))
-            case "xor":
-                return self.booleans.differ(*map(self._function, value.operands))
-            case "select":
-                return self.booleans.choose(*map(self._function, value.operands))
-            case "compare":
-                return self._compare(value)
-        return self.booleans.unknown(self.numbers.number(value))
-
-    def _compare(self, value: HloInstruction) -> Node:
-        """Returns a comparison; of those that say the same, or the opposite, there is one."""
-        left, right = map(self.numbers.number, value.operands)
-        direction = value.comparison_direction
-        element_type = value.operands[0].shape.element_type
-        if direction in _MIRRORED:
-            direction, left, right = _MIRRORED[direction], right, left
-        is_opposite = direction == "NE"
-        if direction == "LE" and element_type.is_integral:
-            # a <= b where b < a is false; not so for NaN.
-            direction, left, right, is_opposite = "LT", right, left, True
-        elif direction in ("NE", "EQ"):
-            direction = "EQ"
-            left, right = min(left, right), max(left, right)
-        function = self.booleans.unknown((direction, value.comparison_type, left, right))
-        return self.booleans.negate(function) if is_opposite else function
-
-
-def _keeps_dimensions(reshape: HloInstruction) -> bool:
-    """Whether a reshape only adds or drops dimensions of size one."""
-    source, target = reshape.operands[0].shape.dimensions, reshape.shape.dimensions
-    kept = len(list(matching_dimensions(source, target)))
-    return kept == sum(size != 1 for size in source) == sum(size != 1 for size in target)

@@ -165,7 +165,7 @@ class _Fusion:
             plan = make_plan(program, self.options, host_device())
             gain = self._choose(loop, program, plan, is_compiled=is_small)
             code = self._build(program, plan)
-            program = replace(program, num_tiles=code.num_tiles)
+            program = with_code(program, code)
             kernel = compile_kernel(code, self.options)
         except UnsupportedError as error:
             self._record(loop, program, error.decision)
@@ -203,7 +203,7 @@ class _Fusion:
                 kernel = compile_kernel(code, options)
             except UnsupportedError:
                 return None
-            return replace(program, num_tiles=code.num_tiles), custom_call_attributes(kernel)
+            return with_code(program, code), custom_call_attributes(kernel)
 
         return CheckCalls(
             kernel_target=TARGET,
@@ -288,6 +288,11 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
         )
 
     return cache.get_or_build(key, compile_now)
+
+
+def with_code(program: LaneProgram, code: KernelCode) -> LaneProgram:
+    """Returns a program with what its call has to know of its kernel."""
+    return replace(program, num_tiles=code.num_tiles, scratch_bytes=code.scratch_bytes)
 
 
 def _failure(error: Exception) -> Decision:

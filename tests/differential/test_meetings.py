@@ -151,5 +151,6 @@ def test_streams_read_and_written() -> None:
     check(program, numbers((100,)), numbers((9, 100)))
 
 
-def test_lanes_too_many_for_one_tile_stay_with_xla_or_run_as_well() -> None:
-    check(scan(STEPS["maximum"]), numbers((300_000,)), fused=None)
+@pytest.mark.parametrize("name", ["maximum", "one_after_another"])
+def test_more_lanes_than_the_stack_has_room_for(name: str) -> None:
+    check(scan(STEPS[name]), numbers((300_000,)))

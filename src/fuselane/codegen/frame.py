@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from llvmlite import ir
@@ -22,6 +23,8 @@ from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _MAX_STACK_BYTES: Final = 1 << 20
+_MAX_SCRATCH_BYTES: Final = 1 << 28
+_ALIGNMENT: Final = 64
 _PAGE_BYTES: Final = 4096
 _GAP_BYTES: Final = 320
 """What keeps arrays that follow each other from lying whole pages apart: loads from one would wait
@@ -41,6 +44,7 @@ class Frame:
         first, last: `i64`, the range of tiles the call is to run.
         inputs, outputs: Addresses of the arrays.
         regions: The memory that the code may touch, by address.
+        scratch_bytes: Scratch memory that the caller has to give, behind the outputs.
     """
 
     def __init__(self, program: LaneProgram, plan: Plan, module: ir.Module, symbol: str) -> None:
@@ -53,12 +57,15 @@ class Frame:
         self._entry = function.append_basic_block("entry")
         self._body = function.append_basic_block("body")
         self._stack_bytes = 0
+        self.scratch_bytes = 0
         self.regions: dict[ir.Value, Region] = {}
         self.builder = ir.IRBuilder(self._entry)
         self.inputs = self._load_pointers(
             "input", inputs, [i.shape.byte_size for i in program.inputs]
         )
         self.outputs = self._load_pointers("output", outputs, self._output_sizes())
+        self._results = outputs
+        self._scratch: ir.Value | None = None
         self.builder.position_at_end(self._body)
 
     def _load_pointers(self, name: str, array: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
@@ -90,30 +97,59 @@ class Frame:
     def allocate(self, element: ir.Type, count: int) -> ir.Value:
         """Returns the address of uninitialised scratch memory that lives as long as the call.
 
+        It is on the stack as long as there is room.
+
         Raises:
-            UnsupportedError: if it is more than a thread's stack may give.
+            UnsupportedError: if it is more than there may be.
         """
         bits = getattr(element, "width", 0) or {"half": 16, "float": 32, "double": 64}[str(element)]
         size = count * bits // 8
         if count * bits // 8 % _PAGE_BYTES == 0:
             count += _GAP_BYTES * 8 // bits
-        self._stack_bytes += max(count * bits // 8, 64)
-        if self._stack_bytes > _MAX_STACK_BYTES:
-            raise self._refusal()
+        slot_bytes = max(count * bits // 8, _ALIGNMENT)
+        if self._stack_bytes + slot_bytes > _MAX_STACK_BYTES:
+            return self._allocate_outside(size)
+        self._stack_bytes += slot_bytes
         slot = ir.IRBuilder(self._entry).alloca(element, size=max(count, 1))
-        slot.align = 64
+        slot.align = _ALIGNMENT
         slot.type = _POINTER
         self.regions[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
         return slot
 
-    def _refusal(self) -> UnsupportedError:
+    def _allocate_outside(self, size: int) -> ir.Value:
+        """Returns the address of scratch memory that the caller gives.
+
+        Only where all lanes are one tile: other tiles are better made smaller.
+        """
+        if not self.program.meetings or self.scratch_bytes + size > _MAX_SCRATCH_BYTES:
+            raise self._refusal(self._stack_bytes + self.scratch_bytes + size)
+        builder = ir.IRBuilder(self._entry)
+        if self._scratch is None:
+            self._scratch = self._load_scratch(builder)
+        offset = i64(self.scratch_bytes)
+        # As on the stack, what follows must not lie whole pages apart.
+        self.scratch_bytes += -(-(size + _GAP_BYTES) // _ALIGNMENT) * _ALIGNMENT
+        self.regions[self._scratch] = Region(
+            name="scratch memory of the caller's", num_bytes=self.scratch_bytes
+        )
+        return builder.gep(self._scratch, [offset], inbounds=True, source_etype=ir.IntType(8))
+
+    def _load_scratch(self, builder: ir.IRBuilder) -> ir.Value:
+        """Returns the address that comes behind those of the outputs."""
+        addresses = self.regions[self._results]
+        self.regions[self._results] = replace(addresses, num_bytes=addresses.num_bytes + 8)
+        place = builder.gep(self._results, [i64(len(self.outputs))], source_etype=_POINTER)
+        return builder.load(place, typ=_POINTER)
+
+    def _refusal(self, num_bytes: int) -> UnsupportedError:
         """Returns the error for too much scratch memory, counted in 32-bit values of a lane."""
         lane_bytes = 4 * self.plan.tile_lanes
+        limit = _MAX_STACK_BYTES + (_MAX_SCRATCH_BYTES if self.program.meetings else 0)
         decision = Reason.TOO_LARGE.decide(
             instruction=self.program.name,
             opcode="while",
-            elements=f"{self._stack_bytes // lane_bytes:,} or more",
-            limit=f"{_MAX_STACK_BYTES // lane_bytes:,}",
+            elements=f"{num_bytes // lane_bytes:,} or more",
+            limit=f"{limit // lane_bytes:,}",
         )
         return UnsupportedError(decision)
 

@@ -2,6 +2,8 @@
 
     void kernel(void **inputs, void **outputs, int64 first_tile, int64 last_tile)
 
+Behind the outputs may come scratch memory, for tiles of more lanes than the stack has room for.
+
 A tile is a run of lanes. For each of its tiles the kernel brings the loop's state in, runs all
 steps, and writes the state out; streams are read and written step by step. A tile of one lane
 block keeps its state in registers through all steps. A larger tile keeps it in scratch memory that
@@ -48,6 +50,7 @@ class KernelCode:
     ir: Text of the module.
     symbol: The function's name in it.
     num_tiles: Tiles that cover all lanes.
+    scratch_bytes: Memory the caller has to give as one more output, if any.
     parallel: Whether tiles are worth handing to several threads.
     plan: How the work is laid out; for reports.
     """
@@ -55,6 +58,7 @@ class KernelCode:
     ir: str
     symbol: str
     num_tiles: int
+    scratch_bytes: int
     parallel: bool
     plan: Plan
 
@@ -110,6 +114,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         ir=str(module),
         symbol=SYMBOL,
         num_tiles=plan.num_tiles,
+        scratch_bytes=frame.scratch_bytes,
         parallel=plan.parallel,
         plan=plan,
     )

@@ -152,6 +152,7 @@ class LaneProgram:
         late: What follows from folds in the outermost body, and what only serves that.
         epilogue: What is done with elements that have a combiner, or None.
         num_tiles: In how many parts a kernel makes the results that have a combiner.
+        scratch_bytes: How much memory a kernel wants as one more result.
         num_recomputed: How many stacks of another loop it computes instead of reading them.
         meetings: Reductions over lanes in the outermost body or condition whose results the loop
             goes on with: all lanes take each step together.
@@ -174,6 +175,7 @@ class LaneProgram:
     late: frozenset[HloInstruction] = frozenset()
     epilogue: Epilogue | None = None
     num_tiles: int = 1
+    scratch_bytes: int = 0
     num_recomputed: int = 0
     meetings: frozenset[HloInstruction] = frozenset()
 

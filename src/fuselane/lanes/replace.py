@@ -16,7 +16,8 @@ everything else. That also costs no copy. The exceptions:
 - a uniform state beside lanes gets a new buffer, as several threads read the initial value while
   one writes the result;
 - constants that the loop passes on unchanged are used where they are;
-- results that only the program's epilogue needs get new buffers, with a row for each tile.
+- results that only the program's epilogue needs get new buffers, with a row for each tile;
+- scratch memory too large for the stack is one more result, which nobody reads.
 
 A kernel must therefore have read a tile's initial state before it writes the tile's final state.
 """
@@ -98,6 +99,7 @@ class _Replacement:
                 self._add_partial(element)
             else:
                 self._add_output(index, element, positions.get(output.tuple_index))
+        self._add_scratch()
         self._add_forwarded()
         call = self._create_call(target, attributes)
         self._add_epilogue(call)
@@ -144,6 +146,12 @@ class _Replacement:
             shape = Shape.array(shape.element_type, sizes)
         self.partials.append(len(self.results))
         self.results.append(shape)
+
+    def _add_scratch(self) -> None:
+        """Adds a result that nobody reads."""
+        if self.program.scratch_bytes:
+            shape = Shape.array(PrimitiveType.U8, (self.program.scratch_bytes,))
+            self.results.append(shape)
 
     def _share(self, index: int, position: int | None) -> None:
         """Adds a result that lies in the buffer of the loop's initial value."""

@@ -17,13 +17,14 @@ FILES: Final = sorted(PACKAGE.rglob("*.py"))
 FOUNDATION: Final = {
     "decisions": set[str](),
     "errors": {"decisions"},
+    "budget": {"decisions", "errors"},
     "config": {"decisions", "errors"},
     "device": {"config", "decisions", "errors"},
     "contract": set[str](),
 }
 # A name stands for a room (all its files), a file at the top, or one file of a room.
 LAYERS: Final = FOUNDATION | {
-    "hlo": {"errors"},
+    "hlo": {"budget", "errors"},
     "analysis": {"hlo", *FOUNDATION},
     "lanes": {"analysis", "hlo", *FOUNDATION},
     "codegen": {

@@ -45,6 +45,9 @@ class Options:
         threads: Most threads a kernel may use; None is all of XLA's.
         min_gain: How many times faster than XLA a kernel has to be by estimate for a loop to be
             taken; 0 takes every loop that can be.
+        max_compile_s: Seconds that may be spent on one module, LLVM included; the loops not done by
+            then are left to XLA. LLVM itself can't be stopped, so a kernel that it would need
+            longer for than is left isn't begun.
         cache_mib: Size of the kernel cache on disk above which the kernels unused longest are
             deleted, in MiB; 0 keeps no kernels on disk.
         verify: Also run every replaced loop as XLA does, compare the results and fail with an error
@@ -60,6 +63,7 @@ class Options:
     tile_lanes: int | None = None
     threads: int | None = None
     min_gain: float = 1.15
+    max_compile_s: float = 60.0
     cache_mib: int = 256
     verify: bool = False
     verify_hlo: bool = False
@@ -74,6 +78,7 @@ class Options:
         _require(self.tile_lanes is None or self.tile_lanes >= 1, "tile_lanes", "a positive number")
         _require(self.threads is None or self.threads >= 1, "threads", "a positive number")
         _require(0 <= self.min_gain < math.inf, "min_gain", "zero or more")
+        _require(0 < self.max_compile_s < math.inf, "max_compile_s", "more than zero")
         _require(self.cache_mib >= 0, "cache_mib", "zero or more")
 
     def fingerprint(self) -> str:

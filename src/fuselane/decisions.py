@@ -43,11 +43,19 @@ class Reason(enum.Enum):
     SIDE_EFFECT = ("side-effect", "The loop contains `{opcode}`, which has a side effect.")
     NOT_PROFITABLE = ("not-profitable", "A kernel would not be worth it: {detail}.")
     TOO_LARGE = ("too-large", "One lane needs {elements} values at once, more than {limit}.")
+    TOO_MUCH_CODE = (
+        "too-much-code",
+        "The code of a kernel would be too large: {detail}.",
+    )
     STREAM_HAZARD = (
         "stream-hazard",
         "An array that is updated in place is also needed in its older state: {detail}.",
     )
     UNSUPPORTED_STRUCTURE = ("unsupported-structure", "The loop's form is not handled: {detail}.")
+    OUT_OF_TIME = (
+        "out-of-time",
+        "This loop, and what comes behind it, was given up after {seconds} s: {detail}.",
+    )
     INTERNAL_ERROR = ("internal-error", "Fuselane failed on this loop: {detail}.")
     DISABLED = ("disabled", "Fuselane is switched off.")
 

@@ -26,6 +26,11 @@ class UnsupportedError(FuselaneError):
 
 
 @final
+class OutOfTimeError(FuselaneError):
+    """The time to compile a module was over before the work was done; see `fuselane.budget`."""
+
+
+@final
 class OptionError(FuselaneError):
     """An option has an unknown name or a value outside what it allows."""
 

@@ -11,8 +11,12 @@ from fuselane.decisions import DecisionLog
 from fuselane.errors import InputError, VerificationError
 from fuselane.explain.report import Report
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.verifier import verify
 
 TARGETS: Final = ("cpu",)
+
+MAX_FILE_BYTES: Final = 2**31
+"""What a serialized protocol buffer can have at most."""
 
 _FIRST_MESSAGE_TAG: Final = 0x0A  # field 1, length-delimited: the module inside an HloProto
 
@@ -33,7 +37,11 @@ def explain_module_file(path: Path, target: str = "cpu") -> Report:
         raise InputError(f"There is no target {target!r}; targets are {', '.join(TARGETS)}.")
     data = read_module_file(path)
     log = DecisionLog()
-    pipeline.transform(data, options_from({}), log)
+    try:
+        pipeline.transform(data, options_from({}), log)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": .")
+        raise InputError(f"The module in {str(path)!r} cannot be compiled: {reason}.") from error
     return Report.of(log)
 
 
@@ -44,21 +52,23 @@ def read_module_file(path: Path) -> bytes:
         InputError: if the file cannot be read or holds none.
     """
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            limit = f"{MAX_FILE_BYTES / 2**30:g} GiB"
+            raise InputError(f"{str(path)!r} is larger than {limit}, which no HLO module is.")
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    reason = ""
     for candidate in (data, _first_message(data)):
-        if _is_module(candidate):
+        try:
+            verify(HloModule.from_bytes(candidate))
+        except VerificationError as error:
+            reason = reason or str(error)
+        except Exception as error:
+            reason = reason or f"{type(error).__name__}: {error}"
+        else:
             return candidate
-    raise InputError(f"{str(path)!r} holds no serialized HLO module.")
-
-
-def _is_module(data: bytes) -> bool:
-    try:
-        HloModule.from_bytes(data)
-    except VerificationError:
-        return False
-    return True
+    raise InputError(f"{str(path)!r} holds no serialized HLO module: {reason}")
 
 
 def _first_message(data: bytes) -> bytes:

@@ -14,15 +14,17 @@
 
 What happened to each loop goes into the decision log. A loop on which `form`, `emit` or `compile`
 fails stays with XLA, with one warning per kind of failure; so does the whole module if anything
-else fails (see `runtime.hook`).
+else fails (see `runtime.hook`). When `max_compile_s` is over (see `budget`), the loop at hand and
+those to come stay with XLA, and what has been replaced stays replaced.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from fuselane import config
+from fuselane import budget, config
 from fuselane.analysis.gain import Gain
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
@@ -34,7 +36,7 @@ from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.device import host_device
-from fuselane.errors import UnsupportedError
+from fuselane.errors import OutOfTimeError, UnsupportedError
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -57,6 +59,8 @@ from fuselane.runtime.warning import warn_once
 _WHILE_FIELD: Final = b"\x12\x05while"
 """How the opcode of a `while` looks in a serialized HloInstructionProto: field 2, 5 bytes long."""
 
+_LLVM_S_PER_INSTRUCTION: Final = 1e-4
+
 MAX_DONATED_BYTES: Final = 64 * 2**20
 """Donated arguments that may be copied for the sake of a kernel; see `lanes.donation`."""
 
@@ -73,12 +77,15 @@ def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
     Raises:
         VerificationError: if the bytes are no HLO module, or, with `options.verify_hlo`, if what
             was read or made breaks a rule of HLO.
+        OutOfTimeError: if reading the module alone takes longer than `options.max_compile_s`.
     """
     if _WHILE_FIELD not in data:
         return None
-    module = HloModule.from_bytes(data)
+    deadline_s = time.monotonic() + options.max_compile_s
+    with budget.until(deadline_s):
+        module = HloModule.from_bytes(data)
     check(module, options)
-    if not _Fusion(module, options, log).run():
+    if not _Fusion(module, options, log, deadline_s).run():
         return None
     copy_donated_arguments(module)
     module.remove_unused_computations()
@@ -100,8 +107,10 @@ class _Fusion:
     module: HloModule
     options: Options
     log: DecisionLog
+    deadline_s: float
     residuals: dict[HloInstruction, Residuals] = field(default_factory=dict)
     left_out: dict[HloInstruction, int] = field(default_factory=dict)
+    is_out_of_time: bool = False
 
     def run(self) -> bool:
         """Visits the loops, outermost first; those inside a replaced one not at all.
@@ -113,8 +122,12 @@ class _Fusion:
         has_changed = False
         while stack:
             computation = stack.pop()
+            if computation in seen:
+                continue
             seen.add(computation)
             for instruction in self._in_order(computation):
+                if self.is_out_of_time:
+                    return has_changed
                 if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
                     continue
                 if is_reference(instruction):
@@ -127,7 +140,11 @@ class _Fusion:
 
     def _in_order(self, computation: HloComputation) -> list[HloInstruction]:
         """Returns a computation's instructions; loops first that may compute what others stack."""
-        found = find_residuals(computation)
+        try:
+            with budget.until(self.deadline_s):
+                found = find_residuals(computation)
+        except OutOfTimeError:  # the next loop says so
+            found = {}
         self.residuals.update(found)
         return [*found, *(i for i in computation.instructions if i not in found)]
 
@@ -157,18 +174,23 @@ class _Fusion:
 
     def _replace(self, loop: HloInstruction, *, is_small: bool) -> bool:
         program: LaneProgram | None = None
+        residuals = self.residuals.get(loop)
         try:
-            residuals = self.residuals.get(loop)
-            program = form(self.module, loop, residuals)
-            self._check_region(program)
-            self._check_donation(loop)
-            plan = make_plan(program, self.options, host_device())
-            gain = self._choose(loop, program, plan, is_compiled=is_small)
-            code = self._build(program, plan)
-            program = with_code(program, code)
-            kernel = compile_kernel(code, self.options)
+            with budget.until(self.deadline_s):
+                program = form(self.module, loop, residuals)
+                self._check_region(program)
+                self._check_donation(loop)
+                plan = make_plan(program, self.options, host_device())
+                gain = self._choose(loop, program, plan, is_compiled=is_small)
+                code = self._build(program, plan)
+                program = with_code(program, code)
+                kernel = compile_kernel(code, self.options)
         except UnsupportedError as error:
             self._record(loop, program, error.decision)
+            return False
+        except OutOfTimeError as error:
+            self.is_out_of_time = True
+            self._record(loop, program, self._give_up(error))
             return False
         except Exception as error:
             self._record(loop, program, _failure(error))
@@ -260,6 +282,15 @@ class _Fusion:
         )
         self.log.append(entry)
 
+    def _give_up(self, error: OutOfTimeError) -> Decision:
+        """Warns that the time is over and returns it as a decision."""
+        seconds, detail = f"{self.options.max_compile_s:g}", str(error).rstrip(".")
+        warn_once(
+            f"Fuselane gave up on {self.module.name} after {seconds} s and left what remains of"
+            " it to XLA; the option max_compile_s allows more."
+        )
+        return Reason.OUT_OF_TIME.decide(seconds=seconds, detail=detail)
+
     def _source(self, loop: HloInstruction) -> str:
         line = self.module.source(loop)
         return "" if line is None else str(line)
@@ -270,7 +301,11 @@ _SEQUENTIAL_OPCODES: Final = frozenset({"while", "call", "conditional"})
 
 
 def compile_kernel(code: KernelCode, options: Options) -> Kernel:
-    """Returns the machine code of a kernel, from the cache or fresh from LLVM."""
+    """Returns the machine code of a kernel, from the cache or fresh from LLVM.
+
+    Raises:
+        OutOfTimeError: if LLVM would probably need longer than there is time.
+    """
     target = HostTarget.host()
     max_threads = (options.threads or 0) if code.parallel else 1
     layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar}"
@@ -278,6 +313,9 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
     cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
 
     def compile_now() -> Kernel:
+        needed_s = _LLVM_S_PER_INSTRUCTION * code.num_instructions
+        if needed_s > budget.remaining_s():
+            raise OutOfTimeError(f"LLVM would need another {needed_s:.1f} s.")
         return Kernel(
             key=key,
             symbol=code.symbol,

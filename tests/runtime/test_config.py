@@ -84,6 +84,7 @@ def test_fingerprints_differ_by_every_option() -> None:
             {"threads": 1},
             {"min_gain": 2.0},
             {"cache_mib": 1},
+            {"max_compile_s": 10.0},
             {"verify": True},
             {"verify_hlo": True},
             {"bounds_checks": True},

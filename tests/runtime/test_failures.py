@@ -118,7 +118,7 @@ def test_warnings_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise CodegenError("injected")
 
     monkeypatch.setattr(pipeline, "build_planned", fail)

@@ -34,9 +34,12 @@ from fuselane.codegen.memory import (
 )
 from fuselane.codegen.runs import load_runs, store_runs
 from fuselane.codegen.types import constant, integer_constant, is_vector, memory_type, splat
+from fuselane.decisions import Reason
+from fuselane.errors import UnsupportedError
 from fuselane.hlo.shape import PrimitiveType, Shape
 
 _MAX_SELECTED_CONSTANTS = 8
+_MAX_CONSTANT_BYTES = 32 * 2**20
 _MAX_RUN = 16
 _MAX_RUN_TIMES_WIDTH = 1024
 
@@ -472,7 +475,13 @@ def global_constant(module: ir.Module, values: np.ndarray) -> ir.Value:
     """Returns a pointer to the values, row-major, as read-only data of the module.
 
     Equal values share their memory.
+
+    Raises:
+        UnsupportedError: for more than belongs into code.
     """
+    if values.nbytes > _MAX_CONSTANT_BYTES:
+        detail = f"it holds a constant of {values.nbytes / 2**20:,.0f} MiB"
+        raise UnsupportedError(Reason.TOO_MUCH_CODE.decide(detail=detail))
     data = np.ascontiguousarray(values).tobytes()
     name = f"constant.{hashlib.sha256(data).hexdigest()[:32]}"
     known = module.globals.get(name)

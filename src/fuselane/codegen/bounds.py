@@ -142,11 +142,11 @@ class _Guarded:
 
     def _extent(self, builder: ir.IRBuilder, pointer: ir.Value) -> _Extent:
         """Returns where an address may lie, given what it comes from."""
-        if isinstance(pointer, ir.instructions.GEPInstr):
+        region = self._regions.get(pointer)
+        if region is None and isinstance(pointer, ir.instructions.GEPInstr):
             return self._extent(builder, pointer.pointer)
         if isinstance(pointer, ir.SelectInstr):
             return self._chosen(builder, *pointer.operands)
-        region = self._regions.get(pointer)
         if region is None and isinstance(pointer, ir.GlobalVariable):
             region = Region(name="a constant", num_bytes=_byte_size(pointer.initializer.type))
         if region is None:

@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Discarded, Memory, Partial, Place, Written
 from fuselane.codegen.bounds import Region
+from fuselane.codegen.builder import KernelBuilder
 from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import I64, i64, residual_size
@@ -59,7 +60,7 @@ class Frame:
         self._stack_bytes = 0
         self.scratch_bytes = 0
         self.regions: dict[ir.Value, Region] = {}
-        self.builder = ir.IRBuilder(self._entry)
+        self.builder = KernelBuilder(self._entry)
         self.inputs = self._load_pointers(
             "input", inputs, [i.shape.byte_size for i in program.inputs]
         )
@@ -129,10 +130,9 @@ class Frame:
         offset = i64(self.scratch_bytes)
         # As on the stack, what follows must not lie whole pages apart.
         self.scratch_bytes += -(-(size + _GAP_BYTES) // _ALIGNMENT) * _ALIGNMENT
-        self.regions[self._scratch] = Region(
-            name="scratch memory of the caller's", num_bytes=self.scratch_bytes
-        )
-        return builder.gep(self._scratch, [offset], inbounds=True, source_etype=ir.IntType(8))
+        slot = builder.gep(self._scratch, [offset], inbounds=True, source_etype=ir.IntType(8))
+        self.regions[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
+        return slot
 
     def _load_scratch(self, builder: ir.IRBuilder) -> ir.Value:
         """Returns the address that comes behind those of the outputs."""

@@ -34,6 +34,7 @@ from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products
 from fuselane.codegen.tiles import TiledLoop
 from fuselane.config import Options
+from fuselane.decisions import Reason
 from fuselane.device import DeviceDescription
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
@@ -53,6 +54,7 @@ class KernelCode:
     scratch_bytes: Memory the caller has to give as one more output, if any.
     parallel: Whether tiles are worth handing to several threads.
     plan: How the work is laid out; for reports.
+    num_instructions: How many of LLVM's there are, but for the bodies of functions of its own.
     """
 
     ir: str
@@ -61,6 +63,7 @@ class KernelCode:
     scratch_bytes: int
     parallel: bool
     plan: Plan
+    num_instructions: int
 
     @property
     def is_scalar(self) -> bool:
@@ -94,8 +97,9 @@ def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = Fal
         check_partials(program, plan)
         try:
             return _build(program, plan, bounds_checks=bounds_checks)
-        except UnsupportedError:
-            if plan.tile_vectors == 1 or program.meetings:
+        except UnsupportedError as error:
+            is_too_large = error.decision.reason is Reason.TOO_LARGE
+            if not is_too_large or plan.tile_vectors == 1 or program.meetings:
                 raise
             plan = plan.with_smaller_tiles(program.num_lanes)
 
@@ -117,6 +121,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         scratch_bytes=frame.scratch_bytes,
         parallel=plan.parallel,
         plan=plan,
+        num_instructions=frame.builder.num_instructions,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
+from fuselane import budget
 from fuselane.errors import VerificationError
 from fuselane.hlo.literal import literal_to_numpy, numpy_to_literal
 from fuselane.hlo.proto import HloInstructionProto, Message
@@ -91,6 +92,7 @@ class HloInstruction:
     )
 
     def __init__(self, proto: Message, id: int, name: str, opcode: str, shape: Shape) -> None:
+        budget.check()
         self.id = id
         self.name = name
         self.opcode = opcode

@@ -78,7 +78,8 @@ def _read_elements(
     literal: Message, element_type: PrimitiveType, dtype: np.dtype[Any]
 ) -> np.ndarray[Any, Any]:
     if element_type in _VARINT_FIELDS:
-        return np.array(list(getattr(literal, _VARINT_FIELDS[element_type])), dtype)
+        values = getattr(literal, _VARINT_FIELDS[element_type])
+        return np.fromiter(values, dtype, len(values))
     if element_type in _FIXED_WIDTH_FIELDS:
         packed = PackedLiteralProto.FromString(literal.SerializeToString())
         return np.frombuffer(getattr(packed, _FIXED_WIDTH_FIELDS[element_type]), dtype)

@@ -15,6 +15,9 @@ from fuselane.hlo.proto import HloModuleProto, Message
 from fuselane.hlo.schedule import update_schedule
 from fuselane.hlo.source_lines import SourceLine, SourceLines
 
+MAX_INSTRUCTIONS: Final = 250_000
+"""The most instructions a module may have: each takes about 10 us and 3 KiB to read."""
+
 _COMPUTATION_SHIFT: Final = 32
 
 
@@ -45,8 +48,8 @@ class HloModule:
         """Returns the module of a serialized HloModuleProto.
 
         Raises:
-            VerificationError: if `data` is not one, or operands, roots or called computations are
-                missing.
+            VerificationError: if `data` is not one, operands, roots or called computations are
+                missing, or there are more instructions than MAX_INSTRUCTIONS.
         """
         try:
             proto = HloModuleProto.FromString(data)
@@ -54,6 +57,11 @@ class HloModule:
             raise VerificationError(
                 f"These {len(data)} bytes are not an HloModuleProto: {error}."
             ) from None
+        count = sum(len(message.instructions) for message in proto.computations)
+        if count > MAX_INSTRUCTIONS:
+            raise VerificationError(
+                f"Module {proto.name} has {count:,} instructions, more than {MAX_INSTRUCTIONS:,}."
+            )
         computations = {
             message.id: HloComputation.from_proto(message) for message in proto.computations
         }

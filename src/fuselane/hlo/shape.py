@@ -101,6 +101,7 @@ class PrimitiveType(enum.IntEnum):
 
 
 _MAX_INTERNED: Final = 16384
+_MAX_BYTES: Final = 2**63 - 1
 _ELEMENT_TYPES: Final = {int(element_type): element_type for element_type in PrimitiveType}
 _interned: dict[bytes, Shape] = {}
 
@@ -246,10 +247,11 @@ def _parse(proto: Message) -> Shape:
     if element_type is PrimitiveType.TUPLE:
         return Shape.tuple_of([Shape.from_proto(element) for element in proto.tuple_shapes])
     shape = Shape.array(element_type, proto.dimensions)
+    _check_sizes(shape)
     if proto.HasField("layout"):
         layout = tuple(proto.layout.minor_to_major)
-        if len(layout) != len(shape.dimensions):
-            raise VerificationError(f"Shape {shape} has a layout of {len(layout)} dimensions.")
+        if sorted(layout) != list(range(len(shape.dimensions))):
+            raise VerificationError(f"Shape {shape} has a layout of dimensions {layout}.")
         shape = Shape(element_type, shape.dimensions, (), layout)
     plain = shape.to_proto()
     if _has_details(proto, plain):
@@ -257,6 +259,17 @@ def _parse(proto: Message) -> Shape:
             element_type, shape.dimensions, (), shape.minor_to_major, proto.SerializeToString()
         )
     return shape
+
+
+def _check_sizes(shape: Shape) -> None:
+    """Raises VerificationError for sizes that no array has; all offsets into others fit 63 bits."""
+    size = max(shape.element_type.byte_size, 1)
+    for dimension in shape.dimensions:
+        if dimension < 0:
+            raise VerificationError(f"Shape {shape} has a dimension of negative size.")
+        size *= max(dimension, 1)
+        if size > _MAX_BYTES:
+            raise VerificationError(f"Shape {shape} takes more than {_MAX_BYTES} bytes.")
 
 
 def _has_details(proto: Message, plain: Message) -> bool:

@@ -16,6 +16,8 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, final
 
+from fuselane.analysis.refusal import refuse
+from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -35,6 +37,10 @@ from fuselane.lanes.merges import (
     merging_reshape,
     sizes_apart,
 )
+
+MAX_INSTRUCTIONS: Final = 100_000
+"""The most instructions of a region or a body in it: calls within calls can multiply without
+end."""
 
 Attributes = tuple[tuple[str, Any], ...]
 """Fields of an instruction's proto as hashable values, such as `(("dimensions", (0, 1)),)`."""
@@ -117,6 +123,8 @@ class ComputationBuilder:
             attributes: What else makes it differ from others.
             origin: The user's instruction it stands for: gives the name and the metadata.
             called: Called computations.
+        Raises:
+            UnsupportedError: for one instruction too many.
         """
         key = (opcode, id(shape), attributes, called, *map(id, operands))
         known = self._known.get(key)
@@ -133,6 +141,9 @@ class ComputationBuilder:
             called_computations=called,
             **fields,
         )
+        if len(self.computation.instructions) >= MAX_INSTRUCTIONS:
+            detail = f"with calls inlined more than {MAX_INSTRUCTIONS:,} instructions of HLO"
+            raise refuse(Reason.TOO_MUCH_CODE, origin or instruction, detail=detail)
         self.computation.add(instruction)
         self._known[key] = instruction
         if attributes:

@@ -8,7 +8,14 @@ from typing import Final
 
 import pytest
 
-from fuselane.codegen.schedule import Schedule, Step, make_schedule, needs_lanes
+from fuselane.codegen.schedule import (
+    Schedule,
+    Step,
+    make_schedule,
+    needs_lanes,
+    parts_of,
+    results_of,
+)
 from fuselane.codegen.sweeps import MAX_ROWS, Sweep, count_rows, cut_into_sweeps
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, Guard, LaneProgram
@@ -19,14 +26,6 @@ LANES: Final = 64
 ROW: Final = f"f32[{LANES}]"
 ROWS: Final = f"f32[1000,{LANES}]"
 WINDOW: Final = f"f32[1,{LANES}]"
-
-
-def parts(step: Step) -> tuple[HloInstruction, ...]:
-    return (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
-
-
-def made(step: Step) -> tuple[HloInstruction, ...]:
-    return step.selects if isinstance(step, Guard) else (step,)
 
 
 def cut(program: LaneProgram) -> list[Sweep]:
@@ -62,13 +61,13 @@ def check_sweeps(
         assert set(sweep.received) <= passed, "received what nobody left"
         at_hand = set(sweep.received) | in_memory
         for step in sweep.steps:
-            inside = set(parts(step))
-            for part in parts(step):
+            inside = set(parts_of(step))
+            for part in parts_of(step):
                 for operand in part.operands:
                     known = operand in at_hand or operand in inside
                     assert known or not needs_lanes(operand, program) or is_parameter(operand)
-            at_hand.update(made(step))
-            in_memory.update(program.mutable.intersection(made(step)))
+            at_hand.update(results_of(step))
+            in_memory.update(program.mutable.intersection(results_of(step)))
         assert set(sweep.left) <= at_hand - set(sweep.received), "left what it has not made"
         assert set(sweep.left).isdisjoint(passed), "left twice"
         assert not any(value in program.mutable for value in sweep.left)

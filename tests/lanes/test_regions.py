@@ -40,6 +40,7 @@ class Case:
         function: The program.
         arguments: Its arguments, by seed.
         guards: Number of guards to be found.
+        pieces: Number of clusters with two versions to be found.
         streams: Number of streams of the outer loop.
         exact: Whether XLA compiles program and region to the same operations on floats. Where a
             multiplication meets an addition it may fuse them in one and not in the other.
@@ -48,6 +49,7 @@ class Case:
     function: Callable[..., Any]
     arguments: Callable[[np.random.Generator], tuple[Any, ...]]
     guards: int = 0
+    pieces: int = 0
     streams: int = 0
     exact: bool = False
 
@@ -204,7 +206,7 @@ CASES: Final[dict[str, Case]] = {
     "ring": Case(
         ring, lambda r: (*floats(100, LANES)(r), *floats(LANES)(r)), streams=1, exact=True
     ),
-    "normals": Case(normals, keyed_normals, guards=1, streams=1),
+    "normals": Case(normals, keyed_normals, pieces=1, streams=1),
     "unrolled": Case(unrolled, lambda r: (*floats(LANES)(r), *floats(STEPS, LANES)(r)), streams=1),
     "best": Case(best, floats(LANES, 5), streams=1),
     "traced_bound": Case(whole_number_steps, lambda r: (*floats(LANES)(r), np.int32(9))),
@@ -227,6 +229,7 @@ def test_region(name: str) -> None:
 def check_shape(case: Case, program: LaneProgram) -> None:
     assert program.num_lanes == LANES
     assert sum(map(len, program.guards.values())) == case.guards
+    assert sum(map(len, program.pieces.values())) == case.pieces
     kinds = [element.kind for element in program.loop.elements]
     assert kinds.count(ElementKind.STREAM) == case.streams
 

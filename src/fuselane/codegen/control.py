@@ -30,11 +30,12 @@ from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.liveness import find_shared_home
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_fold, emit_while_loop
 from fuselane.codegen.memory import vector
+from fuselane.codegen.pieces import emit_pieces
 from fuselane.codegen.schedule import Step, needs_lanes
 from fuselane.codegen.types import any_lane
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LoopElement
+from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LoopElement, Piecewise
 
 Body = Callable[[list[Array]], list[Array]]
 
@@ -47,6 +48,8 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
     for step in steps:
         if isinstance(step, Guard):
             _emit_guard(emitter, step)
+        elif isinstance(step, Piecewise):
+            emit_pieces(emitter, step)
         elif step.opcode == "while":
             emitter.values[step] = emit_loop_here(emitter, step)
         elif step.opcode == "conditional":
@@ -80,7 +83,9 @@ def emit_shared_steps(
     """
     program = emitter.program
     for step in emitter.schedule(computation).steps if only is None else only:
-        if isinstance(step, Guard) or (step is computation.root and step.opcode == "tuple"):
+        if not isinstance(step, HloInstruction) or (
+            step is computation.root and step.opcode == "tuple"
+        ):
             continue
         if not needs_lanes(step, program):
             emit_steps(emitter, [step])
@@ -380,7 +385,7 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
     small = [s for s, other in others.items() if other.size <= emitter.max_unrolled]
     large = [select for select in others if select not in small]
     results = [_elements(emitter, others[select]) for select in small]
-    first = next(iter((*guard.instructions, *guard.selects)))
+    first = guard.parts[0]
     for select in large:
         home = find_shared_home(emitter, select, 3 - guard.side, first)
         emitter.copy(others[select], home)
@@ -388,7 +393,7 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
 
     def work() -> list[ir.Value]:
         inner = emitter.at(place.block)
-        emit_steps(inner, (*guard.instructions, *guard.selects))
+        emit_steps(inner, guard.parts)
         arrays = [inner.array(select) for select in small]
         return [
             widen(place, array.get(place, array.flat(place, position)))

@@ -31,13 +31,13 @@ from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
-from fuselane.codegen.schedule import Schedule, make_schedule
+from fuselane.codegen.schedule import Schedule, make_schedule, parts_of
 from fuselane.codegen.types import is_vector
 from fuselane.codegen.windows import store_window
 from fuselane.errors import CodegenError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import Guard, LaneLoop, LaneProgram
+from fuselane.lanes.program import LaneLoop, LaneProgram
 
 Binding = Array | list[Array]
 Elemental = Callable[[Element], ir.Value]
@@ -110,7 +110,7 @@ class Emitter:
         """Returns when each instruction of a computation is emitted, in steps from its start."""
         parts: list[HloInstruction] = []
         for step in self.schedule(computation).steps:
-            parts += (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
+            parts += parts_of(step)
         return {part: number for number, part in enumerate(parts)}
 
     def lane(self, instruction: HloInstruction) -> int | None:
@@ -130,7 +130,11 @@ class Emitter:
         return value if isinstance(value, list) else [value]
 
     def define(
-        self, instruction: HloInstruction, element: Elemental, home: Scratch | None = None
+        self,
+        instruction: HloInstruction,
+        element: Elemental,
+        home: Scratch | None = None,
+        operands: Iterable[HloInstruction] | None = None,
     ) -> None:
         """Decides where an instruction's elements live: registers, nowhere (a view) or scratch.
 
@@ -145,13 +149,15 @@ class Emitter:
             instruction: What is defined.
             element: How an element of it comes about.
             home: Where to store it whatever the above says; see `codegen.liveness`.
+            operands: What `element` reads, if not the instruction's operands.
         """
-        operands = [v for o in instruction.operands if isinstance(v := self.values[o], Array)]
+        sources = instruction.operands if operands is None else operands
+        arrays = [v for o in sources if isinstance(v := self.values[o], Array)]
         view = View(
             shape=instruction.shape,
             lane=self.lane(instruction),
             element=element,
-            cuts=cuts_of(instruction, operands),
+            cuts=cuts_of(instruction, arrays),
         )
         in_front = instruction.computation is self.program.region
         if home is not None:

@@ -96,10 +96,12 @@ def _elementwise(emitter: Emitter, instruction: HloInstruction) -> Elemental:
     rank = len(instruction.shape.dimensions)
 
     def element(index: Element) -> ir.Value:
-        values = [
-            operand.get(emitter.place, index if len(operand.shape.dimensions) == rank else ())
-            for operand in operands
-        ]
+        values = [read_operand(emitter, operand, index, rank) for operand in operands]
         return emitter.apply(instruction, values)
 
     return element
+
+
+def read_operand(emitter: Emitter, operand: Array, index: Element, rank: int) -> ir.Value:
+    """Returns what an element of an elementwise instruction of some rank needs of an operand."""
+    return operand.get(emitter.place, index if len(operand.shape.dimensions) == rank else ())

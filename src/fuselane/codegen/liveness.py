@@ -44,18 +44,26 @@ def overwritable(
     return scratch
 
 
-def find_home(emitter: Emitter, instruction: HloInstruction) -> Scratch | None:
+def find_home(
+    emitter: Emitter, instruction: HloInstruction, first: HloInstruction | None = None
+) -> Scratch | None:
     """Returns the scratch memory in which an elementwise instruction's result belongs, or None.
 
     That is where its guard wants it, or where its loop carries it, if what is there is not needed
     any more. None where its own scratch, registers or nothing at all will do.
+
+    Args:
+        emitter: What emits the instruction.
+        instruction: Any.
+        first: Where what is emitted together with it, element by element, starts; by default there
+            is nothing else.
     """
     if instruction in emitter.homes or instruction.opcode not in ELEMENTWISE_OPCODES:
         return emitter.homes.get(instruction)
     lane = emitter.lane(instruction)
     if lane is None or residual_size(instruction.shape.dimensions, lane) <= emitter.max_unrolled:
         return None
-    return _carried_home(emitter, instruction, instruction)
+    return _carried_home(emitter, instruction, first or instruction)
 
 
 def find_shared_home(

@@ -239,6 +239,7 @@ def emit_switch(
     choice: ir.Value,
     cases: Sequence[int],
     sides: Sequence[Callable[[], Values]],
+    weights: Sequence[int] = (),
 ) -> Values:
     """Emits `sides[k]()` where `choice` is `cases[k]` and the last side anywhere else.
 
@@ -247,12 +248,15 @@ def emit_switch(
         choice: An integer.
         cases: One fewer than sides.
         sides: Each returns as many values of the same types.
+        weights: How often each side is believed to run, the last one first; equal by default.
     """
     blocks = [builder.append_basic_block("side") for _ in sides]
     merge = builder.append_basic_block("merge")
     switch = builder.switch(choice, blocks[-1])
     for case, block in zip(cases, blocks, strict=False):
         switch.add_case(ir.Constant(choice.type, case), block)
+    if weights:
+        switch.set_weights(weights)
     incoming = []
     for block, side in zip(blocks, sides, strict=True):
         builder.position_at_end(block)

@@ -34,7 +34,7 @@ from fuselane.errors import UnsupportedError
 from fuselane.hlo.combiners import identity
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
-from fuselane.lanes.program import ElementKind, Guard, LaneProgram
+from fuselane.lanes.program import ElementKind, LaneProgram
 
 MAX_PARTIAL_BYTES: Final = 64 * 2**20
 """Results of all tiles that may be left to be combined behind a kernel."""
@@ -142,7 +142,7 @@ class Folding:
             start: `i64`, the block's first lane in the tile.
         """
         for step in steps:
-            if isinstance(step, Guard):
+            if not isinstance(step, HloInstruction):
                 emit_steps(block, [step])
             elif step in self.folds:
                 self._add(block, step)

@@ -1,8 +1,8 @@
 """The order in which a computation's instructions are emitted.
 
 Post order, with three additions: an array updated in place is read before it is written; the work
-of a guard stands together, right where its selects are; and instructions whose value all lanes
-share can be told apart from those that need a lane block.
+of a guard or a piecewise cluster stands together, right where its results are; and instructions
+whose value all lanes share can be told apart from those that need a lane block.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import final
 
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import ElementKind, Guard, LaneProgram
+from fuselane.lanes.program import ElementKind, Guard, LaneProgram, Piecewise
 
-Step = HloInstruction | Guard
+Group = Guard | Piecewise
+Step = HloInstruction | Group
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Steps of a computation in the order of emission; a guard is one step."""
+    """Steps of a computation in the order of emission; a guard or a piecewise cluster is one."""
 
     steps: tuple[Step, ...]
 
@@ -34,9 +35,19 @@ class Schedule:
         return (step for step in self.steps if needs_lanes(step, program))
 
 
+def parts_of(step: Step) -> tuple[HloInstruction, ...]:
+    """Returns the instructions of a step."""
+    return (step,) if isinstance(step, HloInstruction) else step.parts
+
+
+def results_of(step: Step) -> tuple[HloInstruction, ...]:
+    """Returns the instructions of a step that others may need."""
+    return (step,) if isinstance(step, HloInstruction) else step.results
+
+
 def needs_lanes(step: Step, program: LaneProgram) -> bool:
     """Returns whether a step's values (of a tuple: any element) differ from lane to lane."""
-    if isinstance(step, Guard):
+    if not isinstance(step, HloInstruction):
         return True
     if step.opcode == "while":
         return any(element.lane_dimension is not None for element in program.loops[step].elements)
@@ -53,20 +64,23 @@ def make_schedule(computation: HloComputation, program: LaneProgram) -> Schedule
     A guard that cannot stand in one place (its work and its selects need each other's
     surroundings) is dropped: its instructions become steps of their own.
     """
-    guards = [_without_uniform(guard, program) for guard in program.guards.get(computation, ())]
+    groups: list[Group] = [
+        *(_without_uniform(guard, program) for guard in program.guards.get(computation, ())),
+        *program.pieces.get(computation, ()),
+    ]
     while True:
         try:
-            return Schedule(steps=tuple(_order(computation, guards, program)))
+            return Schedule(steps=tuple(_order(computation, groups, program)))
         except _CycleError as cycle:
-            guards = [guard for guard in guards if guard is not cycle.guard]
+            groups = [group for group in groups if group is not cycle.group]
 
 
 class _CycleError(Exception):
-    """A guard that would have to stand in two places."""
+    """A group that would have to stand in two places."""
 
-    def __init__(self, guard: Guard) -> None:
-        super().__init__("guard")
-        self.guard = guard
+    def __init__(self, group: Group) -> None:
+        super().__init__("group")
+        self.group = group
 
 
 def _without_uniform(guard: Guard, program: LaneProgram) -> Guard:
@@ -83,19 +97,18 @@ def _without_uniform(guard: Guard, program: LaneProgram) -> Guard:
 
 
 def _order(
-    computation: HloComputation, guards: Sequence[Guard], program: LaneProgram
+    computation: HloComputation, groups: Sequence[Group], program: LaneProgram
 ) -> Iterator[Step]:
-    members: dict[HloInstruction, Guard] = {}
-    for guard in guards:
-        for instruction in (*guard.instructions, *guard.selects):
-            members.setdefault(instruction, guard)
+    members: dict[HloInstruction, Group] = {}
+    for group in groups:
+        for instruction in group.parts:
+            members.setdefault(instruction, group)
     readers = _readers_before_writer(computation, program)
     done: set[int] = set()
     active: dict[int, Step] = {}
 
     def dependencies(step: Step) -> Iterator[Step]:
-        parts = (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
-        for part in parts:
+        for part in parts_of(step):
             for before in (*part.operands, *readers.get(part, ())):
                 owner = members.get(before, before)
                 if owner is not step:
@@ -113,7 +126,7 @@ def _order(
                 done.add(id(step))
                 yield step
             elif id(following) in active:
-                raise _CycleError(_guard_on_cycle(stack, following))
+                raise _CycleError(_group_on_cycle(stack, following))
             elif id(following) not in done:
                 active[id(following)] = following
                 stack.append((following, dependencies(following)))
@@ -124,10 +137,10 @@ def _order(
             yield from visit(step)
 
 
-def _guard_on_cycle(stack: Sequence[tuple[Step, object]], start: Step) -> Guard:
+def _group_on_cycle(stack: Sequence[tuple[Step, object]], start: Step) -> Group:
     steps = [step for step, _ in stack]
     for step in steps[steps.index(start) :]:
-        if isinstance(step, Guard):
+        if not isinstance(step, HloInstruction):
             return step
     raise AssertionError("an array is written before it is read: lanes.form must refuse this")
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.codegen.indexing import residual_size
-from fuselane.codegen.schedule import Step
+from fuselane.codegen.schedule import Step, parts_of, results_of
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import Guard, LaneProgram
+from fuselane.lanes.program import LaneProgram
 
 MAX_ROWS: Final = 12
 """Rows of streams a sweep may walk through, unless nothing can be cut."""
@@ -73,9 +73,9 @@ def find_phases(steps: Sequence[Step], program: LaneProgram) -> Mapping[int, int
         phase = max((known.get(value, 0) for value in _awaited(step, program)), default=0)
         phases[id(step)] = phase
         is_meeting = step in program.meetings
-        known.update((value, phase + is_meeting) for value in _produced(step))
+        known.update((value, phase + is_meeting) for value in results_of(step))
     for step in steps:
-        if not isinstance(step, Guard) and step.opcode == "tuple" and step.users:
+        if isinstance(step, HloInstruction) and step.opcode == "tuple" and step.users:
             phases[id(step)] = max(phases.get(id(user), 0) for user in step.users)
     return phases
 
@@ -83,7 +83,7 @@ def find_phases(steps: Sequence[Step], program: LaneProgram) -> Mapping[int, int
 def _awaited(step: Step, program: LaneProgram) -> Iterator[HloInstruction]:
     """Yields what a step must come after: its operands, and who reads what it overwrites."""
     yield from _needed(step)
-    if not isinstance(step, Guard) and step in program.mutable:
+    if isinstance(step, HloInstruction) and step in program.mutable:
         for operand in step.operands:
             if operand in program.mutable:
                 yield from (user for user in operand.users if user is not step)
@@ -109,9 +109,9 @@ def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
     So are broadcasts of anything: it is cheaper to pass what they repeat.
     """
     found: set[HloInstruction] = set()
-    known = {part for step in steps for part in _produced(step)}
+    known = {part for step in steps for part in results_of(step)}
     for step in steps:
-        if isinstance(step, Guard):
+        if not isinstance(step, HloInstruction):
             continue
         is_element = step.opcode == "get-tuple-element" and step.operands[0].opcode == "parameter"
         is_moved = step.opcode in MOVEMENT and all(
@@ -122,13 +122,8 @@ def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
             yield step
 
 
-def _produced(step: Step) -> tuple[HloInstruction, ...]:
-    return step.selects if isinstance(step, Guard) else (step,)
-
-
 def _needed(step: Step) -> Iterator[HloInstruction]:
-    parts = (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
-    for part in parts:
+    for part in parts_of(step):
         yield from part.operands
 
 
@@ -167,7 +162,7 @@ def _choose_cuts(
             rows -= best[2]
             best = None
         rows += added
-        for value in _produced(step):
+        for value in results_of(step):
             if last_use.get(value, -1) > number:
                 live[value] = _passing_size(value, program)
         live = {value: size for value, size in live.items() if last_use[value] > number}
@@ -186,8 +181,7 @@ def _passing_size(value: HloInstruction, program: LaneProgram) -> float:
 
 def count_rows(step: Step, program: LaneProgram) -> int:
     """Returns how many rows of streams a step reads and writes per block of lanes."""
-    parts = (*step.instructions, *step.selects) if isinstance(step, Guard) else (step,)
-    return sum(_rows_of(part, program) for part in parts)
+    return sum(_rows_of(part, program) for part in parts_of(step))
 
 
 def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
@@ -215,7 +209,7 @@ def _describe(
         value: number
         for number, group in enumerate(groups)
         for step in group
-        for value in _produced(step)
+        for value in results_of(step)
         if value not in program.mutable and value not in program.meetings
     }
     needed = [_needed_by(group, (), steps, repeated) for group in groups[:-1]]

@@ -6,11 +6,12 @@ take out    reductions over lanes that leave the loop         fuselane.lanes.par
 streams     what is updated in place, what is state           fuselane.analysis.streams
 size        does one lane fit                                 below
 guards      what a block of lanes may leave out               fuselane.lanes.guards
+    pieces      what is emitted in two versions                   fuselane.lanes.pieces
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -38,7 +39,15 @@ from fuselane.lanes.guards import find_guards
 from fuselane.lanes.meetings import join_stages
 from fuselane.lanes.normalise import NormalLoop, normalise
 from fuselane.lanes.partials import PartialLoop, find_late, get_combiners, take_out_reductions
-from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement
+from fuselane.lanes.pieces import find_pieces, without_pieces
+from fuselane.lanes.program import (
+    ElementKind,
+    Guard,
+    LaneLoop,
+    LaneProgram,
+    LoopElement,
+    Piecewise,
+)
 from fuselane.lanes.residuals import Residuals, recompute
 
 MAX_SCALAR_COST: Final = 200_000
@@ -97,6 +106,7 @@ def describe(
         "lanes": float(program.num_lanes),
         "cost_per_step": program.cost,
         "guards": float(sum(map(len, program.guards.values()))),
+        "pieces": float(sum(map(len, program.pieces.values()))),
         "streams": float(sum(e.kind is ElementKind.STREAM for e in loop.elements)),
     }
     if loop.trip_count is not None:
@@ -220,6 +230,13 @@ def _form_lanes(
     cost = total_cost(loop.body.instructions, lane_dimensions.get, trip_counts.__getitem__)
     if analysis.obstacle is not None and len(bodies) > 1 and cost > MAX_SCALAR_COST:
         raise analysis.obstacle
+    guards, pieces = _find_groups(
+        bodies,
+        loops,
+        {*mutable, *folds, *late, *analysis.meetings},
+        lane_dimensions,
+        analysis.num_lanes > 1,
+    )
     return LaneProgram(
         name=name,
         num_lanes=analysis.num_lanes,
@@ -227,13 +244,8 @@ def _form_lanes(
         site=normal.site,
         lane_dimensions=lane_dimensions,
         loops=loops,
-        guards=_find_all_guards(
-            bodies,
-            loops,
-            {*mutable, *folds, *late, *analysis.meetings},
-            lane_dimensions,
-            analysis.num_lanes > 1,
-        ),
+        guards=guards,
+        pieces=pieces,
         mutable=mutable,
         operands=normal.operands,
         output_indices=normal.output_indices,
@@ -366,13 +378,15 @@ def _stream_instructions(streams: Sequence[Stream]) -> frozenset[HloInstruction]
     return frozenset(result)
 
 
-def _find_all_guards(
+def _find_groups(
     bodies: Sequence[tuple[HloInstruction, HloComputation]],
     loops: Mapping[HloInstruction, LaneLoop],
     mutable: Collection[HloInstruction],
     lane_dimensions: Mapping[HloInstruction, int | None],
     has_lanes: bool,
-) -> dict[HloComputation, tuple[Guard, ...]]:
+) -> tuple[dict[HloComputation, tuple[Guard, ...]], dict[HloComputation, tuple[Piecewise, ...]]]:
+    """Returns the guards of each body, and what of the rest is emitted in two versions."""
+
     def is_movable(instruction: HloInstruction) -> bool:
         if instruction.opcode == "parameter" or instruction in mutable:
             return False
@@ -383,19 +397,34 @@ def _find_all_guards(
             )
         return not any(operand in mutable for operand in instruction.operands)
 
-    guards = {}
+    guards: dict[HloComputation, tuple[Guard, ...]] = {}
+    pieces: dict[HloComputation, tuple[Piecewise, ...]] = {}
     for loop, body in bodies:
+        going_on = loops[loop].lane_condition
         found = find_guards(
             body,
             lane_dimensions,
             lambda loop: loops[loop].trip_count,
             is_movable,
             has_lanes=has_lanes,
-            going_on=loops[loop].lane_condition,
+            going_on=going_on,
         )
+        needed_by_all = frozenset() if going_on is None else going_on.cone
+        candidates = find_pieces(body, lane_dimensions, _but(is_movable, needed_by_all))
+        found = without_pieces(found, candidates)
+        taken = needed_by_all.union(*(guard.parts for guard in found))
+        rest = find_pieces(body, lane_dimensions, _but(is_movable, taken)) if found else candidates
         if found:
             guards[body] = found
-    return guards
+        if rest:
+            pieces[body] = rest
+    return guards, pieces
+
+
+def _but(
+    is_movable: Callable[[HloInstruction], bool], taken: Collection[HloInstruction]
+) -> Callable[[HloInstruction], bool]:
+    return lambda instruction: instruction not in taken and is_movable(instruction)
 
 
 # Size.

@@ -22,8 +22,9 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import Guard
 
-MIN_GUARDED_COST: Final = 100.0
-"""Vector operations a guard must save at least; a test and a branch cost about five."""
+MIN_GUARDED_COST: Final = 60.0
+"""Vector operations a guard must save at least; a test and a branch cost about five, and one that
+is not foreseen costs as much as sixty."""
 
 MIN_RARE_COST: Final = 30.0
 """The same where the predicate is hardly ever true, so that the branch is foreseen."""
@@ -69,12 +70,14 @@ def find_guards(
         for side in (1, 2):
             if going_on is not None and predicate is going_on.in_body:
                 continue
-            least = MIN_RARE_COST if side == 1 and _is_rare(predicate) else MIN_GUARDED_COST
-            needed = _needed_only_by(selects, side, can_skip)
+            if side == 2 and is_rare(predicate):
+                continue
+            least = MIN_RARE_COST if is_rare(predicate) else MIN_GUARDED_COST
+            needed = needed_only_by(selects, side, can_skip)
             if cost_of(needed) < least:
                 continue
             for group in _independent_groups(selects, needed):
-                inside = _needed_only_by(group, side, can_skip)
+                inside = needed_only_by(group, side, can_skip)
                 cost = cost_of(inside)
                 if cost >= least:
                     candidates.append(
@@ -91,18 +94,25 @@ def find_guards(
 
 def get_predicate(select: HloInstruction) -> HloInstruction:
     """Returns what a select decides by, seen through broadcasts and reshapes."""
-    predicate = select.operands[0]
-    while predicate.opcode in ("broadcast", "reshape"):
-        predicate = predicate.operands[0]
-    return predicate
+    return see_through(select.operands[0])
 
 
-def _is_rare(predicate: HloInstruction) -> bool:
-    """Whether a predicate is true for NaNs only."""
+def see_through(value: HloInstruction) -> HloInstruction:
+    """Returns what broadcasts and reshapes repeat."""
+    while value.opcode in ("broadcast", "reshape"):
+        value = value.operands[0]
+    return value
+
+
+def is_rare(predicate: HloInstruction) -> bool:
+    """Whether a predicate is true for NaNs or for one floating-point number only."""
     if predicate.opcode == "and":
-        return any(map(_is_rare, predicate.operands))
+        return any(map(is_rare, predicate.operands))
+    if predicate.opcode != "compare" or not predicate.operands[0].shape.element_type.is_floating:
+        return False
+    direction = predicate.comparison_direction
     is_same = len(set(predicate.operands)) == 1
-    return predicate.opcode == "compare" and is_same and predicate.comparison_direction == "NE"
+    return direction == "EQ" or (direction == "NE" and is_same)
 
 
 def _group_selects(
@@ -116,7 +126,7 @@ def _group_selects(
     return groups
 
 
-def _needed_only_by(
+def needed_only_by(
     selects: Iterable[HloInstruction], side: int, is_movable: Callable[[HloInstruction], bool]
 ) -> set[HloInstruction]:
     """Returns the instructions whose every use leads to the guarded operands of these selects."""

@@ -121,6 +121,49 @@ class Guard:
     instructions: tuple[HloInstruction, ...]
     cost: float
 
+    @property
+    def parts(self) -> tuple[HloInstruction, ...]:
+        """All that is emitted together."""
+        return (*self.instructions, *self.selects)
+
+    @property
+    def results(self) -> tuple[HloInstruction, ...]:
+        """What others may need of it."""
+        return self.selects
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piecewise:
+    """Elementwise work with selects that decide by one predicate, to be emitted in two versions.
+
+    Attributes:
+        predicate: A `pred` value with lanes.
+        selects: All `select`s among the instructions whose operand 0 it is.
+        side: Operand number of what they all give in the usual version: 1 (the predicate is true in
+            all lanes of a vector) or 2 (it is false).
+        instructions: The work in post order, of one shape; others need nothing but the last.
+        usual: Those of them that the usual version needs.
+        saved: Estimated vector operations it saves.
+    """
+
+    predicate: HloInstruction
+    selects: frozenset[HloInstruction]
+    side: int
+    instructions: tuple[HloInstruction, ...]
+    usual: tuple[HloInstruction, ...]
+    saved: float
+
+    @property
+    def parts(self) -> tuple[HloInstruction, ...]:
+        """All that is emitted together."""
+        return self.instructions
+
+    @property
+    def results(self) -> tuple[HloInstruction, ...]:
+        """What others may need of it."""
+        return self.instructions[-1:]
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,6 +180,7 @@ class LaneProgram:
             dimension along which the lanes lie, or None if the value is uniform.
         loops: Every `while` of the region, nested ones included.
         guards: The skippable work of each computation.
+        pieces: The work of each computation that is emitted in two versions.
         mutable: Instructions that stand for an array updated in place: a stream's
             `get-tuple-element`s and the `dynamic-update-slice`s on it.
         operands: For each parameter of the region the instruction of the user's module that
@@ -165,6 +209,7 @@ class LaneProgram:
     lane_dimensions: Mapping[HloInstruction, int | None]
     loops: Mapping[HloInstruction, LaneLoop]
     guards: Mapping[HloComputation, tuple[Guard, ...]]
+    pieces: Mapping[HloComputation, tuple[Piecewise, ...]]
     mutable: frozenset[HloInstruction]
     operands: tuple[HloInstruction, ...]
     output_indices: tuple[int, ...]

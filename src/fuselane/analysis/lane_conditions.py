@@ -30,6 +30,7 @@ import numpy as np
 
 from fuselane.analysis.booleans import FALSE, Node, TooManyNodesError
 from fuselane.analysis.dimension_classes import DimensionClasses
+from fuselane.analysis.integer_bounds import IntegerBounds, IntegerComparison
 from fuselane.analysis.loop_ends import cone, is_all
 from fuselane.analysis.loop_invariants import find_invariant
 from fuselane.analysis.valuation import Terms, Valuation
@@ -128,6 +129,8 @@ class _Proof:
         parameters = (loop.body.parameters[0], loop.condition.parameters[0])
         self.values = Valuation(Terms(classes), parameters)
         self.booleans = self.values.booleans
+        bounds = IntegerBounds(i for i in classes.elements if i.opcode == "while")
+        self.integers = IntegerComparison(self.values, bounds)
 
     def run(self, reduction: HloInstruction) -> Unproven | None:
         predicate = reduction.operands[0]
@@ -311,7 +314,7 @@ class _Proof:
             windows.opcode == "gather"
             and scatter.to_apply.root.parameter_number == 1
             and indexed(windows) == indexed(scatter)
-            and self.values.number(get_indices(windows)) == self.values.number(get_indices(scatter))
+            and self.integers.are_same(get_indices(windows), get_indices(scatter))
             and self._find_change(windows.operands[0], index, done) is None
         )
 

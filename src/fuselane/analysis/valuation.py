@@ -171,7 +171,7 @@ class Valuation:
         if value.opcode == "get-tuple-element" and value.operands[0] in self._standing:
             inner, values = self._standing[value.operands[0]]
             return inner, values[value.tuple_index]
-        if self._plain is None or value.opcode in _LANE_BY_LANE or _is_moved(value):
+        if self._plain is None or value.opcode in _LANE_BY_LANE or is_reshape_in_place(value):
             return None
         return None if self._is_own_element(value) else (self._plain, value)
 
@@ -277,7 +277,7 @@ class Valuation:
                 return TRUE if constant_of(value) else FALSE
             case "broadcast" | "transpose":
                 return self.operand_function(value, 0)
-            case "reshape" if _is_moved(value):
+            case "reshape" if is_reshape_in_place(value):
                 return self.operand_function(value, 0)
             case "not":
                 return self.booleans.negate(self.operand_function(value, 0))
@@ -323,7 +323,7 @@ def _has_places_by_use(value: HloInstruction) -> bool:
     return value.opcode in ("constant", "iota") and _splat_of(value) is None
 
 
-def _is_moved(value: HloInstruction) -> bool:
+def is_reshape_in_place(value: HloInstruction) -> bool:
     """Whether a value is a reshape that only adds or drops dimensions of size one."""
     if value.opcode != "reshape":
         return False

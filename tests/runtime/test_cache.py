@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -206,6 +209,137 @@ def test_a_failed_build_can_be_tried_again() -> None:
 def test_one_cache_per_directory(own_cache: Path) -> None:
     assert open_cache(own_cache) is open_cache(own_cache, 123)
     assert open_cache(own_cache).disk_bytes == 123
+
+
+def test_what_is_written_names_no_other_place(own_cache: Path) -> None:
+    """Keys come from executables too, so they are no paths."""
+    kernel = make("outside")
+    (own_cache.parent / "outside.kernel").write_bytes(kernel.to_bytes())
+    cache = KernelCache(own_cache)
+    cache.put(make("a"))
+    for key in ("../outside", str(own_cache.parent / "outside"), "", "..", kernel.key + "/../x"):
+        assert cache.get(key) is None
+
+
+def test_links_are_not_followed(own_cache: Path) -> None:
+    kernel = make("linked")
+    KernelCache(own_cache).put(kernel)
+    (path,) = kernel_files(own_cache)
+    elsewhere = own_cache.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    cache = KernelCache(own_cache)
+    assert cache.get(kernel.key) is None
+    cache.put(kernel)
+    assert not path.is_symlink() and elsewhere.exists()
+    assert KernelCache(own_cache).get(kernel.key) == kernel
+
+
+def test_what_is_no_file_is_not_waited_for(own_cache: Path) -> None:
+    kernel = make("pipe")
+    own_cache.mkdir(mode=0o700)
+    os.mkfifo(own_cache / f"{kernel.key}.kernel")
+    assert KernelCache(own_cache).get(kernel.key) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize("what", ["directory", "file", "link"])
+def test_others_kernels_are_not_used(own_cache: Path, what: str) -> None:
+    kernel = make("foreign")
+    KernelCache(own_cache).put(kernel)
+    used = own_cache
+    if what == "directory":
+        os.chown(own_cache, 12345, 12345)
+    elif what == "file":
+        os.chown(kernel_files(own_cache)[0], 12345, 12345)
+    else:
+        used = own_cache.parent / "link"
+        used.symlink_to(own_cache)
+        assert KernelCache(used).get(kernel.key) == kernel, "a link of the user's own"
+        os.lchown(used, 12345, 12345)
+    cache = KernelCache(used)
+    assert cache.get(kernel.key) is None
+    if what != "file":
+        with pytest.warns(UserWarning, match="not this user's"):
+            cache.put(make("new"))
+        assert len(kernel_files(own_cache)) == 1
+
+
+def test_headers_that_cannot_be_read(own_cache: Path) -> None:
+    """Content that fits its hash and is no kernel all the same."""
+    kernel = make("header")
+    for body in (b"", b"\xff\xff\xff\xff", b"\2\0\0\0{}", b"\4\0\0\0null", b"\4\0\0\0[[[["):
+        data = b"fuselane kernel 1\n" + hashlib.sha256(body).digest() + body
+        KernelCache(own_cache).put(kernel)
+        kernel_files(own_cache)[0].write_bytes(data)
+        assert KernelCache(own_cache).get(kernel.key) is None
+        assert kernel_files(own_cache) == []
+
+
+@pytest.mark.parametrize("call", ["open", "replace", "scandir", "fdopen"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.EIO])
+def test_failing_system_calls(
+    own_cache: Path, call: str, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is there all the same, nothing half-written is left, and there is one warning."""
+    own_cache.mkdir(mode=0o700)
+    cache = KernelCache(own_cache)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        patch.setattr(os, call, fail)
+        for name in ("a", "b"):
+            kernel = make(name)
+            assert cache.get_or_build(kernel.key, lambda kernel=kernel: kernel) is kernel  # type: ignore[misc]
+    assert [str(w.message) for w in caught] == [
+        f"Fuselane cannot keep kernels in {own_cache}: {os.strerror(error)}."
+    ]
+    left = {path.suffix for path in own_cache.iterdir()}
+    assert left <= ({".kernel"} if call == "scandir" else set())
+
+
+_FULL_DISK = """
+import resource, sys, warnings
+from pathlib import Path
+from tests.runtime.test_cache import KernelCache, make
+resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+cache = KernelCache(Path(sys.argv[1]))
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as caught:
+    for name, size in (("small", 100), ("large", 100_000), ("another", 100_000)):
+        kernel = make(name, size)
+        assert cache.get_or_build(kernel.key, lambda: kernel) is kernel
+assert ["File too large" in str(w.message) for w in caught] == [True], caught
+"""
+
+
+def test_a_file_that_can_only_be_begun(own_cache: Path) -> None:
+    subprocess.run([sys.executable, "-c", _FULL_DISK, str(own_cache)], check=True, timeout=120)
+    assert [path.name for path in own_cache.iterdir()] == [f"{make('small', 100).key}.kernel"]
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.runtime.test_cache import KernelCache, make
+os.replace = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+KernelCache(Path(sys.argv[1])).put(make("killed"))
+"""
+
+
+def test_a_writer_killed_in_the_middle(own_cache: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", _KILLED, str(own_cache)])
+    assert writer.wait(timeout=120) == -signal.SIGKILL
+    (left,) = own_cache.iterdir()
+    assert left.name.startswith(".tmp-")
+    kernel = make("killed")
+    assert KernelCache(own_cache).get(kernel.key) is None
+    os.utime(left, (1, 1))
+    KernelCache(own_cache).put(kernel)
+    assert [path.name for path in own_cache.iterdir()] == [f"{kernel.key}.kernel"]
 
 
 _WRITER = """

@@ -286,6 +286,12 @@ define internal void @run_parallel(ptr %frame, ptr %function, i64 %num_tiles, i6
 entry:
   %args = alloca %Schedule
   %job = call ptr @malloc(i64 64)
+  %is_there = icmp ne ptr %job, null
+  br i1 %is_there, label %share, label %alone
+alone:
+  call void %function(ptr %inputs, ptr %outputs, i64 0, i64 %num_tiles)
+  ret void
+share:
   %references = add i64 %workers, 1
   store i64 %references, ptr %job
   %next = getelementptr %Job, ptr %job, i64 0, i32 1
@@ -316,7 +322,7 @@ entry:
   %schedule = call ptr @api_schedule(ptr %frame)
   br label %more
 more:
-  %left = phi i64 [ %workers, %entry ], [ %fewer, %scheduled ], [ %fewer, %refused ]
+  %left = phi i64 [ %workers, %share ], [ %fewer, %scheduled ], [ %fewer, %refused ]
   %any_left = icmp sgt i64 %left, 0
   br i1 %any_left, label %submit, label %work
 submit:

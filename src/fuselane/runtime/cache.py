@@ -1,26 +1,25 @@
 """The kernel cache: in memory, and on disk for the next process.
 
 One file per kernel, named by its key, in a directory only the user can write, since machine code is
-loaded from it. Files are written beside their place and renamed into it, so readers in other
-processes see a whole file or none; a file whose content does not match its own hash is deleted and
-made anew. Above its size limit the files unused longest go first.
+loaded from it (see `runtime.private_directory`). Files are written beside their place and renamed
+into it, so readers in other processes see a whole file or none; a file whose content does not match
+its own hash is deleted and made anew. Above its size limit the files unused longest go first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
-import tempfile
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, final
 
 from fuselane.errors import CacheError
-from fuselane.runtime.kernel import Kernel
+from fuselane.runtime.kernel import MAX_BYTES, Kernel
+from fuselane.runtime.private_directory import TEMPORARY, PrivateDirectory, open_private
 from fuselane.runtime.warning import warn_once
 
 DEFAULT_DISK_BYTES: Final = 256 * 2**20
@@ -28,7 +27,7 @@ MEMORY_BYTES: Final = 64 * 2**20
 """Object code kept in memory; loaded machine code is not counted, see `runtime.ffi`."""
 
 _SUFFIX: Final = ".kernel"
-_TEMPORARY: Final = ".tmp-"
+_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _STALE_SECONDS: Final = 3600
 _KEEP_SHARE: Final = 0.8
 
@@ -101,7 +100,13 @@ class KernelCache:
 
     def disk_usage(self) -> tuple[int, int]:
         """Returns how many kernels are on disk and their bytes."""
-        sizes = [status.st_size for _, status in self._files()]
+        if self.directory is None:
+            return 0, 0
+        try:
+            with open_private(self.directory) as directory:
+                sizes = [status.st_size for _, status in _kernels(directory)]
+        except OSError:
+            return 0, 0
         return len(sizes), sum(sizes)
 
     def _remember(self, kernel: Kernel) -> None:
@@ -114,116 +119,70 @@ class KernelCache:
                 _, oldest = self._kernels.popitem(last=False)
                 self._memory_bytes -= oldest.num_bytes
 
-    def _path(self, key: str) -> Path | None:
-        return None if self.directory is None else self.directory / (key + _SUFFIX)
-
     def _read(self, key: str) -> Kernel | None:
         """Returns a kernel from disk, or None; a damaged file is deleted."""
-        path = self._path(key)
-        if path is None:
+        if self.directory is None or not _KEY.fullmatch(key):
             return None
+        name = key + _SUFFIX
         try:
-            if not is_private(path.parent):
-                return None
-            data = path.read_bytes()
+            with open_private(self.directory) as directory:
+                data = directory.read(name, MAX_BYTES)
+                try:
+                    kernel = Kernel.from_bytes(data)
+                    if kernel.key != key:
+                        raise CacheError("The file holds another kernel than its name says.")
+                except CacheError:
+                    directory.remove(name)
+                    return None
+                directory.touch(name)
+                return kernel
         except OSError:
             return None
-        try:
-            kernel = Kernel.from_bytes(data)
-            if kernel.key != key:
-                raise CacheError("The file holds another kernel than its name says.")
-        except (CacheError, ValueError, KeyError, TypeError):
-            with contextlib.suppress(OSError):
-                path.unlink()
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return kernel
 
     def _write(self, kernel: Kernel) -> None:
-        path = self._path(kernel.key)
-        if path is None or not self._is_writable:
+        if self.directory is None or not self._is_writable:
             return
         try:
-            make_private(path.parent)
-            data = kernel.to_bytes()
-            write_whole(path, data)
-            self._make_room(len(data))
+            with open_private(self.directory, create=True) as directory:
+                data = kernel.to_bytes()
+                directory.write(kernel.key + _SUFFIX, data)
+                self._make_room(directory, len(data))
         except OSError as error:
             self._is_writable = False
             reason = error.strerror or str(error)
-            warn_once(f"Fuselane cannot keep kernels in {path.parent}: {reason}.")
+            warn_once(f"Fuselane cannot keep kernels in {self.directory}: {reason}.")
 
-    def _make_room(self, added: int) -> None:
+    def _make_room(self, directory: PrivateDirectory, added: int) -> None:
         """Deletes the files unused longest when all of them have become too large."""
         with self._lock:
             if self._used_bytes is not None:
                 self._used_bytes += added
                 if self._used_bytes <= self.disk_bytes:
                     return
-            files = sorted(self._files(), key=lambda file: file[1].st_mtime)
+            files = sorted(_kernels(directory), key=lambda file: file[1].st_mtime)
             total = sum(status.st_size for _, status in files)
             allowed = self.disk_bytes * (_KEEP_SHARE if total > self.disk_bytes else 1)
-            for path, status in files[:-1]:
+            for name, status in files[:-1]:
                 if total <= allowed:
                     break
-                path.unlink(missing_ok=True)
+                directory.remove(name)
                 total -= status.st_size
             self._used_bytes = total
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Yields the kernels on disk; deletes what crashed writers left behind."""
-        try:
-            entries = [] if self.directory is None else list(os.scandir(self.directory))
-        except OSError:
-            return
-        for entry in entries:
-            try:
-                status = entry.stat()
-                if entry.name.endswith(_SUFFIX):
-                    yield Path(entry.path), status
-                elif entry.name.startswith(_TEMPORARY) and _is_stale(status):
-                    os.unlink(entry.path)
-            except FileNotFoundError:
-                continue
+
+def _kernels(directory: PrivateDirectory) -> list[tuple[str, os.stat_result]]:
+    """Returns the kernels on disk; deletes what crashed writers left behind."""
+    kernels = []
+    for name, status in directory.files():
+        if name.endswith(_SUFFIX):
+            kernels.append((name, status))
+        elif name.startswith(TEMPORARY) and _is_stale(status):
+            directory.remove(name)
+    return kernels
 
 
 def _is_stale(status: os.stat_result) -> bool:
     return time.time() - status.st_mtime > _STALE_SECONDS
-
-
-def is_private(directory: Path) -> bool:
-    """Whether nobody but this user can put files into a directory."""
-    status = directory.stat()
-    if not hasattr(os, "geteuid"):
-        return True
-    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return status.st_uid == os.geteuid() and not others_write
-
-
-def make_private(directory: Path) -> None:
-    """Makes a directory for this user only.
-
-    Raises:
-        PermissionError: if it exists and others could put machine code into it.
-    """
-    if not directory.is_dir():
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_private(directory):
-        raise PermissionError(None, "the directory is not this user's alone")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that others see all of it or nothing."""
-    descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 _caches: dict[Path, KernelCache] = {}

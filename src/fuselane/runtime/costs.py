@@ -19,9 +19,10 @@ from fuselane import config
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.device import DeviceDescription, host_device
 from fuselane.errors import CacheError
-from fuselane.runtime.cache import is_private, make_private, write_whole
+from fuselane.runtime.private_directory import open_private
 
 _PREFIX: Final = "costs-"
+_MAX_BYTES: Final = 1 << 20
 
 
 def costs_path(directory: Path) -> Path:
@@ -41,9 +42,8 @@ def read_costs(path: Path) -> MachineCosts | None:
     """Returns the costs a file holds; None if there is none, or it is damaged or others' to
     write."""
     try:
-        if not is_private(path.parent):
-            return None
-        values = json.loads(path.read_text(encoding="utf-8"))
+        with open_private(path.parent) as directory:
+            values = json.loads(directory.read(path.name, _MAX_BYTES))
         names = {field.name for field in dataclasses.fields(MachineCosts)}
         if not isinstance(values, dict) or set(values) != names:
             return None
@@ -63,8 +63,8 @@ def write_costs(path: Path, costs: MachineCosts) -> None:
     """
     text = json.dumps(dataclasses.asdict(costs), indent=2) + "\n"
     try:
-        make_private(path.parent)
-        write_whole(path, text.encode())
+        with open_private(path.parent, create=True) as directory:
+            directory.write(path.name, text.encode())
     except OSError as error:
         reason = error.strerror or str(error)
         raise CacheError(f"The costs cannot be kept in {str(path.parent)!r}: {reason}.") from None

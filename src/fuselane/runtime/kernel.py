@@ -17,6 +17,9 @@ from fuselane.errors import CacheError
 _MAGIC: Final = b"fuselane kernel 1\n"
 _DIGEST_BYTES: Final = 32
 
+MAX_BYTES: Final = 512 * 2**20
+"""The most that a kernel may be as a file."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,13 @@ class Kernel:
             or hashlib.sha256(body).digest() != data[len(_MAGIC) : start]
         ):
             raise CacheError("The bytes are not a kernel, or not a whole one.")
-        size = int(struct.unpack_from("<I", body)[0]) + 4
-        fields: dict[str, Any] = json.loads(body[4:size])
-        target = HostTarget(**{name: fields.pop(name) for name in _TARGET_FIELDS})
-        return Kernel(**fields, target=target, object_code=body[size:])
+        try:
+            size = int(struct.unpack_from("<I", body)[0]) + 4
+            fields: dict[str, Any] = json.loads(body[4:size])
+            target = HostTarget(**{name: fields.pop(name) for name in _TARGET_FIELDS})
+            return Kernel(**fields, target=target, object_code=body[size:])
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise CacheError(f"The kernel's header cannot be read: {error}.") from error
 
     def to_text(self) -> str:
         """Returns `to_bytes`, compressed, in ASCII letters, digits, `+`, `/` and `=`."""
@@ -85,7 +91,10 @@ class Kernel:
             CacheError: if the text is not whole and unchanged.
         """
         try:
-            data = zlib.decompress(base64.b64decode(text, validate=True))
+            stream = zlib.decompressobj()
+            data = stream.decompress(base64.b64decode(text, validate=True), MAX_BYTES)
+            if not stream.eof:
+                raise ValueError("it ends too soon or is too large")
         except (ValueError, zlib.error) as error:
             raise CacheError(f"The text is not a kernel: {error}.") from error
         return Kernel.from_bytes(data)

@@ -118,7 +118,7 @@ def test_attributes_that_name_no_kernel(name: str) -> None:
     def program(x: jax.Array) -> Any:
         return jax.ffi.ffi_call(ffi.TARGET, shape)(x, **attributes)
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match="kernel .*than|Fuselane's kernel"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"kernel .*than|Fuselane's kernel"):
         jax.jit(program)(jnp.arange(4.0))
 
 

@@ -74,6 +74,13 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
     emitter.values[instruction] = result
 
 
+def _choose_step(total: int, outputs: int) -> int:
+    """Returns how many of the products of one output an iteration adds up: enough to pay for it,
+    and so that little is left behind the loop."""
+    most = max(1, _PRODUCTS_IN_LOOP // outputs)
+    return min(range(most, most // 2, -1), key=lambda step: step + total % step)
+
+
 def _materialized(emitter: Emitter, array: Array) -> Array:
     """Returns an operand whose elements are computed once, however often they are read."""
     return array if isinstance(array, Literal) else emitter.materialize(array)
@@ -152,7 +159,7 @@ class _Dot:
     def in_registers(self, block: Block) -> Registers:
         """Emits a dot that is one block; its sums go by a loop."""
         whole = Block(left=self.shape.left.size, right=self.shape.right.size)
-        step = max(1, _PRODUCTS_IN_LOOP // block.outputs)
+        step = _choose_step(self.shape.contracting.size, block.outputs)
         sums = [
             self._sum_of_block((b, 0, 0), whole, step=step) for b in range(self.shape.batch.size)
         ]
@@ -162,7 +169,7 @@ class _Dot:
         """Emits loops over the blocks of the result."""
         shape, builder = self.shape, self.emitter.builder
         batches = Run(start=0, size=1, count=shape.batch.size)
-        step = max(1, _PRODUCTS_IN_LOOP // block.outputs)
+        step = _choose_step(shape.contracting.size, block.outputs)
         for left in split(shape.left.size, block.left):
             for right in split(shape.right.size, block.right):
                 part = Block(left=left.size, right=right.size)

@@ -17,6 +17,7 @@ from fuselane.codegen.indexing import I64, i64, residual_size
 from fuselane.codegen.memory import LaneBlock, element_pointer, lane_numbers
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.types import splat
+from fuselane.codegen.unused import remove_unused
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
@@ -94,6 +95,7 @@ class Frame:
         """Ends the function; nothing can be allocated any more."""
         self.builder.ret_void()
         ir.IRBuilder(self._entry).branch(self._body)
+        remove_unused(self.builder.function)
 
     def allocate(self, element: ir.Type, count: int) -> ir.Value:
         """Returns the address of uninitialised scratch memory that lives as long as the call.

@@ -6,13 +6,15 @@ per lane of the block), or `LANE` for the lane dimension, whose position the sur
 supplies.
 
 What is known of a run-time index, the least and the largest value it can have, travels with its
-LLVM value: comparisons that it decides are decided while the kernel is built.
+LLVM value: comparisons that it decides are decided while the kernel is built. So does the constant
+in a sum: constants are added last, so that neighbours have the rest of their addresses in common.
+What a basic block has computed already is not computed again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -77,6 +79,28 @@ def _matched(builder: ir.IRBuilder, *values: Index) -> list[ir.Value]:
     return [like(builder, value, type_) for value in values]
 
 
+def split(index: Index) -> tuple[ir.Value | None, int]:
+    """Returns an index that all lanes share as a run-time part, None if it has none, and an int."""
+    if isinstance(index, int):
+        return None, index
+    parts: tuple[ir.Value, int] = getattr(index, "index_parts", (index, 0))
+    return parts
+
+
+def emit_once(
+    builder: ir.IRBuilder, key: tuple[object, ...], emit: Callable[[], ir.Value]
+) -> ir.Value:
+    """Returns the value of a key, emitting it unless the basic block has it already."""
+    block = builder.block
+    known: dict[tuple[object, ...], ir.Value] | None = getattr(block, "index_values", None)
+    if known is None:
+        known = block.index_values = {}
+    value = known.get(key)
+    if value is None:
+        value = known[key] = emit()
+    return value
+
+
 def add(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
     """Returns left + right; no overflow is assumed."""
     if isinstance(left, int) and isinstance(right, int):
@@ -85,17 +109,39 @@ def add(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
         return left
     if isinstance(left, int) and left == 0:
         return right
-    total = builder.add(*_matched(builder, left, right), flags=("nsw",))
-    (a, b), (c, d) = bounds(left) or _UNKNOWN, bounds(right) or _UNKNOWN
-    return _within(total, a + c, b + d, left, right)
+    if varies(left) or varies(right):
+        return _sum(builder, left, right)
+    (a, c), (b, d) = split(left), split(right)
+    return _shifted(builder, _sum(builder, a, b) if a and b else a or b, c + d)
+
+
+def _sum(builder: ir.IRBuilder, left: Index, right: Index) -> ir.Value:
+    def emit() -> ir.Value:
+        total = builder.add(*_matched(builder, left, right), flags=("nsw",))
+        (a, b), (c, d) = bounds(left) or _UNKNOWN, bounds(right) or _UNKNOWN
+        return _within(total, a + c, b + d, left, right)
+
+    return emit_once(builder, ("add", _name(left), _name(right)), emit)
+
+
+def _shifted(builder: ir.IRBuilder, base: ir.Value, constant: int) -> ir.Value:
+    """Returns base + constant, and notes the two."""
+    if constant == 0:
+        return base
+    total = _sum(builder, base, constant)
+    total.index_parts = (base, constant)
+    return total
+
+
+def _name(index: Index) -> object:
+    """Returns what tells an index from others: itself if it is known, else who it is."""
+    return ("known", index) if isinstance(index, int) else id(index)
 
 
 def subtract(builder: ir.IRBuilder, left: Index, right: Index) -> Index:
     """Returns left - right; no overflow is assumed."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left - right
-    if isinstance(right, int) and right == 0:
-        return left
+    if isinstance(right, int):
+        return add(builder, left, -right)
     difference = builder.sub(*_matched(builder, left, right), flags=("nsw",))
     (a, b), (c, d) = bounds(left) or _UNKNOWN, bounds(right) or _UNKNOWN
     return _within(difference, a - d, b - c, left, right)
@@ -109,9 +155,17 @@ def multiply(builder: ir.IRBuilder, left: Index, factor: int) -> Index:
         return 0
     if factor == 1:
         return left
-    product = builder.mul(*_matched(builder, left, factor), flags=("nsw",))
-    low, high = sorted(factor * bound for bound in bounds(left) or _UNKNOWN)
-    return _within(product, low, high, left)
+    base, constant = split(left)
+    return _shifted(builder, _product(builder, base, factor), constant * factor)
+
+
+def _product(builder: ir.IRBuilder, left: ir.Value, factor: int) -> ir.Value:
+    def emit() -> ir.Value:
+        product = builder.mul(*_matched(builder, left, factor), flags=("nsw",))
+        low, high = sorted(factor * bound for bound in bounds(left) or _UNKNOWN)
+        return _within(product, low, high, left)
+
+    return emit_once(builder, ("multiply", id(left), factor), emit)
 
 
 def divide(builder: ir.IRBuilder, left: Index, divisor: int) -> tuple[Index, Index]:

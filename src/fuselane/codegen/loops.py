@@ -101,7 +101,10 @@ def counted_loop(
     entry = builder.block
     header = builder.append_basic_block(name)
     exit_block = builder.append_basic_block(f"{name}.exit")
-    builder.cbranch(builder.icmp_signed("<", i64(start), i64(stop)), header, exit_block)
+    if isinstance(start, int) and isinstance(stop, int) and start < stop:
+        builder.branch(header)
+    else:
+        builder.cbranch(builder.icmp_signed("<", i64(start), i64(stop)), header, exit_block)
     builder.position_at_end(header)
     counter = builder.phi(I64)
     counter.add_incoming(i64(start), entry)

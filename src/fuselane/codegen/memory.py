@@ -7,7 +7,7 @@ from typing import final
 
 from llvmlite import ir
 
-from fuselane.codegen.indexing import I64
+from fuselane.codegen.indexing import I64, emit_once, i64, split
 from fuselane.codegen.types import memory_type
 from fuselane.hlo.shape import PrimitiveType
 
@@ -105,8 +105,20 @@ def to_memory(builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType) ->
 def element_pointer(
     builder: ir.IRBuilder, base: ir.Value, offset: ir.Value, element: PrimitiveType
 ) -> ir.Value:
-    """Returns the address of the element at `offset` (in elements) from a base pointer."""
-    return builder.gep(base, [offset], inbounds=True, source_etype=memory_type(element))
+    """Returns the address of the element at `offset` (in elements) from a base pointer.
+
+    What is known of the offset is added last, to an address that neighbours have in common; that
+    one may lie outside of the array.
+    """
+    type_ = memory_type(element)
+    varying, known = split(offset)
+    is_whole = known == 0
+    pointer = emit_once(
+        builder,
+        ("element", id(base), id(varying), str(type_), is_whole),
+        lambda: builder.gep(base, [varying], inbounds=is_whole, source_etype=type_),
+    )
+    return pointer if is_whole else builder.gep(pointer, [i64(known)], source_etype=type_)
 
 
 def load_lanes(

@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
 from fuselane.codegen.arrays import Array, Literal, View
-from fuselane.codegen.dot_shape import DotShape, split
+from fuselane.codegen.dot_shape import DotShape, Run, split
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
@@ -128,20 +128,20 @@ def _pack(emitter: Emitter, shape: DotShape, array: Array, *, is_left: bool) -> 
     pointer = place.allocate(memory_type(shape.sum_type), count)
     panels = Panels(pointer=pointer, shape=shape, outputs=group.size)
 
-    def copy(b: Index, start: Index, n: int, size: int, k: Index) -> None:
+    def copy(b: Index, start: Index, n: Index, size: int, k: Index) -> None:
         index_of = shape.left_index if is_left else shape.right_index
         value = array.get(place, index_of(builder, b, add(builder, start, n), k))
         converted = _convert(builder, value, array, shape)
         panels.put(place, b, start, n, size, k, converted)
 
-    with counted_loop(builder, 0, shape.batch.size, name="pack") as b:
+    with Run(start=0, size=1, count=shape.batch.size).loop(builder) as b:
         for run in split(group.size, block.left if is_left else block.right):
             with (
                 run.loop(builder) as start,
                 counted_loop(builder, 0, shape.contracting.size, name="pack") as k,
+                counted_loop(builder, 0, run.size, name="pack") as n,
             ):
-                for n in range(run.size):
-                    copy(b, start, n, run.size, k)
+                copy(b, start, n, run.size, k)
     return panels
 
 

@@ -36,20 +36,20 @@ class Panels:
     shape: DotShape
     outputs: int
 
-    def get(self, place: Place, b: Index, start: Index, n: int, size: int, k: Index) -> ir.Value:
+    def get(self, place: Place, b: Index, start: Index, n: Index, size: int, k: Index) -> ir.Value:
         """Returns element k of output `start + n`, in the panel of `size` outputs from `start`."""
         pointer = self._address(place, b, start, n, size, k)
         return load(place.builder, pointer, self.shape.sum_type)
 
     def put(
-        self, place: Place, b: Index, start: Index, n: int, size: int, k: Index, value: ir.Value
+        self, place: Place, b: Index, start: Index, n: Index, size: int, k: Index, value: ir.Value
     ) -> None:
         """Stores an element."""
         pointer = self._address(place, b, start, n, size, k)
         store(place.builder, value, pointer, self.shape.sum_type)
 
     def _address(
-        self, place: Place, b: Index, start: Index, n: int, size: int, k: Index
+        self, place: Place, b: Index, start: Index, n: Index, size: int, k: Index
     ) -> ir.Value:
         builder, products = place.builder, self.shape.contracting.size
         position = indexing.multiply(builder, b, self.outputs * products)

@@ -232,7 +232,9 @@ def splat(builder: ir.IRBuilder, scalar: ir.Value, width: int) -> ir.Value:
     poison = TextConstant(vector, "poison", None)
     index = ir.IntType(32)
     first = builder.insert_element(poison, scalar, ir.Constant(index, 0))
-    return builder.shuffle_vector(first, poison, ir.Constant(vector_of(index, width), None))
+    zero = (ir.Constant(index, 0),)
+    all_first = TextConstant(vector_of(index, width), "zeroinitializer", zero * width)
+    return builder.shuffle_vector(first, poison, all_first)
 
 
 def call_intrinsic(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 from llvmlite import ir
 
@@ -229,3 +230,37 @@ def test_threads_may_compile_and_load_at_once() -> None:
     for thread in threads:
         thread.join()
     assert sorted(results) == list(range(8))
+
+
+def test_emission_in_order_changes_nothing_else() -> None:
+    """The order of instructions differs, results don't, nor what is compiled afterwards."""
+    rounds = "\n".join(
+        f"""  %s{k} = add <64 x i32> %x{k}, %y{k}
+  %l{k} = shl <64 x i32> %y{k}, splat (i32 {k + 3})
+  %r{k} = lshr <64 x i32> %y{k}, splat (i32 {28 - k})
+  %o{k} = or <64 x i32> %l{k}, %r{k}
+  %y{k + 1} = xor <64 x i32> %o{k}, %s{k}
+  %x{k + 1} = add <64 x i32> %s{k}, splat (i32 {k})"""
+        for k in range(20)
+    )
+    module = f"""
+define i64 @mix(ptr %p) {{
+  %x0 = load <64 x i32>, ptr %p, align 4
+  %q = getelementptr i8, ptr %p, i64 256
+  %y0 = load <64 x i32>, ptr %q, align 4
+{rounds}
+  %z = xor <64 x i32> %x20, %y20
+  store <64 x i32> %z, ptr %p, align 4
+  ret i64 0
+}}"""
+    usual, in_order = compile_object(module), compile_object(module, in_order=True)
+    assert compile_object(module) == usual
+    assert in_order != usual
+    results = []
+    for object_code in (usual, in_order):
+        numbers = np.arange(128, dtype=np.int32)
+        loaded = load_object(object_code)
+        mix = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(loaded.address("mix"))
+        mix(numbers.ctypes.data)
+        results.append(numbers)
+    np.testing.assert_array_equal(results[0], results[1])

@@ -19,6 +19,7 @@ from typing import Final, final
 
 from llvmlite import ir
 
+from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.codegen.arrays import Memory, Partial
 from fuselane.codegen.bounds import guard
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
@@ -32,15 +33,23 @@ from fuselane.codegen.panels import Panels
 from fuselane.codegen.partials import check_partials
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products
+from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.tiles import TiledLoop
 from fuselane.config import Options
 from fuselane.decisions import Reason
 from fuselane.device import DeviceDescription
 from fuselane.errors import UnsupportedError
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 
 SYMBOL: Final = "fuselane_kernel"
+
+
+_BITWISE_OPCODES: Final = frozenset(
+    {"xor", "or", "and", "shift-left", "shift-right-logical", "shift-right-arithmetic"}
+)
+_MIN_BITWISE: Final = 0.3
 
 
 @final
@@ -55,6 +64,7 @@ class KernelCode:
     parallel: Whether tiles are worth handing to several threads.
     plan: How the work is laid out; for reports.
     num_instructions: How many of LLVM's there are, but for the bodies of functions of its own.
+    is_bitwise: Whether much of the work is on bits, as random numbers are.
     """
 
     ir: str
@@ -64,6 +74,7 @@ class KernelCode:
     parallel: bool
     plan: Plan
     num_instructions: int
+    is_bitwise: bool
 
     @property
     def is_scalar(self) -> bool:
@@ -122,7 +133,34 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         parallel=plan.parallel,
         plan=plan,
         num_instructions=frame.builder.num_instructions,
+        is_bitwise=_count_bitwise(program) > _MIN_BITWISE,
     )
+
+
+def _count_bitwise(program: LaneProgram) -> float:
+    """Returns the share of bitwise work in what every block does: random bits, for the most part.
+
+    That is long chains of operations on few values.
+    """
+    skipped = {part for guards in program.guards.values() for g in guards for part in g.parts}
+    bitwise = total = 0.0
+
+    def count(computation: HloComputation, times: float) -> None:
+        nonlocal bitwise, total
+        for instruction in computation.instructions:
+            if instruction in skipped:
+                continue
+            if instruction.opcode == "while":
+                trips = program.loops[instruction].trip_count
+                count(instruction.body, times * (trips or UNKNOWN_TRIP_COUNT))
+            elif instruction.opcode in OPCODE_COST and needs_lanes(instruction, program):
+                lane = program.lane_dimensions.get
+                operations = times * instruction_cost(instruction, lane, lambda _: None)
+                total += operations
+                bitwise += operations if instruction.opcode in _BITWISE_OPCODES else 0.0
+
+    count(program.loop.instruction.body, 1.0)
+    return bitwise / max(total, 1.0)
 
 
 def _emit_tile(frame: Frame, tile: ir.Value, panels: Mapping[HloInstruction, Panels]) -> None:

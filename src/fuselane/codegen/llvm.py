@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from llvmlite import binding, ir
 from fuselane.errors import CodegenError
 
 _Result = TypeVar("_Result")
+_emission = threading.Lock()
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -61,6 +63,7 @@ def compile_object(
     opt_level: int = 2,
     *,
     vectorise: bool = False,
+    in_order: bool = False,
 ) -> bytes:
     """Compiles a module to position-independent object code (ELF, or the system's own format).
 
@@ -69,10 +72,14 @@ def compile_object(
         target: Defaults to the host.
         opt_level: 0 runs no IR pass, 1 a few cheap ones, 2 LLVM's simplification of functions, 3
             its whole pipeline. Kernels gain nothing from 3; 1 leaves loads that 2 removes.
+        vectorise: Whether LLVM looks for vectors in scalar code.
+        in_order: Whether instructions keep the order of the IR: for long chains of operations on
+            vectors of several registers, with few values alive.
     Raises:
         CodegenError: if the IR does not parse or verify, or the target does not exist.
     """
-    return _with_machine(module_ir, target, opt_level, _emit, vectorise=vectorise)
+    emit = _emit_in_order if in_order else _emit
+    return _with_machine(module_ir, target, opt_level, emit, vectorise=vectorise)
 
 
 def assembly(
@@ -96,6 +103,22 @@ def optimised_ir(
 
 def _emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> bytes:
     return bytes(machine.emit_object(module))
+
+
+def _emit_in_order(machine: binding.TargetMachine, module: binding.ModuleRef) -> bytes:
+    """Emits a module whose registers side by side stay there.
+
+    An operation on a vector of several registers becomes one instruction for each, which do not
+    wait for one another. To save registers, LLVM's machine scheduler would do one register's chain
+    of operations after the other's, too far apart to overlap. Whether it runs is an option of the
+    process, so it is switched off only for as long as a kernel is emitted.
+    """
+    with _emission:
+        binding.set_option("fuselane", "--enable-misched=0")
+        try:
+            return _emit(machine, module)
+        finally:
+            binding.set_option("fuselane", "--enable-misched=1")
 
 
 def _with_machine(

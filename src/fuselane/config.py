@@ -40,7 +40,8 @@ class Options:
 
     Attributes:
         vector_bits: Width of vector registers to use: 128, 256 or 512; None is what the CPU has.
-        unroll: Vectors of lanes a kernel works on at once; None lets the register model choose.
+        unroll: Vectors of lanes a kernel works on at once; None lets a model of the
+            processor choose.
         tile_lanes: Lanes of one unit of work handed to a thread; None lets the cost model choose.
         threads: Most threads a kernel may use; None is all of XLA's.
         min_gain: How many times faster than XLA a kernel has to be by estimate for a loop to be

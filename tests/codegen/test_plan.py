@@ -115,9 +115,48 @@ def test_small_state_stays_in_registers() -> None:
 @pytest.mark.parametrize("make", [large_state, streams, shared_work])
 def test_what_wants_tiles_gets_them(make: Any) -> None:
     """State beyond the registers, rows of streams, work that all lanes share."""
-    plan = plan_of(make(65_536))
-    assert plan.tile_vectors > 1
-    assert plan.width == 16
+    assert plan_of(make(65_536)).tile_vectors > 1
+
+
+def chain(lanes: int, length: int, dtype: str = "f32") -> LaneProgram:
+    """Returns a loop of sines, each of the one before."""
+    row = f"{dtype}[{lanes}]"
+    names = ["e0", *(f"x{k}" for k in range(length))]
+    work = "\n".join(f"{y} = {row} sine({x})" for x, y in itertools.pairwise(names))
+    return form_program(counting_loop(work, [names[-1]], [row], trip_count=10_000))
+
+
+def vectors_at_once(program: LaneProgram, device: DeviceDescription = DEVICE) -> int:
+    plan = plan_of(program, device)
+    return plan.width // plan.vector_lanes
+
+
+def test_what_waits_is_done_for_several_vectors_at_once() -> None:
+    assert vectors_at_once(chain(65_536, 1)) >= 2
+    assert vectors_at_once(chain(65_536, 4)) >= 2
+
+
+def test_blocks_are_left_for_all_threads() -> None:
+    eight = dataclasses.replace(DEVICE, num_cores=8)
+    assert vectors_at_once(chain(8 * 16, 4), eight) == 1
+    assert vectors_at_once(chain(8 * 32, 4), eight) == 2
+
+
+def test_state_of_blocks_stays_in_the_cache() -> None:
+    assert vectors_at_once(large_state(65_536)) == 1
+
+
+def test_long_bodies_are_compiled_for_one_vector() -> None:
+    assert vectors_at_once(chain(65_536, 400)) == 1
+
+
+def test_partial_blocks_of_tiles_cost_masks() -> None:
+    """Without registers for masks a width that divides the lanes is better."""
+    narrow = dataclasses.replace(
+        DEVICE, vector_bits=256, num_vector_registers=16, has_masked_memory=False
+    )
+    whole, rest = (vectors_at_once(streams(lanes), narrow) for lanes in (65_536, 65_536 + 8))
+    assert rest == 1 < whole
 
 
 def test_shared_work_is_spread_over_many_lanes() -> None:

@@ -27,6 +27,7 @@ class MachineCosts:
         xla_call_us: A sine of XLA's, one f32 element of many.
         kernel_call_us: A kernel is called, on one thread.
         wake_us: What a kernel on several threads takes besides.
+        kernel_cycle_us: A cycle of a core that runs a kernel; see `codegen.vector_time`.
         kernel_operation_us: An operation of a kernel on a vector register, one of a cheap opcode.
         kernel_function_us: One operation of a sequence that an expensive opcode consists of.
         kernel_scalar_us: An operation of a kernel on a scalar that the next one waits for.
@@ -43,6 +44,7 @@ class MachineCosts:
     xla_call_us: float = 3.5e-3
     kernel_call_us: float = 0.5
     wake_us: float = 4.0
+    kernel_cycle_us: float = 0.35e-3
     kernel_operation_us: float = 0.13e-3
     kernel_function_us: float = 0.3e-3
     kernel_scalar_us: float = 0.4e-3

@@ -9,17 +9,14 @@ from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import Plan
-from fuselane.codegen.scalar_time import estimate_shared_us, has_work, operation_us
-from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.scalar_time import estimate_shared_us
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 
-_PRODUCT: Final = 1.35
-_LOADED_PRODUCT: Final = 2.2
-"""Cheap operations that a product of a dot takes, with weights from a cache and all lanes', and
-where most products need loads of their own."""
+_LOADING: Final = 0.3
+"""Cycles that a product of a dot takes longer where most need loads of their own."""
 
 
 def estimate_kernel_step_us(
@@ -27,14 +24,12 @@ def estimate_kernel_step_us(
 ) -> float:
     """Returns a kernel's time for one step of all lanes, in microseconds."""
     body = program.loop.instruction.body
-    per_vector = _vector_us(program, body, costs)
+    per_block = plan.block_cycles * costs.kernel_cycle_us + _loading_us(program, plan, body, costs)
     per_tile = estimate_shared_us(program, plan, body, costs)
     threads = _num_threads(plan, device)
     tiles = math.ceil(plan.num_tiles / threads)
-    registers = max(1.0, device.num_vector_registers / plan.vectors_in_registers)
-    vectors = plan.tile_vectors * registers
     traffic = _traffic(program, costs) + _scratch_traffic(program, plan, costs)
-    return tiles * (vectors * per_vector + per_tile) + traffic / threads
+    return tiles * (plan.tile_vectors * per_block + per_tile) + traffic / threads
 
 
 def estimate_kernel_call_us(
@@ -54,29 +49,26 @@ def _num_threads(plan: Plan, device: DeviceDescription) -> int:
     return min(plan.num_tiles, device.num_cores) if plan.parallel else 1
 
 
-def _vector_us(program: LaneProgram, computation: HloComputation, costs: MachineCosts) -> float:
-    """Returns the time of one run of a computation for a vector of lanes."""
+def _loading_us(
+    program: LaneProgram, plan: Plan, computation: HloComputation, costs: MachineCosts
+) -> float:
+    """Returns what products of dots that load both of their factors take besides, per block."""
     time = 0.0
     for instruction in computation.instructions:
         if instruction.opcode == "while":
             trips = program.loops[instruction].trip_count
             times = UNKNOWN_TRIP_COUNT if trips is None else trips
-            time += times * _vector_us(program, instruction.body, costs)
-        elif has_work(instruction) and needs_lanes(instruction, program):
-            lane = program.lane_dimensions.get
-            operations = instruction_cost(instruction, lane, lambda _: None)
-            slowness = _dot_slowness(instruction, program)
-            time += slowness * operations * operation_us(instruction, costs)
+            time += times * _loading_us(program, plan, instruction.body, costs)
+        elif instruction.opcode == "dot" and not _is_packed(instruction, program):
+            products = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
+            time += products * plan.width / plan.vector_lanes * _LOADING * costs.kernel_cycle_us
     return time
 
 
-def _dot_slowness(instruction: HloInstruction, program: LaneProgram) -> float:
-    """Returns how many cheap operations a product of a dot takes; 1 for other opcodes."""
-    if instruction.opcode != "dot":
-        return 1.0
-    has_weights = any(program.lane_dimensions.get(o) is None for o in instruction.operands)
-    is_packed = has_weights and count_weight_bytes(program) <= MAX_PACKED_BYTES
-    return _PRODUCT if is_packed else _LOADED_PRODUCT
+def _is_packed(dot: HloInstruction, program: LaneProgram) -> bool:
+    """Whether a dot's weights are all lanes' and lie in the order in which it needs them."""
+    has_weights = any(program.lane_dimensions.get(o) is None for o in dot.operands)
+    return has_weights and count_weight_bytes(program) <= MAX_PACKED_BYTES
 
 
 def _traffic(program: LaneProgram, costs: MachineCosts) -> float:

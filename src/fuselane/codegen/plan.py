@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -14,6 +14,7 @@ from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.products import factor_bytes
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.sweeps import MAX_ROWS, count_rows
+from fuselane.codegen.vector_time import VectorBlock, VectorUnit
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
@@ -24,7 +25,18 @@ _MAX_UNROLLED: Final = 32
 _MAX_UNROLLED_SCALARS: Final = 16
 _MAX_EMITTED: Final = 6_000
 _MAX_EMITTED_SCALARS: Final = 2_000
-_MAX_VECTORS_IN_FLIGHT: Final = 8
+_VECTORS_IN_FLIGHT: Final = (1, 2, 4, 8)
+_MIN_FASTER: Final = 1.03
+"""Estimated gain for which twice as many vectors at once are worth their longer code; squared for
+four times as many, and so on."""
+
+_LEAVING: Final = 0.05
+"""What a block of twice as many lanes takes longer until the last one leaves the loop, per lane."""
+
+_MASK: Final = 24.0
+"""Cycles per vector in which a block of a tile finds out which of its lanes exist, where there are
+no registers for masks."""
+
 _FREE_UNIFORM_OPS: Final = 4
 _UNIFORM_SHARE: Final = 0.04
 _TILES_PER_THREAD: Final = 4
@@ -44,6 +56,7 @@ class Plan:
     """The layout of a kernel's work.
 
     width: Lanes in one LLVM vector, which may span several registers; 1 for scalars.
+    vector_lanes: Lanes in one register.
     tile_vectors: Vectors in a tile; 1 keeps the state in registers through all steps.
     num_tiles: Tiles that cover all lanes; the last may be partial.
     max_unrolled: The most elements per lane kept in registers.
@@ -51,9 +64,12 @@ class Plan:
     parallel: Whether the work is worth several threads.
     lane_ops: Estimated operations of one step on one vector.
     uniform_ops: Estimated scalar operations of one step that all lanes of a tile share.
+    block_cycles: Estimated processor cycles of one step of one block of `width` lanes; 0 for
+        scalars.
     """
 
     width: int
+    vector_lanes: int
     tile_vectors: int
     num_tiles: int
     max_unrolled: int
@@ -61,6 +77,7 @@ class Plan:
     parallel: bool
     lane_ops: float
     uniform_ops: float
+    block_cycles: float = 0.0
 
     @property
     def tile_lanes(self) -> int:
@@ -109,11 +126,26 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     if total < _MIN_PARALLEL_OPS:
         threads = 1
     in_registers = _fits_registers(work, device) and not program.meetings
-    unroll = options.unroll or (_vectors_in_flight(work, device) if in_registers else 1)
-    if options.unroll is None and work.dot_ops > _MIN_DOT_SHARE * work.lane_ops:
-        unroll = _VECTORS_PER_DOT
-    while options.unroll is None and unroll > 1 and lanes * unroll * threads > program.num_lanes:
-        unroll //= 2
+    max_unrolled = _max_unrolled(program, work)
+    unit = VectorUnit(
+        lanes=lanes,
+        bits=_element_bits(program),
+        registers=device.num_vector_registers,
+        max_unrolled=max_unrolled,
+    )
+    body = program.loop.instruction.body
+    block = VectorBlock(program, body, unit, is_tiled=not in_registers)
+
+    def block_cycles(vectors: int) -> float:
+        return _block_cycles(
+            block, vectors, program, lanes, has_masks=in_registers or device.has_masked_memory
+        )
+
+    unroll = options.unroll
+    if unroll is None:
+        candidates = _candidates(program, work, device, block.code_size(), lanes, threads)
+        num_vectors = math.ceil(program.num_lanes / lanes / threads)
+        unroll = _vectors_in_flight(candidates, num_vectors, block_cycles)
     width = max(2, lanes * unroll)
     num_vectors = math.ceil(program.num_lanes / width)
     if options.tile_lanes is not None:
@@ -131,13 +163,15 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     num_tiles = math.ceil(num_vectors / tile_vectors)
     return Plan(
         width=width,
+        vector_lanes=lanes,
         tile_vectors=tile_vectors,
         num_tiles=num_tiles,
-        max_unrolled=_max_unrolled(program, work),
+        max_unrolled=max_unrolled,
         vectors_in_registers=max(1, device.num_vector_registers * lanes // width),
         parallel=num_tiles > 1 and threads > 1,
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,
+        block_cycles=block_cycles(unroll),
     )
 
 
@@ -145,6 +179,7 @@ def _scalar_plan(program: LaneProgram, work: _Work, device: DeviceDescription) -
     """Returns the layout of a loop without lanes: scalars, on one thread."""
     return Plan(
         width=1,
+        vector_lanes=1,
         tile_vectors=1,
         num_tiles=1,
         max_unrolled=_max_unrolled_scalars(program),
@@ -162,11 +197,53 @@ def _fits_registers(work: _Work, device: DeviceDescription) -> bool:
     return work.state_elements <= device.num_vector_registers // 2
 
 
-def _vectors_in_flight(work: _Work, device: DeviceDescription) -> int:
-    """Enough independent work to hide latencies, as far as the registers go."""
-    live = work.state_elements + 3
-    unroll = min(_MAX_VECTORS_IN_FLIGHT, device.num_vector_registers // live)
-    return 1 << max(unroll, 1).bit_length() - 1
+def _candidates(
+    program: LaneProgram,
+    work: _Work,
+    device: DeviceDescription,
+    code_size: float,
+    lanes: int,
+    threads: int,
+) -> Sequence[int]:
+    """Returns how many vectors may be worked on at once: with blocks for all threads, of which at
+    least four fit the L1 cache, and no more code than LLVM compiles soon.
+
+    Dots block their outputs for two vectors.
+    """
+    is_dot = work.dot_ops > _MIN_DOT_SHARE * work.lane_ops
+    most = program.num_lanes / (lanes * threads)
+    if not is_dot:
+        cached = device.l1_bytes / 4 / max(work.state_bytes * lanes, 1)
+        most = min(most, cached, _MAX_EMITTED / max(code_size, 1))
+    candidates = (_VECTORS_PER_DOT,) if is_dot else _VECTORS_IN_FLIGHT
+    return [vectors for vectors in candidates if vectors <= most] or [1]
+
+
+def _vectors_in_flight(
+    candidates: Sequence[int], num_vectors: int, block_cycles: Callable[[int], float]
+) -> int:
+    """Returns how many vectors at once take a thread's vectors through a step soonest, by estimate;
+    fewer where more gain next to nothing."""
+    best, least = candidates[0], math.inf
+    for vectors in candidates:
+        time = math.ceil(num_vectors / vectors) * block_cycles(vectors)
+        if time > least:
+            break
+        if time * _MIN_FASTER ** math.log2(vectors) < least:
+            best, least = vectors, time
+    return best
+
+
+def _block_cycles(
+    block: VectorBlock, vectors: int, program: LaneProgram, lanes: int, *, has_masks: bool
+) -> float:
+    """Returns the time of a step of a block, with what comes from its being wide."""
+    cycles = block.cycles(vectors)
+    if program.num_lanes % (lanes * vectors) and not has_masks:
+        cycles += _MASK * vectors
+    if program.loop.lane_condition is not None:
+        cycles *= 1 + _LEAVING * math.log2(vectors)
+    return cycles
 
 
 def _tile_vectors(

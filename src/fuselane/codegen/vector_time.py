@@ -1,0 +1,438 @@
+"""How long a block of lanes takes for a step, by how many vectors of lanes it works on at once.
+
+    work       what there is to compute, load and store, and instructions to fetch
+    waiting    each operation waits for those it needs, and a processor looks ahead only so far:
+               what is farther behind the oldest unfinished instruction than its window has to wait
+    registers  values that do not fit are stored and loaded again
+
+With one vector more at once there is one chain more that waits for no other; but fewer steps fit
+the window, more values are alive, and the code is longer. So a loop's body is run through a small
+model of a processor, operation by operation in the order of the program: for a few steps, when its
+operands and the window let each begin, and for two, which values are in registers then. The value
+needed last is the one to go (L. A. Belady, A study of replacement algorithms for a virtual-storage
+computer, 1966). The larger of the bounds is what a step takes, with a little of the others.
+
+Times are cycles; see `codegen.vector_timing` for those of single operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.vector_timing import NOTHING, PRODUCT, Timing, timing_of
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.dots import DotDimensions
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
+from fuselane.lanes.program import ElementKind, LaneProgram
+
+_SHARPNESS: Final = 4.0
+"""How little smaller bounds add to the largest: the exponent of a norm."""
+
+_WINDOW: Final = 128.0
+"""Vector instructions that may be under way: there are so many registers behind the named ones."""
+
+_LOADS_PER_CYCLE: Final = 2.0
+_FETCHED_PER_CYCLE: Final = 5.0
+_MAX_DECODED: Final = 2500.0
+_DECODING: Final = 0.4
+"""Cycles per instruction of loops longer than what a processor keeps decoded."""
+
+_STEP: Final = 2.0
+_ELEMENT: Final = 0.5
+_BYTE: Final = 3.0
+"""Cycles of a loop's own instructions: of a step, of an element of an array in memory, of one whose
+elements are bytes, which are widened and narrowed."""
+
+_BYTE_BITS: Final = 8
+_SMALL_DOT: Final = 64
+_DOT_PRODUCT: Final = 1.1
+_DOT_WEIGHT: Final = 1.55
+_DOT_REST: Final = 0.35
+"""A product of a dot, in products: alone, and where loads of weights bound it, per vector."""
+
+_GUARD_SHARE: Final = 0.002
+_MISPREDICTED: Final = 15.0
+_MAIN_WORK: Final = 3.0
+"""In how many lanes a guard's work is needed, and cycles that are lost where it is. A guard whose
+work is so many times the rest of the step is taken to be needed always."""
+
+_NUM_STEPS: Final = 3
+_MAX_CHAIN: Final = 32
+_MIN_REGISTERS: Final = 2.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorUnit:
+    """Where blocks of lanes run.
+
+    lanes: Lanes of one vector.
+    bits: Width of an element of which one register holds so many.
+    registers: How many vector registers there are.
+    max_unrolled: The most elements per lane kept in registers.
+    """
+
+    lanes: int
+    bits: int
+    registers: int
+    max_unrolled: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operation:
+    """What one instruction does to a vector of lanes, all elements of a lane together.
+
+    timing: All of its work; when the last element is done.
+    reads: Numbers of the operations whose results it needs.
+    size: Registers that its result takes; 0 for what is kept in memory or is another's.
+    instructions: Machine instructions.
+    moved: Elements loaded from arrays in memory and stored there.
+    looping: Work of the loops over such arrays, however many vectors each step works on.
+    products: Those of a dot, if it is a loop.
+    inner: What it runs: a loop's body, a conditional's branches.
+    times: How often.
+    """
+
+    timing: Timing = NOTHING
+    reads: Sequence[int] = ()
+    size: float = 0.0
+    instructions: float = 0.0
+    moved: float = 0.0
+    looping: float = 0.0
+    products: float = 0.0
+    inner: tuple[VectorBlock, ...] = ()
+    times: float = 1.0
+
+    @property
+    def is_looped(self) -> bool:
+        """Whether its instructions run many times."""
+        return bool(self.looping or self.products or self.inner)
+
+
+@final
+class VectorBlock:
+    """What a block of lanes does in one run of a computation."""
+
+    def __init__(
+        self,
+        program: LaneProgram,
+        computation: HloComputation,
+        unit: VectorUnit,
+        *,
+        only: Sequence[HloInstruction] | None = None,
+        is_tiled: bool = False,
+    ) -> None:
+        """Reads a computation.
+
+        Args:
+            program: What it belongs to.
+            computation: The body of a loop, say.
+            unit: Where it runs.
+            only: The instructions of a guard; by default all that are not guarded.
+            is_tiled: Whether another block of lanes follows in every step, and the state is in
+                memory meanwhile; else this one goes on with the next step.
+        """
+        self._program = program
+        self._unit = unit
+        self._is_tiled = is_tiled
+        self._operations: list[_Operation] = []
+        self._numbers: dict[HloInstruction, int] = {}
+        guards = program.guards.get(computation, ()) if only is None else ()
+        guarded = {instruction for guard in guards for instruction in guard.instructions}
+        for instruction in computation.instructions if only is None else only:
+            is_here = instruction not in guarded and instruction not in program.late
+            if is_here and needs_lanes(instruction, program):
+                self._add(instruction)
+        self._guards = [
+            VectorBlock(program, computation, unit, only=guard.instructions) for guard in guards
+        ]
+        self._carried = dict(self._find_carried(computation)) if only is None else {}
+        self._uses = self._find_uses()
+        self._throughputs: dict[int, float] = {}
+        self._waits: dict[int, float] = {}
+
+    def cycles(self, vectors: int) -> float:
+        """Returns the time of one run for a block of so many vectors."""
+        return _norm(self.throughput(vectors), self.waiting(vectors))
+
+    def throughput(self, vectors: int) -> float:
+        """Returns the time of one run in which nothing waits."""
+        if vectors not in self._throughputs:
+            work = sum(self._work(operation, vectors) for operation in self._operations)
+            stores, loads = self._count_spills(self._unit.registers / vectors)
+            if self._is_tiled:
+                state = sum(self._operations[first].size for first in self._carried)
+                stores, loads = stores + state, loads + state
+            moved = sum(operation.moved for operation in self._operations)
+            moving = vectors * max(stores, (loads + moved) / _LOADS_PER_CYCLE)
+            code = sum(o.instructions for o in self._operations if not o.is_looped)
+            length = vectors * (code + stores + loads)
+            fetching = length / _FETCHED_PER_CYCLE + _DECODING * max(0.0, length - _MAX_DECODED)
+            time = _norm(work, moving, fetching) + _STEP
+            self._throughputs[vectors] = self._with_guards(time, vectors)
+        return self._throughputs[vectors]
+
+    def waiting(self, vectors: int) -> float:
+        """Returns the time of one run that only operands and the window hold up."""
+        if vectors not in self._waits:
+            self._waits[vectors] = self._wait(vectors)
+        return self._waits[vectors]
+
+    def instructions(self) -> float:
+        """Returns about how many machine instructions one run for one vector executes."""
+        return sum(
+            o.instructions + o.times * sum(block.instructions() for block in o.inner)
+            for o in self._operations
+        )
+
+    def code_size(self) -> float:
+        """Returns about how many machine instructions there are, for one vector."""
+        own = sum(o.instructions for o in self._operations if not o.is_looped)
+        inner = [block for operation in self._operations for block in operation.inner]
+        return own + sum(block.code_size() for block in (*inner, *self._guards))
+
+    # What is in it.
+
+    def _add(self, instruction: HloInstruction) -> None:
+        reads = [self._numbers[o] for o in _operands(instruction) if o in self._numbers]
+        operation = self._describe(instruction, reads)
+        if operation is None and len(set(reads)) == 1:
+            self._numbers[instruction] = reads[0]
+        elif operation is not None or reads:
+            self._numbers[instruction] = len(self._operations)
+            self._operations.append(operation or _Operation(reads=reads))
+
+    def _describe(self, instruction: HloInstruction, reads: Sequence[int]) -> _Operation | None:
+        """Returns what an instruction does, or None if it only says what is meant."""
+        match instruction.opcode:
+            case "parameter" | "tuple":
+                return None
+            case "while":
+                trips = self._program.loops[instruction].trip_count
+                times = float(UNKNOWN_TRIP_COUNT if trips is None else trips)
+                return self._run(reads, [instruction.body], times)
+            case "conditional":
+                branches = instruction.called_computations
+                return self._run(reads, branches, 1 / len(branches))
+            case "get-tuple-element":
+                is_carried = instruction.operands[0].opcode == "parameter"
+                if not is_carried or instruction in self._program.mutable:
+                    return None
+                return _Operation(size=self._size(instruction))
+        lane = self._program.lane_dimensions.get
+        operations = instruction_cost(instruction, lane, lambda _: None)
+        return self._compute(instruction, reads, operations) if operations else None
+
+    def _run(
+        self, reads: Sequence[int], computations: Sequence[HloComputation], times: float
+    ) -> _Operation:
+        inner = tuple(VectorBlock(self._program, c, self._unit) for c in computations)
+        return _Operation(reads=reads, inner=inner, times=times)
+
+    def _compute(
+        self, instruction: HloInstruction, reads: Sequence[int], operations: float
+    ) -> _Operation:
+        opcode = instruction.opcode
+        count = operations / max(1, OPCODE_COST[opcode]) * self._width(instruction.shape)
+        one, size = timing_of(instruction), self._size(instruction)
+        timing = Timing(one.work * count, one.latency * _chain(instruction), one.temporaries)
+        instructions = one.instructions * count
+        if opcode == "dot" and operations > _SMALL_DOT:
+            return _Operation(
+                timing=timing, reads=reads, size=size, instructions=instructions, products=count
+            )
+        is_byte = instruction.shape.is_array and instruction.shape.element_type.bits <= _BYTE_BITS
+        loop = (_BYTE if is_byte else _ELEMENT) * count
+        is_looped = size == 0 and opcode not in ("dynamic-slice", "dynamic-update-slice")
+        return _Operation(
+            timing=timing,
+            reads=reads,
+            size=size,
+            instructions=instructions,
+            moved=(1 + len(reads)) * count if is_looped else 0.0,
+            looping=loop if is_looped else 0.0,
+        )
+
+    def _width(self, shape: Shape) -> float:
+        """Returns the registers that a vector of an element takes."""
+        return max(1.0, shape.element_type.bits / self._unit.bits) if shape.is_array else 1.0
+
+    def _size(self, instruction: HloInstruction) -> float:
+        """Returns the registers that a value takes; none if it is kept in memory."""
+        shape, lane = instruction.shape, self._program.lane_dimensions.get(instruction)
+        size = residual_size(shape.dimensions, lane) if shape.is_array else 0
+        return size * self._width(shape) if size <= self._unit.max_unrolled else 0.0
+
+    def _find_carried(self, computation: HloComputation) -> Iterator[tuple[int, int]]:
+        """Yields the numbers of a state's value at the beginning of a step and at its end."""
+        loops = self._program.loops.values()
+        loop = next((loop for loop in loops if loop.instruction.body is computation), None)
+        for user in computation.parameters[0].users if loop is not None else ():
+            if user.opcode != "get-tuple-element" or user not in self._numbers:
+                continue
+            assert loop is not None
+            root = computation.root.operands[user.tuple_index]
+            is_state = loop.elements[user.tuple_index].kind is ElementKind.STATE
+            if is_state and root in self._numbers and root is not user:
+                yield self._numbers[user], self._numbers[root]
+
+    def _find_uses(self) -> list[list[int]]:
+        uses: list[list[int]] = [[] for _ in self._operations]
+        for number, operation in enumerate(self._operations):
+            for read in dict.fromkeys(operation.reads):
+                uses[read].append(number)
+        return uses
+
+    # The bounds.
+
+    def _work(self, operation: _Operation, vectors: int) -> float:
+        if operation.inner:
+            return operation.times * sum(block.throughput(vectors) for block in operation.inner)
+        if operation.products:
+            factor = max(_DOT_PRODUCT, _DOT_WEIGHT / vectors + _DOT_REST)
+            return vectors * PRODUCT.work * operation.products * factor
+        return vectors * operation.timing.work + operation.looping
+
+    def _with_guards(self, time: float, vectors: int) -> float:
+        """Adds the time in which a block has lanes that need guarded work."""
+        needed = 1 - (1 - _GUARD_SHARE) ** (self._unit.lanes * vectors)
+        guarded = [guard.cycles(vectors) + _MISPREDICTED for guard in self._guards]
+        return time + sum(g * (1 if g > _MAIN_WORK * time else needed) for g in guarded)
+
+    def _wait(self, vectors: int) -> float:
+        operations = self._operations
+        works = [self._work(operation, vectors) for operation in operations]
+        lengths = [
+            vectors * (o.instructions + o.times * sum(b.instructions() for b in o.inner))
+            for o in operations
+        ]
+        latencies = [
+            o.times * sum(b.waiting(vectors) for b in o.inner) if o.inner else o.timing.latency
+            for o in operations
+        ]
+        done = [0.0] * len(operations)
+        begin: dict[int, float] = {}
+        window = _Window()
+        finished = []
+        for _ in range(_NUM_STEPS):
+            for number, operation in enumerate(operations):
+                start = max(begin.get(number, 0.0), window.opening())
+                for read in operation.reads:
+                    start = max(start, done[read])
+                done[number] = start + max(latencies[number], works[number] / 2)
+                window.push(lengths[number], works[number] / 2, done[number])
+            if not self._is_tiled:
+                begin = {first: done[last] for first, last in self._carried.items()}
+            finished.append(window.end)
+        return (finished[-1] - finished[0]) / (_NUM_STEPS - 1)
+
+    def _count_spills(self, registers: float) -> tuple[float, float]:
+        """Returns the registers stored and loaded in a step, per vector, by how many there are."""
+        registers = max(registers, _MIN_REGISTERS)
+        operations, uses = self._operations, self._uses
+        carried = {} if self._is_tiled else self._carried
+        ends = frozenset(carried.values())
+        held: dict[int, float] = {}
+        saved: set[int] = set()
+        stores = loads = 0.0
+        for _ in range(2):
+            stores = loads = 0.0
+            cursor = [0] * len(operations)
+            for number, operation in enumerate(operations):
+                for read in operation.reads:
+                    size, at = operations[read].size, uses[read]
+                    if size and read not in held:
+                        loads += min(size, operation.size or size)
+                        if size <= registers / 2:
+                            held[read] = size
+                    while cursor[read] < len(at) and at[cursor[read]] <= number:
+                        cursor[read] += 1
+                    if cursor[read] == len(at) and read not in ends:
+                        held.pop(read, None)
+                if operation.size > registers:
+                    stores += operation.size
+                elif operation.size:
+                    held[number] = operation.size
+                excess = sum(held.values()) + operation.timing.temporaries - registers
+                busy = {number, *operation.reads}
+                while excess > 0 and (evictable := [v for v in held if v not in busy]):
+                    last = max(evictable, key=lambda v: _next_use(uses[v], cursor[v]))
+                    excess -= held.pop(last)
+                    if last not in saved:
+                        saved.add(last)
+                        stores += operations[last].size
+            saved = {first for first, last in carried.items() if last in saved}
+            held = {
+                first: operations[first].size for first, last in carried.items() if last in held
+            }
+        return stores, loads
+
+
+@final
+class _Window:
+    """The instructions that a processor has before it: those behind the oldest unfinished one."""
+
+    def __init__(self) -> None:
+        self.end = 0.0
+        self._position = 0.0
+        self._positions = [0.0]
+        self._ends = [0.0]
+        self._oldest = 0
+
+    def push(self, length: float, work: float, done: float) -> None:
+        """Adds instructions that take so much work and are done at a time."""
+        self.end = max(self.end + work, done)
+        if length:
+            self._position += length
+            self._positions.append(self._position)
+            self._ends.append(self.end)
+
+    def opening(self) -> float:
+        """Returns from when on the next instruction is in the window."""
+        behind = self._position - _WINDOW
+        if behind <= 0:
+            return 0.0
+        while self._positions[self._oldest + 1] <= behind:
+            self._oldest += 1
+        first, last = self._positions[self._oldest : self._oldest + 2]
+        begin, end = self._ends[self._oldest : self._oldest + 2]
+        return begin + (end - begin) * (behind - first) / (last - first)
+
+
+def _norm(*bounds: float) -> float:
+    """Returns a time that is bounded by several others."""
+    largest = max(bounds)
+    if not largest:
+        return 0.0
+    return float(largest * sum((b / largest) ** _SHARPNESS for b in bounds) ** (1 / _SHARPNESS))
+
+
+def _next_use(uses: Sequence[int], cursor: int) -> float:
+    return uses[cursor] if cursor < len(uses) else float("inf")
+
+
+def _operands(instruction: HloInstruction) -> Iterator[HloInstruction]:
+    """Yields what an instruction reads, seen through tuples."""
+    for operand in instruction.operands:
+        if operand.opcode == "tuple":
+            yield from operand.operands
+        else:
+            yield operand
+
+
+def _chain(instruction: HloInstruction) -> float:
+    """Returns how many operations of an instruction wait for each other."""
+    match instruction.opcode:
+        case "reduce":
+            results = instruction.shape.num_elements if instruction.shape.is_array else 1
+            return min(_MAX_CHAIN, instruction.operands[0].shape.num_elements / max(1, results))
+        case "dot":
+            return min(_MAX_CHAIN, DotDimensions.of(instruction).contracted_size(instruction))
+    return 1.0

@@ -1,0 +1,105 @@
+"""The model of a processor: waiting, the window, registers, code that is too long, guards."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from fuselane.analysis.cost import OPCODE_COST
+from fuselane.codegen.scalar_time import CHEAP
+from fuselane.codegen.vector_time import VectorBlock, VectorUnit
+from fuselane.codegen.vector_timing import timing_of
+from tests.codegen.kernels import form_program
+from tests.lanes.loops import counting_loop
+
+ROW: Final = "f32[4096]"
+UNIT: Final = VectorUnit(lanes=8, bits=32, registers=16, max_unrolled=32)
+
+
+def block(
+    body: str, results: Sequence[str] = ("y",), *, is_tiled: bool = False, row: str = ROW
+) -> VectorBlock:
+    module = counting_loop(body, [*results], [row] * len(results), trip_count=1000)
+    program = form_program(module)
+    return VectorBlock(program, program.loop.instruction.body, UNIT, is_tiled=is_tiled)
+
+
+def chain(opcode: str, length: int) -> str:
+    names = ["e0", *(f"x{k}" for k in range(length - 1)), "y"]
+    return "\n".join(f"{y} = {ROW} {opcode}({x})" for x, y in itertools.pairwise(names))
+
+
+def several(count: int, opcode: str = "sine") -> tuple[str, list[str]]:
+    """Returns a body of independent values and their names."""
+    names = [f"y{k}" for k in range(count)]
+    return "\n".join(f"{y} = {ROW} {opcode}(e{k})" for k, y in enumerate(names)), names
+
+
+def test_a_chain_takes_as_long_for_two_vectors_as_for_one() -> None:
+    waiting = block(chain("sine", 4))
+    assert waiting.cycles(2) < 1.2 * waiting.cycles(1)
+    assert waiting.cycles(8) > 2 * waiting.cycles(1)
+
+
+def test_time_grows_with_the_length_of_a_chain() -> None:
+    assert block(chain("sine", 8)).cycles(1) == pytest.approx(
+        2 * block(chain("sine", 4)).cycles(1), rel=0.1
+    )
+
+
+def test_what_waits_for_nothing_takes_twice_as_long_for_two_vectors() -> None:
+    body, names = several(6)
+    assert block(body, names).cycles(2) == pytest.approx(2 * block(body, names).cycles(1), rel=0.15)
+
+
+def test_blocks_of_a_tile_do_not_wait_for_each_other() -> None:
+    """As far as the window reaches."""
+    short, long = chain("sine", 1), chain("sine", 12)
+    assert block(short, is_tiled=True).cycles(1) < 0.7 * block(short).cycles(1)
+    tiled = block(long, is_tiled=True)
+    assert tiled.waiting(1) > 1.5 * tiled.throughput(1)
+    assert tiled.cycles(2) < 1.5 * tiled.cycles(1)
+
+
+def test_values_that_do_not_fit_are_stored_and_loaded() -> None:
+    body, names = several(14, "negate")
+    crowded = block(body, names)
+    assert crowded.cycles(2) > 2.5 * crowded.cycles(1)
+    few, names = several(3, "negate")
+    assert block(few, names).cycles(2) < 2.2 * block(few, names).cycles(1)
+
+
+def test_code_that_is_not_kept_decoded_is_slow() -> None:
+    long = block(chain("sine", 120))
+    assert long.code_size() > 2500
+    assert long.throughput(2) > 2.2 * long.throughput(1)
+    short = block(chain("sine", 4))
+    assert short.throughput(2) < 2.1 * short.throughput(1)
+
+
+def test_doubles_beside_floats_take_two_registers() -> None:
+    wide = block(chain("sine", 2).replace("f32", "f64"), row=ROW.replace("f32", "f64"))
+    assert wide.throughput(2) > 2 * block(chain("sine", 2)).throughput(2)
+
+
+def test_a_product_is_part_of_a_sum() -> None:
+    both = block(f"z = {ROW} multiply(e0, e1)\ny = {ROW} add(z, e1)", ["y", "e1"])
+    sum_ = block(f"y = {ROW} add(e0, e1)", ["y", "e1"])
+    assert both.throughput(1) == pytest.approx(sum_.throughput(1))
+
+
+@pytest.mark.parametrize("opcode", sorted(o for o, cost in OPCODE_COST.items() if cost > CHEAP))
+def test_sequences_of_instructions_are_not_taken_for_one(opcode: str) -> None:
+    operands = "e0, e0" if opcode in ("atan2", "divide", "power", "remainder") else "e0"
+    if opcode in ("gather", "scatter"):
+        pytest.skip("needs indices")
+    more = ", exponent_bits=5, mantissa_bits=10" if opcode == "reduce-precision" else ""
+    program = form_program(
+        counting_loop(f"y = {ROW} {opcode}({operands}){more}", ["y"], [ROW], trip_count=1000)
+    )
+    one = next(i for i in program.loop.instruction.body.instructions if i.opcode == opcode)
+    assert timing_of(one).work > 2
+    assert timing_of(one).latency > 5

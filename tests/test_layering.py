@@ -45,6 +45,7 @@ LAYERS: Final = FOUNDATION | {
     "calibration": {"__init__", "analysis.machine_costs", *FOUNDATION},
     "doctor": {"__init__", "machine", "runtime", *FOUNDATION},
     "script": {"__init__", *FOUNDATION},
+    "fuzz": {"__init__", "analysis.support", "hlo", *FOUNDATION},
     "module_file": {"explain", "hlo", "pipeline", *FOUNDATION},
     "cartpole": {"__init__", "machine", *FOUNDATION},
     "cli": {
@@ -53,6 +54,7 @@ LAYERS: Final = FOUNDATION | {
         "cartpole",
         "doctor",
         "explain.support_table",
+        "fuzz",
         "module_file",
         "runtime.costs",
         "script",
@@ -62,8 +64,8 @@ LAYERS: Final = FOUNDATION | {
 }
 # Libraries that must not spread, with the rooms and files that may import them.
 LIBRARIES: Final = {
-    "jax": {"api", "calibration", "cartpole", "cli", "doctor", "runtime", "xla"},
-    "jaxlib": {"api", "calibration", "cartpole", "cli", "doctor", "runtime", "xla"},
+    "jax": {"api", "calibration", "cartpole", "cli", "doctor", "fuzz", "runtime", "xla"},
+    "jaxlib": {"api", "calibration", "cartpole", "cli", "doctor", "fuzz", "runtime", "xla"},
     "llvmlite": {"codegen"},
     "ctypes": {"runtime"},
     "google": {"hlo"},

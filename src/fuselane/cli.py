@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
 from fuselane.doctor import diagnose
 from fuselane.errors import FuselaneError, InputError
 from fuselane.explain.support_table import support_table
+from fuselane.fuzz.campaign import Settings as CampaignSettings
+from fuselane.fuzz.campaign import make_choice, run_campaign
 from fuselane.module_file import TARGETS, explain_module_file
 from fuselane.runtime.costs import costs_path, write_costs
 from fuselane.script import prepare_for_script, run_script
@@ -76,6 +80,7 @@ def _make_parser() -> argparse.ArgumentParser:
     support.set_defaults(run=_print_support)
     doctor = commands.add_parser("doctor", help="check the installation")
     doctor.set_defaults(run=_doctor)
+    _add_fuzz(commands.add_parser("fuzz", help="compare random programs with plain XLA"))
     calibration = commands.add_parser("calibrate", help="measure what things cost on this machine")
     calibration.set_defaults(run=_calibrate)
     return parser
@@ -119,6 +124,31 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_explain)
 
 
+def _add_fuzz(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=_minutes, metavar="N", help="how long; default 1")
+    parser.add_argument("--programs", type=_positive, metavar="N", help="how many, instead")
+    parser.add_argument(
+        "--seed", type=_natural, metavar="S", help="of the first program; default a fresh one"
+    )
+    parser.add_argument(
+        "--opcodes", type=_names, default=(), metavar="NAMES", help="what steps do; default all"
+    )
+    parser.add_argument(
+        "--dtypes", type=_names, default=(), metavar="NAMES", help="of carries; default all"
+    )
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="processes; default one per core"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("fuzz-failures"),
+        help="where reproducers are written; default fuzz-failures",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    parser.set_defaults(run=_fuzz)
+
+
 def _cartpole(options: argparse.Namespace) -> int:
     if config.switch() is False:
         raise InputError(f"{_OFF_NOTE} There is nothing to compare.")
@@ -155,6 +185,33 @@ def _explain(options: argparse.Namespace) -> int:
     report = explain_module_file(options.file, options.target)
     print(report.json() if options.json else report.text())
     return OK
+
+
+def _fuzz(options: argparse.Namespace) -> int:
+    if config.switch() is False:
+        raise InputError(f"{_OFF_NOTE} There is nothing to compare.")
+    choice = make_choice(options.opcodes, options.dtypes)
+    if options.json is not None:
+        _write(options.json, "")
+    seed = secrets.randbelow(10**12) if options.seed is None else options.seed
+    _say(f"seed {seed}")
+    minutes = options.minutes or (None if options.programs else 1.0)
+    results = run_campaign(
+        CampaignSettings(
+            seed=seed,
+            minutes=minutes,
+            num_programs=options.programs,
+            jobs=options.jobs or os.cpu_count() or 1,
+            folder=options.folder,
+            choice=choice,
+        ),
+        say=_say,
+    )
+    for line in results.lines():
+        print(line)
+    if options.json is not None:
+        _write(options.json, json.dumps(results.to_json(), indent=2) + "\n")
+    return OK if results.is_good else WRONG
 
 
 def _print_support(_: argparse.Namespace) -> int:
@@ -200,6 +257,20 @@ def _positive(text: str) -> int:
     if number == 0:
         raise argparse.ArgumentTypeError("it has to be at least 1")
     return number
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes")
+    return minutes
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.split(",")))
 
 
 def _natural(text: str) -> int:

@@ -256,3 +256,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of("--version") == 0
     assert capsys.readouterr().out.strip() == f"fuselane {fuselane.__version__}"
     assert metadata.version("fuselane") == fuselane.__version__
+
+
+def test_fuzz_runs_programs_of_a_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report and the JSON say what was run."""
+    path = tmp_path / "fuzz.json"
+    size = ("--programs", "2", "--seed", "24", "--jobs", "1", "--opcodes", "add,select")
+    arguments = ["fuzz", *size, "--folder", str(tmp_path), "--json", str(path)]
+    assert cli.main(arguments) == cli.OK
+    printed = capsys.readouterr()
+    assert "2 programs from seed 24 on" in printed.out and "seed 24" in printed.err
+    assert json.loads(path.read_text())["programs"] == 2
+
+
+def test_fuzz_knows_its_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fuzz", "--opcodes", "add,abracadabra"]) == cli.BAD_INPUT
+    assert "'abracadabra'" in capsys.readouterr().err

@@ -8,10 +8,10 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax import tree_util
 
+from fuselane.fuzz.compare import flush_denormals, ulp_distance
 from tests.differential.values import NumpyArray, is_floating
 
 
@@ -80,7 +80,7 @@ def describe_difference(path: str, expected: Any, actual: Any, tolerance: Tolera
     if wanted.dtype != got.dtype or wanted.shape != got.shape:
         return f"{path}: expected {wanted.dtype}{wanted.shape}, got {got.dtype}{got.shape}"
     if is_floating(wanted.dtype):
-        flushed = _flush_denormals(wanted), _flush_denormals(got)
+        flushed = flush_denormals(wanted), flush_denormals(got)
         wrong = _wrong_floats(*flushed, tolerance, tolerance.ulp_of(path))
     else:
         wrong = wanted != got
@@ -92,12 +92,6 @@ def describe_difference(path: str, expected: Any, actual: Any, tolerance: Tolera
     return (
         f"{path} {wanted.dtype}{wanted.shape}: {wrong.sum()} of {wrong.size} differ{worst}: {shown}"
     )
-
-
-def _flush_denormals(values: NumpyArray) -> NumpyArray:
-    with np.errstate(invalid="ignore"):
-        is_denormal = np.abs(values) < ml_dtypes.finfo(values.dtype).tiny
-    return np.where(is_denormal, np.copysign(values.dtype.type(0), values), values)
 
 
 def to_numpy(value: Any) -> NumpyArray:
@@ -117,7 +111,7 @@ def _wrong_floats(
     right = both_nan | equal
     comparable = ~(np.isnan(wanted) | np.isnan(got))
     if ulp > 0:
-        right |= comparable & (_ulp_distance(wanted, got) <= ulp) & ((wanted != 0) | (got != 0))
+        right |= comparable & (ulp_distance(wanted, got) <= ulp) & ((wanted != 0) | (got != 0))
     if tolerance.relative > 0 or tolerance.absolute > 0:
         right |= _is_near(wanted, got, tolerance)
     return ~right
@@ -132,22 +126,7 @@ def _is_near(wanted: NumpyArray, got: NumpyArray, tolerance: Tolerance) -> Numpy
     return near
 
 
-def _ulp_distance(wanted: NumpyArray, got: NumpyArray) -> NumpyArray:
-    """Counts the floats between two, as doubles; all denormals stand at zero, infinity after the
-    largest float."""
-    return np.abs(_ordinals(wanted) - _ordinals(got))
-
-
-def _ordinals(values: NumpyArray) -> NumpyArray:
-    bits = 8 * values.dtype.itemsize
-    pattern = values.view(f"uint{bits}")
-    smallest_normal = np.asarray(ml_dtypes.finfo(values.dtype).tiny).view(f"uint{bits}").item()
-    magnitude = (pattern & np.array(2 ** (bits - 1) - 1, pattern.dtype)).astype(np.int64)
-    rank = np.maximum(magnitude - smallest_normal + 1, 0)
-    return np.where(np.signbit(values), -rank, rank)
-
-
 def _worst_ulp(wanted: NumpyArray, got: NumpyArray) -> int:
     comparable = ~(np.isnan(wanted) | np.isnan(got))
-    distance = _ulp_distance(wanted, got)[comparable]
+    distance = ulp_distance(wanted, got)[comparable]
     return int(distance.max()) if distance.size else 0

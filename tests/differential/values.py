@@ -9,21 +9,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from fuselane.fuzz.inputs import special_floats
+from fuselane.fuzz.kinds import FLOATS, INTEGERS
+
 NumpyArray = npt.NDArray[Any]
 
-FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
-SIGNED: Final = ("int8", "int16", "int32", "int64")
-UNSIGNED: Final = ("uint8", "uint16", "uint32", "uint64")
-INTEGERS: Final = SIGNED + UNSIGNED
 DTYPES: Final = ("bool", *INTEGERS, *FLOATS)
 NUM_ROWS: Final = 3
-
-_FLOAT_SPECIALS: Final = (
-    *(0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.0, -7.0, 0.1, -0.3),
-    *(np.inf, -np.inf, np.nan, 3.1415927, -1.5707964, 100.0, -100.0, 88.5, -87.5, 10.5),
-    *(127.5, -128.5, 255.0, 256.0, 32768.0, 0.49999997, 8388609.0, 2147483648.0, -2147483648.0),
-    *(4294967296.0, 9.223372e18, -9.223372e18, 1.8446744e19, 1e10, 1e-10, 1e30, -1e-30),
-)
 
 
 def is_floating(dtype: Any) -> bool:
@@ -41,7 +33,7 @@ def special_values(dtype: str) -> NumpyArray:
     if dtype == "bool":
         return np.array([False, True])
     if is_floating(dtype):
-        return _special_floats(np.dtype(dtype))
+        return special_floats(dtype)
     info = np.iinfo(dtype)
     bits = info.bits
     candidates = [0, 1, 2, 3, 5, 7, 10, bits - 1, bits, bits + 1, 100, 127, 128, 255]
@@ -49,15 +41,6 @@ def special_values(dtype: str) -> NumpyArray:
     candidates += [-1, -2, -3, -7, -bits, info.min, info.min + 1, info.min // 2]
     fitting = sorted({value for value in candidates if info.min <= value <= info.max})
     return np.array(fitting, dtype)
-
-
-def _special_floats(dtype: np.dtype[Any]) -> NumpyArray:
-    info = ml_dtypes.finfo(dtype)
-    limits = [info.max, info.tiny, info.eps, info.smallest_subnormal]
-    signed = [sign * np.float64(limit) for limit in limits for sign in (1.0, -1.0)]
-    with np.errstate(over="ignore", under="ignore"):
-        near_one = [1.0 + np.float64(info.eps), 1.0 - np.float64(info.eps) / 2]
-        return np.array([*_FLOAT_SPECIALS, *signed, *near_one]).astype(dtype)
 
 
 def without_denormals(values: NumpyArray) -> NumpyArray:

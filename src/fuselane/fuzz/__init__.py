@@ -1,0 +1,1 @@
+"""Random programs that both plain XLA and Fuselane run, and that must give the same results."""

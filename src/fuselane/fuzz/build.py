@@ -1,0 +1,235 @@
+"""Random programs as functions that JAX can compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, final
+
+import jax
+import numpy as np
+from jax import lax
+
+from fuselane.fuzz.builder import Builder
+from fuselane.fuzz.inputs import lane_axes
+from fuselane.fuzz.kinds import (
+    Kind,
+    Value,
+    cast,
+    fit,
+    fits,
+    full,
+    is_complex,
+    is_floating,
+    on_grid,
+)
+from fuselane.fuzz.operations import OPERATIONS
+from fuselane.fuzz.program import FIRST_CARRY, FIRST_STREAM, NUMBER, UNIFORM, Program
+
+MAX_WHILE_STEPS: Final = 5
+
+
+@final
+class Judgement(NamedTuple):
+    """How a result is judged: its kind, and by how much compilers may disagree."""
+
+    kind: Kind
+    error: float = 0.0
+
+
+@final
+class Built:
+    """A program that JAX can trace.
+
+    Attributes:
+        judgements: How each result is judged; known once the program is traced.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._slots = (*program.carries, *program.streams)
+        self._axes = [lane_axes(slot, program.lanes) for slot in self._slots]
+        self._made: list[Value] = []
+        self._num_carries = len(program.carries)
+        self.judgements: tuple[Judgement, ...] = ()
+
+    def __call__(self, carries: list[jax.Array], streams: list[jax.Array]) -> list[jax.Array]:
+        """Returns the results: last carries, what was accumulated, what was stacked."""
+        if self._program.outer == "while":
+            results = self._run_lanes(carries, streams)
+            kinds = [*self._judge_carries(MAX_WHILE_STEPS), Judgement(Kind.EXACT)]
+        else:
+            results, kinds = self._run_steps(carries, streams)
+        self.judgements = tuple(kinds)
+        return results
+
+    def _one_lane(
+        self, number: jax.Array, uniform: jax.Array, *inputs: jax.Array
+    ) -> list[jax.Array]:
+        """One step of one lane: what the carries become, results, and what is reduced."""
+        program = self._program
+        values = {NUMBER: Value(number), UNIFORM: Value(uniform)}
+        for i, (slot, array) in enumerate(zip(self._slots, inputs, strict=True)):
+            is_carry = i < self._num_carries
+            place = FIRST_CARRY + i if is_carry else FIRST_STREAM + i - self._num_carries
+            values[place] = Value(array, Kind(slot.kind))
+        builder = Builder(OPERATIONS, values)
+        builder.run(program.body)
+        made = []
+        for wanted, slot in zip(program.updates, program.carries, strict=False):
+            kind = Kind(slot.kind)
+
+            def accept(value: Value, kind: Kind = kind, dtype: str = slot.dtype) -> bool:
+                return fits(value, kind, dtype)
+
+            made.append(fit(builder.pick(wanted, accept), kind, slot.dtype, slot.shape))
+        made += [builder.pick(wanted) for wanted in program.results]
+        made += [
+            builder.pick(wanted, lambda value: value.kind is Kind.EXACT)
+            for wanted, _ in program.reductions
+        ]
+        self._made = made
+        return [value.array for value in made]
+
+    def _all_lanes(
+        self, number: jax.Array, uniform: jax.Array, *inputs: jax.Array
+    ) -> list[jax.Array]:
+        """One step of all lanes."""
+        lanes = self._program.lanes
+        num_others = len(self._program.results) + len(self._program.reductions)
+        function: Callable[..., Any] = self._one_lane
+        for level in range(len(lanes) - 1, -1, -1):
+            carried = [axes[level] for axes in self._axes[: self._num_carries]]
+            function = jax.vmap(
+                function,
+                in_axes=(None, None, *(axes[level] for axes in self._axes)),
+                out_axes=[*carried, *[0] * num_others],
+                axis_size=lanes[level],
+            )
+        results: list[jax.Array] = function(number, uniform, *inputs)
+        return results
+
+    def _step(self, state: Any, number: jax.Array, rows: Sequence[jax.Array]) -> Any:
+        program = self._program
+        carries, uniform, totals = state
+        values = self._all_lanes(number, uniform, *carries, *rows)
+        num_kept = self._num_carries + len(program.results)
+        stacked = values[self._num_carries : num_kept]
+        combined = []
+        for (_, form), value, total in zip(
+            program.reductions, values[num_kept:], totals, strict=True
+        ):
+            over_lanes = _reduce_lanes(value, form // 2, len(program.lanes))
+            combined.append(on_grid(total + over_lanes) if form % 2 else total)
+            stacked = stacked if form % 2 else [*stacked, over_lanes]
+        uniform = uniform * np.int32(1103515245) + np.int32(12345)
+        return (values[: self._num_carries], uniform, combined), stacked
+
+    def _run_steps(self, carries: list[jax.Array], streams: list[jax.Array]) -> Any:
+        program = self._program
+        number = jax.ShapeDtypeStruct((), np.int32)
+        rows = [jax.ShapeDtypeStruct(stream.shape[1:], stream.dtype) for stream in streams]
+        shapes = jax.eval_shape(self._all_lanes, number, number, *carries, *rows)
+        reduced = shapes[len(shapes) - len(program.reductions) :]
+        rank = len(program.lanes)
+        totals = [
+            np.zeros(shape.shape[rank:], np.int32 if shape.dtype == bool else shape.dtype)
+            for shape in reduced
+        ]
+        state = (carries, np.int32(program.seed % 1000), totals)
+        if program.outer == "scan":
+            numbers = lax.iota(np.int32, program.steps)
+            (last, uniform, totals), stacked = lax.scan(
+                lambda state, row: self._step(state, row[0], row[1]),
+                state,
+                (numbers, streams),
+                reverse=program.reverse,
+            )
+        else:
+
+            def counted(number: jax.Array, state: Any) -> Any:
+                rows = [lax.dynamic_index_in_dim(s, number, keepdims=False) for s in streams]
+                return self._step(state, number, rows)[0]
+
+            count = np.int32(program.steps) - (_low_bits(carries[0]) & np.int32(1))
+            last, uniform, totals = lax.fori_loop(np.int32(0), count, counted, state)
+            stacked = []
+        growth = self._growth(program.steps)
+        others = self._made[self._num_carries : self._num_carries + len(program.results)]
+        kinds = [
+            *self._judge_carries(program.steps),
+            *[Judgement(Kind.EXACT)] * (1 + len(totals)),
+            *(_judge(value, growth) for value in others),
+            *[Judgement(Kind.EXACT)] * len(reduced),
+        ]
+        results = [*last, uniform, *totals, *stacked]
+        return results, kinds[: len(results)]
+
+    def _run_lanes(self, carries: list[jax.Array], streams: list[jax.Array]) -> list[jax.Array]:
+        """The whole loop per lane, as many steps as the lane says."""
+
+        def one_run(carries: list[jax.Array], streams: list[jax.Array]) -> Any:
+            def goes_on(state: Any) -> jax.Array:
+                number, current = state
+                most = np.int32(self._program.steps + 1) - (_low_bits(current[0]) & np.int32(1))
+                return lax.lt(number, lax.min(most, np.int32(MAX_WHILE_STEPS)))
+
+            def onward(state: Any) -> Any:
+                number, current = state
+                last = np.int32(self._program.steps - 1)
+                place = lax.min(number, last)
+                rows = [lax.dynamic_index_in_dim(s, place, keepdims=False) for s in streams]
+                values = self._one_lane(number, number * np.int32(77), *current, *rows)
+                return number + np.int32(1), values[: len(carries)]
+
+            number, last = lax.while_loop(goes_on, onward, (np.int32(0), carries))
+            return [*last, number]
+
+        function: Callable[..., Any] = one_run
+        carried, streamed = self._axes[: self._num_carries], self._axes[self._num_carries :]
+        for level in range(len(self._program.lanes) - 1, -1, -1):
+            rows = [None if (axis := axes[level]) is None else axis + 1 for axes in streamed]
+            function = jax.vmap(
+                function,
+                in_axes=([axes[level] for axes in carried], rows),
+                out_axes=[*(axes[level] for axes in carried), 0],
+                axis_size=self._program.lanes[level],
+            )
+        results: list[jax.Array] = function(carries, streams)
+        return results
+
+    def _growth(self, num_steps: int) -> float:
+        """Returns how far off near carries are in the end."""
+        carried = [v.error for v in self._made[: self._num_carries] if v.kind is Kind.NEAR]
+        return num_steps * max(carried, default=0.0)
+
+    def _judge_carries(self, num_steps: int) -> list[Judgement]:
+        growth = self._growth(num_steps)
+        return [
+            Judgement(value.kind, growth if value.kind is Kind.NEAR else value.error)
+            for value in self._made[: self._num_carries]
+        ]
+
+
+def _judge(value: Value, growth: float) -> Judgement:
+    return Judgement(value.kind, value.error + (growth if value.kind is Kind.NEAR else 0.0))
+
+
+def _low_bits(array: jax.Array) -> jax.Array:
+    """Returns an int32 of an array's first element, whatever its kind."""
+    first = lax.squeeze(lax.slice_in_dim(lax.reshape(array, (array.size,)), 0, 1), (0,))
+    if is_floating(str(first.dtype)):
+        # True or False however the last places are.
+        return lax.convert_element_type(lax.gt(first, full(0.0, first)), np.int32)
+    return cast(first, "int32")
+
+
+def _reduce_lanes(value: jax.Array, form: int, rank: int) -> jax.Array:
+    """Reduces exact values over the lanes, of which there are so few that no sum is rounded."""
+    axes = tuple(range(rank))
+    dtype = str(value.dtype)
+    if dtype == "bool":
+        value = cast(value, "int32")
+    if is_complex(dtype) or form % 3 == 0:
+        small = lax.clamp(full(-1, value), value, full(1, value)) if is_floating(dtype) else value
+        return on_grid(lax.reduce_sum(small, axes))
+    return (lax.reduce_max, lax.reduce_min)[form % 2](value, axes)

@@ -1,0 +1,130 @@
+"""Draws random programs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from fuselane.fuzz.kinds import COMPLEX, FLOATS, INTEGERS, WIDE, Kind, is_complex, is_floating
+from fuselane.fuzz.operations import OPERATIONS, WEIGHTS
+from fuselane.fuzz.program import COHORT, FIRST_STEP, UNIFORM, Program, Slot, Step
+
+DTYPES: Final = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
+SHAPES: Final = (
+    *((), (), (), (), (3,), (7,), (1,), (2, 3), (4,), (3, 1), (5, 13), (65,), (130,)),
+    *((2, 3, 2), (16,), (67, 2)),
+)
+LANES: Final = (
+    *((33,), (5,), (100,), (2,), (1,), (16,), (17,), (8,), (64,), (131,), (7,), (3,)),
+    *((7, 5), (2, 33), (3, 2, 4), (1, 9), ()),
+)
+OUTER_LOOPS: Final = ("scan", "scan", "scan", "counted", "while")
+STEPS: Final = (3, 2, 4, 1, 5, 3, 2, 4, 9, 70)
+OPTIONS: Final[Sequence[dict[str, Any]]] = (
+    *({}, {}, {}, {"vector_bits": 128}, {"vector_bits": 256}, {"vector_bits": 512}),
+    *({"unroll": 1}, {"unroll": 2}, {"unroll": 3}, {"tile_lanes": 1}, {"tile_lanes": 24}),
+    *({"tile_lanes": 64, "threads": 3}, {"threads": 1}),
+    {"vector_bits": 256, "unroll": 2, "tile_lanes": 1000},
+)
+
+WITH_BODY: Final = frozenset({"while", "conditional"})
+NUM_STEPS: Final = (1, 2, 2, 3, 3, 4, 5, 8)
+NUM_INNER_STEPS: Final = (1, 1, 2, 3)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What programs may hold: names of operations and of types."""
+
+    operations: tuple[str, ...] = tuple(OPERATIONS)
+    dtypes: tuple[str, ...] = DTYPES
+
+
+def draw_program(seed: int, choice: Choice | None = None) -> Program:
+    """Returns the program of a seed."""
+    return _Draw(seed, choice or Choice()).program()
+
+
+@final
+class _Draw:
+    """One program while it is drawn."""
+
+    def __init__(self, seed: int, choice: Choice) -> None:
+        self._seed = seed
+        self._random = random.Random(seed)
+        cohort = random.Random(f"cohort {seed // COHORT}")
+        self._options = cohort.choice(OPTIONS)
+        narrow = tuple(dtype for dtype in choice.dtypes if dtype not in WIDE)
+        self._x64 = not narrow or cohort.random() < 0.5
+        self._dtypes = choice.dtypes if self._x64 else narrow
+        self._operations = choice.operations
+        self._weights = [WEIGHTS[name] for name in choice.operations]
+        self._next = FIRST_STEP
+
+    def program(self) -> Program:
+        """Returns all of it."""
+        draw = self._random
+        body = self._body(draw.choice(NUM_STEPS), depth=0)
+        carries = tuple(self._slot() for _ in range(draw.choice((1, 1, 2, 3))))
+        streams = tuple(
+            self._slot(has_lanes=draw.random() < 0.7) for _ in range(draw.choice((0, 1, 1, 2)))
+        )
+        return Program(
+            seed=self._seed,
+            lanes=draw.choice(LANES),
+            outer=draw.choice(OUTER_LOOPS),
+            steps=draw.choice(STEPS),
+            reverse=draw.random() < 0.3,
+            carries=carries,
+            streams=streams,
+            body=body,
+            updates=tuple(self._made(body) for _ in carries),
+            results=tuple(self._made(body) for _ in range(draw.choice((1, 2, 3)))),
+            reductions=tuple(
+                (self._recent(), draw.randrange(8)) for _ in range(draw.choice((0, 0, 0, 1)))
+            ),
+            x64=self._x64,
+            options=self._options,
+        )
+
+    def _body(self, count: int, depth: int) -> tuple[Step, ...]:
+        return tuple(self._step(depth) for _ in range(count))
+
+    def _step(self, depth: int) -> Step:
+        draw = self._random
+        (operation,) = draw.choices(self._operations, self._weights)
+        number = self._next
+        first, second, third = (self._recent() for _ in range(3))
+        variant = draw.randrange(1 << 16)
+        self._next += 1
+        body: tuple[Step, ...] = ()
+        if operation in WITH_BODY:
+            self._next += 2
+            body = self._body(draw.choice(NUM_INNER_STEPS), depth + 1) if depth < 2 else ()
+        return Step(number, operation, (first, second, third), variant, body)
+
+    def _recent(self) -> int:
+        """Returns the number of a value, more often of a late one."""
+        draw = self._random
+        if draw.random() < 0.6:
+            return max(self._next - draw.randint(1, 6), UNIFORM)
+        return draw.randrange(self._next)
+
+    def _made(self, body: Sequence[Step]) -> int:
+        """Returns the number of a value that a step made, more often of a late one."""
+        return max(self._random.choice(body).number, self._random.choice(body).number)
+
+    def _slot(self, *, has_lanes: bool = True) -> Slot:
+        draw = self._random
+        dtype = draw.choice(self._dtypes)
+        if draw.random() < 0.3:
+            usual = [d for d in ("int32", "float32") if d in self._dtypes]
+            dtype = draw.choice(usual or self._dtypes)
+        kind = Kind.EXACT
+        if is_floating(dtype):
+            kind = draw.choice((Kind.EXACT, Kind.EXACT, Kind.NEAR, Kind.SPECIAL))
+        shape = draw.choice(SHAPES[:9] if is_complex(dtype) else SHAPES)
+        return Slot(dtype, shape, kind.value, draw.randrange(64), has_lanes)

@@ -1,0 +1,24 @@
+"""All operations of random programs, by HLO opcode as far as they are one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from fuselane.fuzz.builder import Operation
+from fuselane.fuzz.control import CONTROL
+from fuselane.fuzz.elementwise import ELEMENTWISE
+from fuselane.fuzz.indexed import INDEXED
+from fuselane.fuzz.structural import STRUCTURAL
+
+OPERATIONS: Final[Mapping[str, Operation]] = {**ELEMENTWISE, **STRUCTURAL, **INDEXED, **CONTROL}
+
+WEIGHTS: Final[Mapping[str, float]] = {
+    **dict.fromkeys(OPERATIONS, 1.0),
+    **dict.fromkeys(("select", "gather", "scatter", "while", "reduce"), 3.0),
+    **dict.fromkeys(("compare", "convert", "dot", "reduce-window", "conditional"), 2.0),
+    **dict.fromkeys(("dynamic-slice", "dynamic-update-slice", "slice", "pad"), 2.0),
+    **dict.fromkeys(("concatenate", "reshape", "add", "multiply"), 2.0),
+    **dict.fromkeys(("factorisation", "custom-call"), 0.5),
+}
+"""How often each is drawn, relative to the others."""

@@ -1,0 +1,154 @@
+"""A random program as data: what the generator draws, the builder reads, the shrinker makes smaller
+and a report prints.
+
+A program is one loop over lanes. Its body is a list of steps, each of which takes values made so
+far and adds one. A step names its operands by number, and a number stands for the nearest value
+the step can take, so that any list of steps is a program: steps can be left out without touching
+others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, final
+
+COHORT: Final = 12
+"""Programs whose seeds, divided by this, agree share a module, its options and its word size."""
+
+NUMBER: Final = 0
+"""The number of the value that is the number of the loop's step."""
+UNIFORM: Final = 1
+"""The number of the value that is carried and the same for all lanes."""
+FIRST_CARRY: Final = 2
+FIRST_STREAM: Final = 10
+FIRST_STEP: Final = 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        number: What others call its value by; unique in the program.
+        operation: A name in `operations.OPERATIONS`.
+        operands: Numbers of the values it works on.
+        variant: Chooses among the forms an operation has.
+        body: What the body of a loop or branch does; its own values have the numbers `number + 1`
+            and `number + 2`.
+    """
+
+    number: int
+    operation: str
+    operands: tuple[int, int, int]
+    variant: int
+    body: tuple[Step, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A carry or stream.
+
+    Attributes:
+        dtype: Name of its element type.
+        shape: Its dimensions in one lane.
+        kind: Name of the `kinds.Kind` of its values.
+        place: Where its lanes stand among its dimensions, by one digit per lane dimension.
+        has_lanes: Whether it has lanes; all carries do.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
+    place: int = 0
+    has_lanes: bool = True
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A whole program.
+
+    Attributes:
+        seed: What it was drawn from, and what its inputs are drawn from.
+        lanes: Sizes of the dimensions of lanes; none for a loop without lanes.
+        outer: The loop: `scan`, `counted` with a trip count known at run time only, or `while` with
+            one per lane.
+        steps: Trip count.
+        reverse: Whether a scan goes backwards.
+        carries: What it carries from step to step.
+        streams: What it reads a row of in each step.
+        body: What a step does.
+        updates: Numbers of the values that become the carries.
+        results: Numbers of the values that are stacked.
+        reductions: Numbers of a value and of what is done with it over all lanes; the odd ones
+            are accumulated over the run.
+        x64: Whether JAX's 64-bit types are on.
+        options: Options of Fuselane.
+    """
+
+    seed: int
+    lanes: tuple[int, ...]
+    outer: str
+    steps: int
+    reverse: bool
+    carries: tuple[Slot, ...]
+    streams: tuple[Slot, ...]
+    body: tuple[Step, ...]
+    updates: tuple[int, ...]
+    results: tuple[int, ...]
+    reductions: tuple[tuple[int, int], ...]
+    x64: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Returns the program as text that `from_json` reads back."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Program:
+        """Returns the program that `to_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        return Program(
+            **{
+                **fields,
+                "lanes": tuple(fields["lanes"]),
+                "carries": _slots(fields["carries"]),
+                "streams": _slots(fields["streams"]),
+                "body": _steps(fields["body"]),
+                "updates": tuple(fields["updates"]),
+                "results": tuple(fields["results"]),
+                "reductions": tuple(map(tuple, fields["reductions"])),
+            }
+        )
+
+    def size(self) -> tuple[int, ...]:
+        """Returns numbers that get smaller, compared as tuples, as a program gets simpler."""
+        slots = (*self.carries, *self.streams)
+        return (
+            sum(1 for _ in all_steps(self.body)),
+            len(slots) + len(self.results) + len(self.reductions),
+            sum(len(slot.shape) + sum(slot.shape) + slot.place for slot in slots),
+            self.steps + sum(self.lanes) + len(self.lanes) + len(self.options),
+        )
+
+
+def all_steps(body: Sequence[Step]) -> Iterator[Step]:
+    """Yields the steps of a body and of the bodies within."""
+    for step in body:
+        yield step
+        yield from all_steps(step.body)
+
+
+def _steps(found: Sequence[dict[str, Any]]) -> tuple[Step, ...]:
+    return tuple(
+        Step(**{**step, "operands": tuple(step["operands"]), "body": _steps(step["body"])})
+        for step in found
+    )
+
+
+def _slots(found: Sequence[dict[str, Any]]) -> tuple[Slot, ...]:
+    return tuple(Slot(**{**slot, "shape": tuple(slot["shape"])}) for slot in found)

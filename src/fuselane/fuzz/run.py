@@ -1,0 +1,192 @@
+"""Compiles and runs random programs under plain XLA and under Fuselane."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import jax
+import numpy as np
+
+import fuselane
+from fuselane.fuzz.build import Built, Judgement
+from fuselane.fuzz.compare import find_difference
+from fuselane.fuzz.inputs import NumpyArray, draw_inputs
+from fuselane.fuzz.program import Program
+from fuselane.hlo.computation import reachable_computations
+from fuselane.hlo.module import HloModule
+
+XLA_OPTIONS: Final = {"xla_backend_optimization_level": 0}
+"""For XLA's own code, LLVM is told not to optimise, which saves time. HLO is optimised as ever."""
+
+UNFUSED: Final = {"xla_disable_hlo_passes": "fusion"}
+"""With these, XLA's instructions are kernels of their own."""
+
+OPTIONS: Final = {"min_gain": 0.0, "cache_mib": 0}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is wrong with a program.
+
+    Attributes:
+        form: A word for the sort of failure: `differs`, `complains`, `crash`, `hang`, or an
+            exception's name; `xla-differs` if XLA disagrees with itself and Fuselane with only one
+            of its answers.
+        detail: One line.
+    """
+
+    form: str
+    detail: str
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a few programs in one module.
+
+    Attributes:
+        num_programs: How many there were.
+        failures: By number in the module, what is wrong with a program.
+        reasons: Codes of the decisions about their loops.
+        opcodes: How often "opcode dtype" stands in a loop that was fused.
+        seconds: Time spent, by stage.
+    """
+
+    num_programs: int = 0
+    failures: dict[int, Failure] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    opcodes: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Outcome) -> None:
+        """Adds what became of other programs, but for their failures."""
+        self.num_programs += other.num_programs
+        self.reasons += other.reasons
+        self.opcodes += other.opcodes
+        self.seconds.update(other.seconds)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A few programs as one module of StableHLO, with their inputs."""
+
+    lowered: Any
+    inputs: list[Any]
+    judgements: list[tuple[Judgement, ...]]
+
+    @staticmethod
+    def of(programs: Sequence[Program]) -> Module:
+        """Returns the module; the programs have the same word size."""
+        built = [Built(program) for program in programs]
+        inputs = [draw_inputs(program) for program in programs]
+
+        def fuzz(arguments: list[Any]) -> list[list[jax.Array]]:
+            pairs = zip(built, arguments, strict=True)
+            return [program(*argument) for program, argument in pairs]
+
+        lowered = jax.jit(fuzz, keep_unused=True).lower(inputs)
+        return Module(lowered, inputs, [program.judgements for program in built])
+
+
+def run_programs(programs: Sequence[Program]) -> Outcome:
+    """Runs programs that share options and word size, both ways, and compares.
+
+    Returns the outcome; an exception is the failure of all programs.
+    """
+    outcome = Outcome(num_programs=len(programs))
+    first = programs[0]
+    try:
+        with jax.enable_x64(first.x64):
+            _run(programs, outcome)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].name}:{frames[-1].lineno}" if frames else ""
+        text = str(error).strip().partition("\n")[0][:400]
+        failure = Failure(type(error).__name__, f"{text} ({place})")
+        outcome.failures = dict.fromkeys(range(len(programs)), failure)
+    return outcome
+
+
+def _run(programs: Sequence[Program], outcome: Outcome) -> None:
+    clock = _Clock(outcome.seconds)
+    module = Module.of(programs)
+    clock.lap("trace")
+    plain = module.lowered.compile(compiler_options=XLA_OPTIONS)
+    clock.lap("xla")
+    expected = _call(plain, module.inputs)
+    clock.lap("run")
+    num_before = len(fuselane.decisions().loops)
+    options = {**programs[0].options, **OPTIONS}
+    with warnings.catch_warnings(record=True) as caught, fuselane.enabled(**options):
+        warnings.simplefilter("always")
+        fused = module.lowered.compile(compiler_options=XLA_OPTIONS)
+    clock.lap("fuselane")
+    actual = _call(fused, module.inputs)
+    clock.lap("run")
+    pairs = zip(expected, actual, module.judgements, strict=True)
+    differences = {i: find_difference(*pair) for i, pair in enumerate(pairs)}
+    if any(differences.values()):
+        unfused = module.lowered.compile(compiler_options={**XLA_OPTIONS, **UNFUSED})
+        others = _call(unfused, module.inputs)
+        for i, difference in differences.items():
+            if difference:
+                is_right = not find_difference(others[i], actual[i], module.judgements[i])
+                form = "xla-differs" if is_right else "differs"
+                outcome.failures[i] = Failure(form, difference)
+    loops = fuselane.decisions().loops[num_before:]
+    outcome.reasons.update(loop.decision.reason.code for loop in loops)
+    told = [str(warning.message) for warning in caught if "uselane" in str(warning.message)]
+    broken = [
+        loop.decision.sentence for loop in loops if loop.decision.reason.code == "internal-error"
+    ]
+    for complaint in [*told, *broken]:
+        for i in range(len(programs)):
+            outcome.failures.setdefault(i, Failure("complains", complaint))
+    names = {loop.name for loop in loops if loop.decision.fused}
+    outcome.opcodes.update(count_opcodes(plain, names))
+    clock.lap("compare")
+
+
+def _call(compiled: Any, inputs: Any) -> list[list[NumpyArray]]:
+    return [[np.asarray(array) for array in part] for part in compiled(inputs)]
+
+
+def count_opcodes(compiled: Any, loops: set[str]) -> Counter[str]:
+    """Counts the instructions in loops of a compiled module by opcode and element type."""
+    counts: Counter[str] = Counter()
+    (proto,) = compiled.runtime_executable().hlo_modules()
+    module = HloModule.from_bytes(proto.as_serialized_hlo_module_proto())
+    roots = [
+        called
+        for computation in module.computations
+        for instruction in computation.instructions
+        if instruction.opcode == "while" and instruction.name in loops
+        for called in instruction.called_computations
+    ]
+    for computation in reachable_computations(roots):
+        for instruction in computation.instructions:
+            shape = instruction.shape
+            counts[f"{instruction.opcode} {shape.element_type.name.lower()}"] += 1
+    return counts
+
+
+@final
+class _Clock:
+    """Adds up the time between laps."""
+
+    def __init__(self, seconds: Counter[str]) -> None:
+        self._seconds = seconds
+        self._last = time.process_time()
+
+    def lap(self, stage: str) -> None:
+        now = time.process_time()
+        self._seconds[stage] += now - self._last  # type: ignore[assignment]
+        self._last = now

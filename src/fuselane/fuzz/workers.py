@@ -1,0 +1,153 @@
+"""Processes that run random programs, so that a crash or a hang costs a batch, not the run."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Final, final
+
+import jax
+
+import fuselane
+from fuselane.fuzz.program import Program
+from fuselane.fuzz.run import Failure, Outcome, run_programs
+
+TIMEOUT_S: Final = 300.0
+"""How long a batch may take; on a busy machine a few seconds are usual."""
+
+MAX_BATCHES: Final = 250
+"""After how many batches a process is replaced: what JAX and XLA keep of programs adds up."""
+
+BATCHES_PER_CLEANING: Final = 10
+
+_context: Final = multiprocessing.get_context("spawn")
+
+
+@final
+class Worker:
+    """A process that runs one batch at a time."""
+
+    def __init__(self) -> None:
+        self._connection, other = _context.Pipe()
+        self._process = _context.Process(target=_work, args=(other,), daemon=True)
+        self._process.start()
+        other.close()
+        self._num_batches = 0
+        self._deadline = 0.0
+        self.programs: tuple[Program, ...] = ()
+
+    @property
+    def connection(self) -> Connection:
+        """What becomes ready when the batch is done."""
+        return self._connection
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether it has run enough to be replaced."""
+        return self._num_batches >= MAX_BATCHES or not self._process.is_alive()
+
+    def start(self, programs: Sequence[Program]) -> None:
+        """Hands over a batch."""
+        self.programs = tuple(programs)
+        self._num_batches += 1
+        self._deadline = time.monotonic() + TIMEOUT_S
+        self._connection.send(self.programs)
+
+    def poll(self) -> Outcome | None:
+        """Returns the outcome of the batch, or None while it is running.
+
+        After a crash or a hang the process is gone.
+        """
+        try:
+            if self._connection.poll():
+                outcome: Outcome = self._connection.recv()
+                return outcome
+        except (EOFError, OSError):
+            self._process.join()
+            return self._fail("crash", f"the process ended with code {self._process.exitcode}")
+        if time.monotonic() > self._deadline:
+            self.stop()
+            return self._fail("hang", f"no result after {TIMEOUT_S:.0f} s")
+        return None
+
+    def _fail(self, form: str, detail: str) -> Outcome:
+        count = len(self.programs)
+        failures = dict.fromkeys(range(count), Failure(form, detail))
+        return Outcome(num_programs=count, failures=failures)
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join()
+
+
+@final
+class Workers:
+    """Some processes, replaced as they wear out or fail."""
+
+    def __init__(self, count: int) -> None:
+        self._workers = [Worker() for _ in range(count)]
+
+    def run(
+        self, batches: Iterator[Sequence[Program]]
+    ) -> Iterator[tuple[tuple[Program, ...], Outcome]]:
+        """Yields batches with their outcomes, as they are done."""
+        waiting = list(self._workers)
+        busy: list[Worker] = []
+        while True:
+            while waiting:
+                batch = next(batches, None)
+                if batch is None:
+                    waiting.clear()
+                    break
+                worker = self._renewed(waiting.pop())
+                worker.start(batch)
+                busy.append(worker)
+            if not busy:
+                return
+            wait([worker.connection for worker in busy], timeout=1.0)
+            for worker in list(busy):
+                outcome = worker.poll()
+                if outcome is not None:
+                    busy.remove(worker)
+                    waiting.append(worker)
+                    yield worker.programs, outcome
+
+    def run_one(self, batch: Sequence[Program]) -> Outcome:
+        """Returns the outcome of one batch."""
+        ((_, outcome),) = self.run(iter([batch]))
+        return outcome
+
+    def _renewed(self, worker: Worker) -> Worker:
+        if not worker.is_worn:
+            return worker
+        worker.stop()
+        place = self._workers.index(worker)
+        self._workers[place] = Worker()
+        return self._workers[place]
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        for worker in self._workers:
+            worker.stop()
+
+
+def _work(connection: Connection) -> None:
+    """What a worker does: batches in, outcomes out."""
+    jax.config.update("jax_platforms", "cpu")
+    fuselane.disable()  # whatever the environment says
+    gc.freeze()
+    num_batches = 0
+    while True:
+        try:
+            programs: tuple[Program, ...] = connection.recv()
+        except EOFError:
+            return
+        connection.send(run_programs(programs))
+        num_batches += 1
+        if num_batches % BATCHES_PER_CLEANING == 0:
+            jax.clear_caches()
+            gc.collect()

@@ -1,0 +1,119 @@
+"""Random programs: drawn alike from a seed, traced whatever their steps are, made smaller."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import numpy as np
+import pytest
+
+from fuselane.fuzz.build import Built
+from fuselane.fuzz.elementwise import RULES
+from fuselane.fuzz.generate import DTYPES, Choice, draw_program
+from fuselane.fuzz.inputs import draw_inputs
+from fuselane.fuzz.kinds import is_floating
+from fuselane.fuzz.operations import OPERATIONS
+from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step, all_steps
+from fuselane.fuzz.shrink import shrink, smaller
+
+NEAR_RULES: Final = {name: rule for name, rule in RULES.items() if rule.near}
+
+
+def test_a_seed_is_a_program() -> None:
+    """The same each time, also written and read; another seed is another program."""
+    programs = [draw_program(seed) for seed in range(20)]
+    assert programs == [draw_program(seed) for seed in range(20)]
+    assert programs == [Program.from_json(program.to_json()) for program in programs]
+    assert len({program.to_json() for program in programs}) == len(programs)
+
+
+def test_inputs_come_from_the_seed() -> None:
+    first, second = (draw_inputs(draw_program(3)) for _ in range(2))
+    for array, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
+def test_a_choice_is_kept() -> None:
+    """Only what is asked for is drawn."""
+    choice = Choice(("sort", "while"), ("int8", "float32"))
+    for seed in range(20):
+        program = draw_program(seed, choice)
+        assert {step.operation for step in all_steps(program.body)} <= {"sort", "while"}
+        assert {slot.dtype for slot in program.carries + program.streams} <= {"int8", "float32"}
+
+
+def program_of(operation: str, variant: int, dtype: str, kind: str) -> Program:
+    """Returns a program of one operation on two carries of a type."""
+    inner = (Step(FIRST_STEP + 3, "negate", (FIRST_STEP + 2, 0, 0), 0),)
+    body = (Step(FIRST_STEP, operation, (FIRST_CARRY, FIRST_CARRY + 1, 0), variant, inner),)
+    carries = (Slot(dtype, (5,), kind), Slot(dtype, (), kind, 1))
+    return Program(
+        seed=variant,
+        lanes=(3,),
+        outer="scan",
+        steps=2,
+        reverse=False,
+        carries=carries,
+        streams=(),
+        body=body,
+        updates=(FIRST_STEP, FIRST_STEP),
+        results=(FIRST_STEP,),
+        reductions=((FIRST_STEP, variant),),
+        x64=True,
+    )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_operation_can_be_traced(operation: str) -> None:
+    """In many forms, on all types and kinds of values; results are those that are judged."""
+    generator = np.random.default_rng(len(operation))
+    for dtype in DTYPES:
+        for kind in ("exact", "near", "special") if is_floating(dtype) else ("exact",):
+            for variant in generator.integers(0, 1000, 2):
+                program = program_of(operation, int(variant), dtype, kind)
+                built = Built(program)
+                with jax.enable_x64(True):
+                    results = jax.eval_shape(built, *draw_inputs(program))
+                assert len(results) == len(built.judgements)
+
+
+@pytest.mark.parametrize("name", NEAR_RULES)
+def test_near_operations_do_not_let_differences_grow(name: str) -> None:
+    """They take [-2, 2] into itself, and move their result no farther than their operands."""
+    rule = NEAR_RULES[name]
+    assert rule.near is not None
+    generator = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        operands = [generator.uniform(-2, 2, 20_000) for _ in range(rule.arity)]
+        results = rule.near(*operands)
+        assert np.all(np.abs(results) <= 2)
+        moves = [np.clip(x + generator.choice((-1e-3, 1e-3), x.size), -2, 2) for x in operands]
+        farthest = np.max([np.abs(x - y) for x, y in zip(operands, moves, strict=True)], axis=0)
+        assert np.all(np.abs(rule.near(*moves) - results) <= farthest * (1 + 1e-6) + 1e-12)
+
+
+def test_smaller_programs_are_programs() -> None:
+    """Each can be traced, is no larger, and there is always a smallest one."""
+    program = next(
+        p for p in map(draw_program, range(100)) if len(list(all_steps(p.body))) > 6 and p.streams
+    )
+    for (candidate,) in list(smaller((program,)))[::7]:
+        with jax.enable_x64(candidate.x64):
+            jax.eval_shape(Built(candidate), *draw_inputs(candidate))
+
+
+def test_shrinking_finds_the_step_that_fails() -> None:
+    """Of a dozen programs what is left is the one step, in the smallest of programs."""
+    programs = [draw_program(seed) for seed in range(120, 144)]
+    names = [step.operation for program in programs for step in all_steps(program.body)]
+    wanted = min(names, key=names.count)
+
+    def fails(candidate: tuple[Program, ...]) -> bool:
+        return any(s.operation == wanted for p in candidate for s in all_steps(p.body))
+
+    (smallest,) = shrink(programs, fails)
+    (step,) = smallest.body
+    assert step.operation == wanted and not step.body
+    assert (smallest.steps, smallest.lanes, smallest.streams, smallest.results) == (1, (1,), (), ())
+    assert len(smallest.carries) == 1

@@ -1,0 +1,146 @@
+"""Running random programs: differences, crashes and hangs are seen, and files show them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fuselane
+from fuselane.fuzz import run, workers
+from fuselane.fuzz.build import Judgement
+from fuselane.fuzz.campaign import Settings, run_campaign
+from fuselane.fuzz.compare import find_difference
+from fuselane.fuzz.generate import draw_program
+from fuselane.fuzz.kinds import Kind
+from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step
+from fuselane.fuzz.reproducer import replay, write_reproducer
+from fuselane.fuzz.run import Failure, run_programs
+
+SMALL = Program(
+    seed=5,
+    lanes=(9,),
+    outer="scan",
+    steps=3,
+    reverse=False,
+    carries=(Slot("int32", (), "exact"), Slot("bfloat16", (2,), "special")),
+    streams=(Slot("float32", (), "near"),),
+    body=(Step(FIRST_STEP, "add", (FIRST_CARRY, FIRST_CARRY, 0), 1),),
+    updates=(FIRST_STEP, FIRST_CARRY + 1),
+    results=(FIRST_STEP,),
+    reductions=(),
+)
+
+
+def test_a_good_program_is_fused_and_counted() -> None:
+    outcome = run_programs([SMALL])
+    assert not outcome.failures
+    assert dict(outcome.reasons) == {"fused": 1}
+    assert outcome.opcodes["add s32"] > 0 and outcome.opcodes["while tuple"] == 0
+
+
+@pytest.mark.parametrize(("wrong_runs", "form"), [((1,), "differs"), ((0,), "xla-differs")])
+def test_a_difference_is_seen(
+    monkeypatch: pytest.MonkeyPatch, wrong_runs: tuple[int, ...], form: str
+) -> None:
+    """One bit of one result; XLA without fusion tells who is right."""
+    real, runs = run._call, iter(range(9))
+
+    def call(*arguments: Any) -> Any:
+        results = [[np.array(array) for array in part] for part in real(*arguments)]
+        if next(runs) in wrong_runs:
+            results[1][0].flat[3] ^= 1
+        return results
+
+    monkeypatch.setattr(run, "_call", call)
+    failures = run_programs([SMALL, SMALL]).failures
+    assert {i: failure.form for i, failure in failures.items()} == {1: form}
+    assert "1 of 9 differ, first [3]" in failures[1].detail
+
+
+def test_what_fails_inside_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception of ours while a loop is compiled, which leaves the loop to XLA."""
+
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(fuselane.pipeline, "make_plan", fail)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        failures = run_programs([SMALL]).failures
+    assert failures[0].form == "complains" and "on purpose" in failures[0].detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "wanted", "got", "is_same"),
+    [
+        (Kind.EXACT, 0.0, [1.0, np.nan], [1.0, -np.nan], True),
+        (Kind.EXACT, 0.0, [0.0], [-0.0], False),
+        (Kind.EXACT, 0.0, [1.0], [np.nextafter(np.float32(1), np.float32(2))], False),
+        (Kind.NEAR, 1e-3, [1.0], [1.0009], True),
+        (Kind.NEAR, 1e-3, [1.0], [1.002], False),
+        (Kind.NEAR, 1e-3, [1.0], [np.nan], False),
+        (Kind.DONE, 2.0, [1e30, np.inf], [np.float32(1e30) * (1 + 2**-23), np.inf], True),
+        (Kind.DONE, 2.0, [1.0], [1.0 + 3 * 2**-23], False),
+        (Kind.DONE, 2.0, [1e-40, -1e-40], [0.0, -1e-41], True),
+        (Kind.DONE, 2.0, [np.nan], [1.0], False),
+    ],
+)
+def test_values_are_compared_by_their_kind(
+    kind: Kind, error: float, wanted: list[float], got: list[float], is_same: bool
+) -> None:
+    arrays = [np.array(wanted, np.float32)], [np.array(got, np.float32)]
+    assert (find_difference(*arrays, [Judgement(kind, error)]) == "") == is_same
+
+
+def test_a_reproducer_runs_alone(tmp_path: Path) -> None:
+    """The file holds all that is needed, arrays of bfloat16 too."""
+    path = write_reproducer(tmp_path, [SMALL], Failure("differs", r'a "quoted\" sentence'))
+    names: dict[str, Any] = {"__name__": "reproducer"}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
+    arguments = names["MODULE"], names["INPUTS"], names["JUDGEMENTS"]
+    num_before = len(fuselane.decisions().loops)
+    assert replay(*arguments, options={"threads": 1}, x64=False) == ""
+    assert [loop.decision.fused for loop in fuselane.decisions().loops[num_before:]] == [True]
+
+
+def test_crashes_and_hangs_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies or takes too long is replaced."""
+    worker = workers.Worker()
+    worker.start([SMALL])
+    assert worker._process.pid is not None
+    os.kill(worker._process.pid, signal.SIGSEGV)
+    worker._process.join()
+    outcome = worker.poll()
+    assert outcome is not None and outcome.failures[0].form == "crash" and worker.is_worn
+    monkeypatch.setattr(workers, "TIMEOUT_S", 0.0)
+    pool = workers.Workers(1)
+    try:
+        assert pool.run_one([SMALL]).failures[0].form == "hang"
+        monkeypatch.setattr(workers, "TIMEOUT_S", 300.0)
+        assert not pool.run_one([SMALL]).failures
+    finally:
+        pool.stop()
+
+
+def test_a_run_counts_and_reports(tmp_path: Path) -> None:
+    """Programs are those of the seeds; the report holds all numbers."""
+    told: list[str] = []
+    settings = Settings(seed=11, minutes=None, num_programs=3, jobs=1, folder=tmp_path)
+    results = run_campaign(settings, told.append)
+    assert results.is_good and results.outcome.num_programs == 3
+    assert list(tmp_path.iterdir()) == [] == results.to_json()["failures"]
+    assert next(results.lines()).startswith("3 programs from seed 11 on")
+    assert results.outcome.reasons == sum_of_reasons(range(11, 14))
+
+
+def sum_of_reasons(seeds: range) -> Any:
+    outcome = run.Outcome()
+    for seed in seeds:
+        outcome.add(run_programs([draw_program(seed)]))
+    return outcome.reasons

@@ -392,3 +392,18 @@ def test_lanes_stay_those_that_were_reduced() -> None:
         return lax.scan(step, (start, jnp.zeros(7)), rows)
 
     check(program, linear_values((33, 130)) / 4096, linear_values((2, 33)), tolerance=SUMS)
+
+
+def test_two_results_that_are_equal_have_memory_of_their_own() -> None:
+    """XLA aborts the process where two results share a buffer, and changes both in a loop after."""
+
+    def program(start: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, Any]:
+            x = x * 3 + 1
+            largest = x.max()
+            return x, (largest, largest)
+
+        _, (first, second) = lax.scan(step, start, None, length=STEPS)
+        return first, second, lax.fori_loop(0, STEPS, lambda i, y: y.at[i].add(y[0] + i), second)
+
+    check(program, values(29, "int32"), fused=None, has_lanes=None)

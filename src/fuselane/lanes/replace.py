@@ -230,8 +230,18 @@ class _Replacement:
         ]
         inputs = [self._kept(value, call) for value in epilogue.inputs]
         values = add_epilogue(epilogue, partials, inputs, before=self.loop)
+        sources: set[HloInstruction] = set()
         for index, value in zip(epilogue.output_indices, values, strict=True):
-            self.finished[index] = self._in_shape(value, self.loop.shape.tuple_shapes[index])
+            source = _source(value)
+            is_taken = source in sources or source.opcode == "constant"
+            own = self._copied(value) if is_taken else value
+            sources.add(source)
+            self.finished[index] = self._in_shape(own, self.loop.shape.tuple_shapes[index])
+
+    def _copied(self, value: HloInstruction) -> HloInstruction:
+        """Returns a value in memory of its own, which every element of a loop has."""
+        copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
+        return self.computation.add(copy, before=self.loop)
 
     def _kept(self, value: HloInstruction, call: HloInstruction) -> HloInstruction:
         """Returns a value as an array in row-major order that nothing behind the call changes."""
@@ -312,6 +322,13 @@ class _Replacement:
                 operands = list(instruction.operands)
                 self.computation.remove(instruction)
                 stack.extend(operands)
+
+
+def _source(value: HloInstruction) -> HloInstruction:
+    """Returns the instruction in whose memory a value lies."""
+    while value.opcode in ("bitcast", "reshape"):
+        value = value.operands[0]
+    return value
 
 
 def _is_removable(instruction: HloInstruction) -> bool:

@@ -27,7 +27,7 @@ XLA_OPTIONS: Final = {"xla_backend_optimization_level": 0}
 UNFUSED: Final = {"xla_disable_hlo_passes": "fusion"}
 """With these, XLA's instructions are kernels of their own."""
 
-OPTIONS: Final = {"min_gain": 0.0, "cache_mib": 0}
+OPTIONS: Final = {"min_gain": 0.0, "cache_mib": 0, "max_compile_s": 3600.0}
 
 
 @final

@@ -1,5 +1,5 @@
-"""The programs of `test_devices`: run as a module with a program's name, on four virtual
-devices."""
+"""The programs of `test_devices`: run as a module with their names, on eight virtual devices, or
+with a coordinator's address, a number of processes and a process's number, on a device each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.differential.comparison import assert_same_results
 from tests.differential.harness import IS_OFF, assert_decisions, check, run_and_explain, run_fused
 
-LANES: Final = 4 * 21
+LANES: Final = 8 * 21
 
 
 def rollout(state: jax.Array, rows: jax.Array) -> Any:
@@ -33,9 +33,7 @@ def inputs() -> tuple[Any, Any]:
 
 
 def mesh() -> Mesh:
-    devices = jax.devices()
-    assert len(devices) == 4, devices
-    return Mesh(np.array(devices), ("lanes",))
+    return Mesh(np.array(jax.devices()), ("lanes",))
 
 
 def sharded_lanes() -> None:
@@ -49,9 +47,9 @@ def sharded_lanes() -> None:
     )
     actual, report = run_and_explain(rollout, *arguments)
     assert_same_results(expected, actual)
-    assert len(actual[0].sharding.device_set) == 4
+    assert len(actual[0].sharding.device_set) == 8
     assert_decisions(report)
-    assert IS_OFF or {loop.lanes for loop in report.loops} == {LANES // 4}
+    assert IS_OFF or {loop.lanes for loop in report.loops} == {LANES // 8}
 
 
 def replicated() -> None:
@@ -92,6 +90,27 @@ def collective_in_the_loop() -> None:
     check(program, inputs()[0], fused=None)
 
 
+def meet_now_and_then(state: jax.Array) -> jax.Array:
+    """Loops between which the devices add up: the outer one is XLA's, the inner ones fuse."""
+
+    def round_(_: Any, x: jax.Array) -> jax.Array:
+        x = lax.fori_loop(0, 40, lambda i, x: x * 3 + (x >> 2) + i, x)
+        x = x ^ (x.sum() + lax.psum(x.sum(), "lanes"))
+        return lax.fori_loop(0, 30, lambda i, x: x * 5 - (x >> 3), x)
+
+    return lax.fori_loop(0, 50, round_, state)
+
+
+def collectives_between_loops() -> None:
+    """Kernels and waiting devices share one pool of threads: none may wait for the other."""
+    spec = PartitionSpec(None, "lanes")
+    program = jax.shard_map(meet_now_and_then, mesh=mesh(), in_specs=spec, out_specs=spec)
+    expected = jax.jit(program)(inputs()[0])
+    actual, report = run_and_explain(program, inputs()[0])
+    assert_same_results(expected, actual)
+    assert IS_OFF or [loop.fused for loop in report.loops].count(True) == 2, report
+
+
 def one_program_per_device() -> None:
     """The same compiled loop runs on each device by itself, at the same time."""
     state, rows = inputs()
@@ -123,6 +142,25 @@ def random_numbers() -> None:
     assert_same_results(expected, run_fused(program, key, sharded))
 
 
+def run_distributed(coordinator: str, num_processes: int, process: int) -> None:
+    """Runs one of several processes that exchange data; compares with plain XLA in all of them."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, num_processes, process)
+    over = mesh()
+    assert over.size == num_processes * jax.local_device_count()
+    spec = PartitionSpec(None, "lanes")
+    whole = np.tile(inputs()[0], (1, num_processes))
+    state = jax.make_array_from_callback(
+        whole.shape, NamedSharding(over, spec), lambda index: whole[index]
+    )
+    program = jax.shard_map(meet_now_and_then, mesh=over, in_specs=spec, out_specs=spec)
+    expected = jax.jit(program)(state)
+    actual, report = run_and_explain(program, state)
+    for one, other in zip(expected.addressable_shards, actual.addressable_shards, strict=True):
+        np.testing.assert_array_equal(np.asarray(one.data), np.asarray(other.data))
+    assert IS_OFF or [loop.fused for loop in report.loops].count(True) == 2, report
+
+
 PROGRAMS: Final[dict[str, Callable[[], None]]] = {
     program.__name__: program
     for program in (
@@ -130,10 +168,17 @@ PROGRAMS: Final[dict[str, Callable[[], None]]] = {
         replicated,
         shard_map,
         collective_in_the_loop,
+        collectives_between_loops,
         one_program_per_device,
         random_numbers,
     )
 }
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]]()
+    if sys.argv[1] in PROGRAMS:
+        assert len(jax.devices()) == 8, jax.devices()
+        for name in sys.argv[1:]:
+            sys.stdout.write(f"{name}\n")
+            PROGRAMS[name]()
+    else:
+        run_distributed(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

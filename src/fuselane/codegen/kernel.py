@@ -28,6 +28,7 @@ from fuselane.codegen.frame import Frame
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.math.rare import call_long_functions
 from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.partials import check_partials
@@ -123,6 +124,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
     with counted_loop(frame.builder, frame.first, frame.last, name="tile") as tile:
         _emit_tile(frame, tile, panels)
     frame.finish()
+    call_long_functions(module)
     if bounds_checks:
         guard(module, frame.regions, f"the kernel of {program.name}")
     return KernelCode(

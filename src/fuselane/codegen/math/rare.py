@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from llvmlite import ir
 
 from fuselane.codegen.math.emitter import FloatEmitter
 
 Body = Callable[..., ir.Value]
+
+_MIN_CALLED_SIZE: Final = 100
+_MIN_CALLS: Final = 4
+"""A function of as many instructions with as many calls is called, not inlined."""
 
 
 def emit_rare(
@@ -53,6 +59,27 @@ def _rare_function(
         signature,
         lambda builder, *arguments: body(FloatEmitter(builder, emitter.type), *arguments),
     )
+
+
+def call_long_functions(module: ir.Module) -> None:
+    """Leaves calls of a module's own functions that are long and called at many places.
+
+    A call costs a few instructions, and what registers hold across it; copies of hundreds of
+    instructions cost LLVM its time and the processor its instruction cache.
+    """
+    calls = Counter(
+        instruction.callee.name
+        for function in module.functions
+        for block in function.blocks
+        for instruction in block.instructions
+        if isinstance(instruction, ir.CallInstr)
+    )
+    for function in module.functions:
+        size = sum(len(block.instructions) for block in function.blocks)
+        is_long = size >= _MIN_CALLED_SIZE and calls[function.name] >= _MIN_CALLS
+        if is_long and "alwaysinline" in function.attributes:
+            function.attributes.remove("alwaysinline")
+            function.attributes.add("noinline")
 
 
 def internal_function(

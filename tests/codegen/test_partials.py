@@ -147,9 +147,9 @@ def test_too_much_to_combine(monkeypatch: pytest.MonkeyPatch) -> None:
       one_sum = f32[1] reshape(sum)
       sums = f32[10] dynamic-update-slice(e1, one_sum, i)"""
     module = counting_loop(body, ["y", "sums"], ["f32[100]", "f32[10]"])
-    compile_loop(module, tile_lanes=32)
+    compile_loop(module, tile_lanes=32, unroll=1)
     monkeypatch.setattr(partials, "MAX_PARTIAL_BYTES", 100)
     with pytest.raises(UnsupportedError) as raised:
-        compile_loop(module, tile_lanes=32)
+        compile_loop(module, tile_lanes=32, unroll=1)
     assert raised.value.decision.reason is Reason.UNSUPPORTED_STRUCTURE
     assert "to be combined" in raised.value.decision.sentence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import traceback
 import warnings
@@ -28,6 +29,9 @@ UNFUSED: Final = {"xla_disable_hlo_passes": "fusion"}
 """With these, XLA's instructions are kernels of their own."""
 
 OPTIONS: Final = {"min_gain": 0.0, "cache_mib": 0, "max_compile_s": 3600.0}
+
+
+_numbers: Final = itertools.count()
 
 
 @final
@@ -92,6 +96,8 @@ class Module:
             pairs = zip(built, arguments, strict=True)
             return [program(*argument) for program, argument in pairs]
 
+        # JAX hands out what it has compiled under this name, and Fuselane is not asked.
+        fuzz.__name__ = f"fuzz_{next(_numbers)}"
         lowered = jax.jit(fuzz, keep_unused=True).lower(inputs)
         return Module(lowered, inputs, [program.judgements for program in built])
 

@@ -14,22 +14,32 @@ from jax import lax
 
 import fuselane
 from fuselane import pipeline
+from fuselane.codegen import llvm
 from fuselane.decisions import DecisionLog
 from fuselane.errors import CodegenError, VerificationError
 from fuselane.hlo.module import HloModule
+from fuselane.lanes import form as form_module
 from fuselane.runtime import cache, hook
 
 _STAGES: list[tuple[Any, str]] = [
     (pipeline, "transform"),
     (HloModule, "from_bytes"),
     (pipeline, "check"),
+    (pipeline, "find_residuals"),
     (pipeline, "form"),
+    (form_module, "normalise"),
+    (form_module, "find_lanes"),
+    (form_module, "find_streams"),
+    (pipeline, "make_plan"),
     (pipeline, "host_device"),
     (pipeline, "build_planned"),
     (pipeline, "compile_kernel"),
     (pipeline, "compute_key"),
     (pipeline, "open_cache"),
     (pipeline, "compile_object"),
+    (llvm, "_parse"),
+    (llvm, "_optimise"),
+    (llvm, "_emit"),
     (pipeline, "describe"),
     (pipeline, "custom_call_attributes"),
     (pipeline, "replace_loop"),
@@ -49,6 +59,8 @@ def argument() -> jax.Array:
 
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
+    with fuselane.enabled():
+        pass  # the handler is made before anything is injected
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -69,7 +81,7 @@ def test_nothing_fails_without_injection() -> None:
     assert run_with_warnings() == []
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("injected"), CodegenError("injected")], ids=repr)
+@pytest.mark.parametrize("failure", [RuntimeError("injected"), MemoryError("injected")], ids=repr)
 @pytest.mark.parametrize(("owner", "name"), _STAGES, ids=[name for _, name in _STAGES])
 def test_failure_at_each_stage(
     owner: Any, name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch

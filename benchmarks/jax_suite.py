@@ -28,7 +28,7 @@ from typing import Any, Final, final
 
 from fuselane.machine import describe_machine
 from suite import fill_in
-from trial.recorder import FOLDER_VARIABLE
+from trial.recorder import FOLDER_VARIABLE, SHARE_VARIABLE
 
 FILES: Final = (
     "api_test",
@@ -127,6 +127,10 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cases", type=int, default=2, help="generated cases per test (JAX_NUM_GENERATED_CASES)"
     )
+    parser.add_argument("--share", type=float, default=1.0, help="share of each file's tests")
+    parser.add_argument(
+        "--brief", action="store_true", help="leave out other runs of what passes with every loop"
+    )
     parser.add_argument("--x64", action="store_true", help="with 64-bit types")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--json", type=Path, help="write how every test ended")
@@ -137,9 +141,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def compare(file: str, options: argparse.Namespace) -> Comparison:
     """Runs one file under all settings, and again what ended differently."""
     always = run([f"tests/{file}.py"], "always", options)
-    checked = sorted(
-        always.num_fused.keys() | {t for t, end in always.outcomes.items() if end != "passed"}
-    )
+    not_passed = {test for test, outcome in always.outcomes.items() if outcome != "passed"}
+    checked = sorted(not_passed if options.brief else not_passed | always.num_fused.keys())
     on, off = (run(checked, name, options) for name in ("on", "off"))
     comparison = Comparison(file=file, runs={"always": always, "on": on, "off": off})
     for name in ("always", "on"):
@@ -205,6 +208,7 @@ def child_environment(setting: str, folder: str, options: argparse.Namespace) ->
         **SETTINGS[setting],
         "FUSELANE_CACHE_DIR": f"{folder}/kernels",
         FOLDER_VARIABLE: folder,
+        SHARE_VARIABLE: str(options.share),
         "JAX_ENABLE_X64": str(int(options.x64)),
         "JAX_NUM_GENERATED_CASES": str(options.cases),
         "JAX_PLATFORMS": "cpu",
@@ -262,7 +266,7 @@ def describe_totals(comparisons: Sequence[Comparison]) -> str:
     """Returns sentences about all files together."""
     total = sum(len(c.runs["always"].outcomes) for c in comparisons)
     checked = sum(len(c.runs["off"].outcomes) for c in comparisons)
-    lines = [f"{total:,} tests, {checked:,} hold loops or do not pass."]
+    lines = [f"{total:,} tests, {checked:,} of them run in other settings too."]
     for name in comparisons[0].runs:
         runs = [c.runs[name] for c in comparisons]
         fused = sum(sum(r.num_fused.values()) for r in runs)
@@ -287,7 +291,8 @@ def make_markdown(comparisons: Sequence[Comparison], options: argparse.Namespace
     lines = [
         f"jax {machine['jax']}, `JAX_NUM_GENERATED_CASES={options.cases}`, "
         f"{'64' if options.x64 else '32'}-bit types, {machine['cpu']}, {machine['cores']} cores, "
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}.",
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}"
+        + (f", {options.share:.0%} of each file's tests." if options.share < 1 else "."),
         "",
         f"| {' | '.join(headings)} |",
         f"|{'---|' * len(headings)}",
@@ -323,7 +328,8 @@ def to_json(comparisons: Sequence[Comparison], options: argparse.Namespace) -> d
         }
         for c in comparisons
     ]
-    return {"machine": describe_machine(), "cases": options.cases, "x64": options.x64, "rows": rows}
+    settings = {"cases": options.cases, "share": options.share, "x64": options.x64}
+    return {"machine": describe_machine(), **settings, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -39,22 +39,30 @@ def test_skipped():
 
 
 @pytest.mark.parametrize(
-    ("fuselane_ms", "compile_cpu_ratio", "loops", "verdict"),
+    ("fuselane_ms", "cpu_ms", "compile_cpu_ratio", "loops", "verdict"),
     [
-        (1.04, 1.04, (), ""),
-        (1.07, 1.04, (), "slower"),
-        (1.0, 1.07, (), "compile time"),
-        (0.5, 1.5, (FUSED,), ""),
+        (1.04, 1.04, 1.04, (), ""),
+        (1.07, 1.07, 1.04, (), "slower"),
+        (1.07, 1.00, 1.04, (), ""),
+        (1.0, 1.0, 1.07, (), "compile time"),
+        (1.07, 1.00, 1.04, (FUSED,), "slower"),
+        (0.5, 1.0, 1.5, (FUSED,), ""),
     ],
 )
 def test_harm_is_named(
-    fuselane_ms: float, compile_cpu_ratio: float, loops: tuple[Loop, ...], verdict: str
+    fuselane_ms: float,
+    cpu_ms: float,
+    compile_cpu_ratio: float,
+    loops: tuple[Loop, ...],
+    verdict: str,
 ) -> None:
     """More than 5% of run time count, and of compile time where nothing is fused."""
     outcome = Outcome(
         name="plain/softmax",
         xla_ms=1.0,
         fuselane_ms=fuselane_ms,
+        xla_cpu_ms=1.0,
+        fuselane_cpu_ms=cpu_ms,
         compile_cpu_ratio=compile_cpu_ratio,
         loops=loops,
     )

@@ -84,9 +84,9 @@ class Outcome:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Outcome:
-        """Returns what `dataclasses.asdict` made a dictionary of."""
-        loops = tuple(Loop(**loop) for loop in values["loops"])
-        return Outcome(**{**values, "loops": loops})
+        """Returns what `to_json` or `dataclasses.asdict` made a dictionary of."""
+        own = {field.name: values[field.name] for field in dataclasses.fields(Outcome)}
+        return Outcome(**{**own, "loops": tuple(Loop(**loop) for loop in values["loops"])})
 
     @property
     def is_measured(self) -> bool:

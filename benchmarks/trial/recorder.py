@@ -4,6 +4,7 @@ Loaded by `jax_suite.py` with `-p trial.recorder`. Writes lines of JSON into the
 `RECORDER_FOLDER`, a file per process: {"test", "outcome", "message"} where tests are reported, and
 {"test", "fused", "refused"} where they are run, the same process but for pytest-xdist.
 A line is on disk when its test has ended, so that a crash loses one test at most.
+`RECORDER_SHARE` chooses a share of the tests by their names, the same ones in every run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ import pytest
 import fuselane
 
 FOLDER_VARIABLE = "RECORDER_FOLDER"
+SHARE_VARIABLE = "RECORDER_SHARE"
 MAX_MESSAGE = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the share of tests that is asked for."""
+    share = float(os.environ.get(SHARE_VARIABLE, "1"))
+    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) < share * 2**32]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -65,7 +65,7 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
     built = program.build(size)
     compilation = compile_in_turns(built, 1 if is_quick else compile_rounds)
     if program.calls > 1:
-        executables = {engine: repeat(built[0], engine, program.calls) for engine in ENGINES}
+        executables = {engine: repeat(built[0], program.calls) for engine in ENGINES}
         compilation = dataclasses.replace(compilation, executables=executables)
     results = {engine: run(compilation, engine, built) for engine in ENGINES}
     agreement = compare(results["xla"], results["fuselane"], program.rule_at(size))
@@ -137,16 +137,16 @@ def compile_once(engine: str, built: Built) -> tuple[jax.stages.Compiled, float,
     return executable, (middle - start) * 1e3, (end - middle) * 1e3, (cpu_end - cpu_middle) * 1e3
 
 
-def repeat(function: Callable[..., Any], engine: str, calls: int) -> Callable[..., Any]:
-    """Returns a function that calls another one many times as users do, through `jax.jit`."""
+def repeat(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
+    """Returns a function that calls another one many times as users do, through `jax.jit`, in the
+    engine's context."""
     # A new object: JAX has traced and compiled nothing under it.
     jitted = jax.jit(functools.partial(function))
 
     def run_all(*arguments: Any) -> Any:
-        with engine_context(engine):
-            for _ in range(calls - 1):
-                jitted(*arguments)
-            return jitted(*arguments)
+        for _ in range(calls - 1):
+            jitted(*arguments)
+        return jitted(*arguments)
 
     return run_all
 
@@ -169,7 +169,12 @@ def describe_loop(loop: LoopDecision) -> Loop:
 
 def run(compilation: Compilation, engine: str, built: Built) -> Any:
     """Returns the results of one run, all of them there."""
-    results = compilation.executables[engine](*built[1])
+    with engine_context(engine):
+        return wait(compilation.executables[engine](*built[1]))
+
+
+def wait(results: Any) -> Any:
+    """Returns results once they are all there."""
     for leaf in jax.tree.leaves(results):
         leaf.block_until_ready()
     return results
@@ -177,9 +182,11 @@ def run(compilation: Compilation, engine: str, built: Built) -> Any:
 
 def time_run(compilation: Compilation, engine: str, built: Built) -> tuple[float, float]:
     """Returns the milliseconds of one run, and those spent on all cores together."""
-    start, cpu_start = time.perf_counter(), time.process_time()
-    run(compilation, engine, built)
-    end, cpu_end = time.perf_counter(), time.process_time()
+    executable, arguments = compilation.executables[engine], built[1]
+    with engine_context(engine):
+        start, cpu_start = time.perf_counter(), time.process_time()
+        wait(executable(*arguments))
+        end, cpu_end = time.perf_counter(), time.process_time()
     return (end - start) * 1e3, (cpu_end - cpu_start) * 1e3
 
 

@@ -4,6 +4,7 @@
     parse         bytes to HLO objects
     residuals     what one loop stacks for another that may as well compute it
     for each `while`, outermost first; the loops inside one that stays get their chance after it:
+      glance      does XLA take long enough for it by estimate to look any further?
       form        normal form, lanes, streams, guards: a lane program, or a reason why not
       choose      how to lay it out on this machine, and whether that beats XLA by estimate
       emit        lane program to LLVM IR
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from fuselane import budget, config
-from fuselane.analysis.gain import Gain
+from fuselane.analysis.gain import Gain, check_duration
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.analysis.xla_time import estimate_step_us
@@ -177,6 +178,7 @@ class _Fusion:
         residuals = self.residuals.get(loop)
         try:
             with budget.until(self.deadline_s):
+                self._check_duration(loop, is_compiled=is_small)
                 program = form(self.module, loop, residuals)
                 self._check_region(program)
                 self._check_donation(loop)
@@ -234,6 +236,23 @@ class _Fusion:
             compile_step=compile_step,
         )
 
+    def _check_duration(self, loop: HloInstruction, *, is_compiled: bool) -> None:
+        """Refuses a loop that is over too soon, if XLA has counted its steps, before its form is
+        looked for."""
+        trip_count = compute_trip_count(loop)
+        if trip_count is None or self.options.min_gain == 0:
+            return
+        step_us = self._estimate_xla_step_us(loop, is_compiled=is_compiled)
+        check_duration(loop, trip_count, step_us * trip_count)
+
+    def _estimate_xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
+        return estimate_step_us(
+            loop,
+            load_costs(config.cache_dir()),
+            is_compiled=is_compiled,
+            num_cores=host_device().num_cores,
+        )
+
     def _choose(
         self, loop: HloInstruction, program: LaneProgram, plan: Plan, *, is_compiled: bool
     ) -> Gain:
@@ -241,9 +260,7 @@ class _Fusion:
         costs, device = load_costs(config.cache_dir()), host_device()
         gain = Gain(
             trip_count=program.loop.trip_count,
-            xla_step_us=estimate_step_us(
-                loop, costs, is_compiled=is_compiled, num_cores=device.num_cores
-            ),
+            xla_step_us=self._estimate_xla_step_us(loop, is_compiled=is_compiled),
             kernel_step_us=estimate_kernel_step_us(program, plan, costs, device),
             kernel_call_us=estimate_kernel_call_us(program, plan, costs, device),
         )

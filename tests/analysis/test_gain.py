@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fuselane import pipeline
 from fuselane.analysis.gain import MIN_XLA_TIME_US, Gain
-from fuselane.decisions import Reason
+from fuselane.config import Options
+from fuselane.decisions import DecisionLog, Reason
 from tests.lanes.loops import counting_loop, loop_of
 
 
@@ -76,3 +78,24 @@ def test_what_stands_in_the_way_of_lanes_is_told_instead() -> None:
     assert decision.reason is Reason.CROSS_LANE
     assert decision.sentence == obstacle.sentence
     assert decision.numbers == gain_of().numbers()
+
+
+@pytest.mark.parametrize(("trip_count", "is_looked_at"), [(3, False), (100_000, True)])
+def test_what_is_over_soon_is_not_brought_into_form(
+    monkeypatch: pytest.MonkeyPatch, trip_count: int, is_looked_at: bool
+) -> None:
+    """Looking at a loop costs compile time; one of three steps over eight numbers is let go."""
+    loops = []
+
+    def note(*arguments: object) -> None:
+        loops.append(arguments)
+        raise AssertionError
+
+    monkeypatch.setattr(pipeline, "form", note)
+    monkeypatch.setattr(pipeline, "warn_once", lambda message: None)
+    module = counting_loop("y = f32[8] sine(e0)", ["y"], ["f32[8]"], trip_count=trip_count)
+    log = DecisionLog()
+    assert pipeline.transform(module.to_bytes(), Options(), log) is None
+    (decision,) = log
+    assert bool(loops) == is_looked_at
+    assert (decision.reason is Reason.NOT_PROFITABLE) != is_looked_at

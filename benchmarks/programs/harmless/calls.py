@@ -72,8 +72,8 @@ def build_key_split(size: Size) -> Built:
     return run, (jax.random.key(0),)
 
 
-def build_refused_loop(size: Size) -> Built:
-    """A short loop that mixes all it carries: left to XLA."""
+def build_sorting_loop(size: Size) -> Built:
+    """A short loop that sorts all it carries in each step."""
 
     def run(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 4, lambda _, y: jnp.sort(y)[::-1] * 0.5, x)
@@ -123,7 +123,7 @@ PROGRAMS: Final = (
     _make("small-product", 16, 1000, build=build_small_product),
     _make("small-gradient", 16, 500, build=build_small_gradient),
     _make("key-split", 16, 300, build=build_key_split),
-    _make("refused-loop", 256, 300, build=build_refused_loop),
+    _make("sorting-loop", 256, 300, build=build_sorting_loop),
     _make("fused-loop", 1000, 300, build=build_fused_loop),
     _make("environment-step", 64, 1000, build=build_environment_step),
 )

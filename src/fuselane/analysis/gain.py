@@ -14,6 +14,21 @@ MIN_XLA_TIME_US: Final = 5.0
 """Loops that XLA finishes sooner are left to it: compiling a kernel would never pay."""
 
 
+def check_duration(loop: HloInstruction, trip_count: int, xla_us: float) -> None:
+    """Refuses a loop that XLA is done with before a kernel could pay, whatever it holds.
+
+    Args:
+        loop: A `while`.
+        trip_count: How often it runs.
+        xla_us: XLA's time for the whole loop.
+    Raises:
+        UnsupportedError: if it takes less than MIN_XLA_TIME_US.
+    """
+    if xla_us < MIN_XLA_TIME_US:
+        error = refuse(Reason.NOT_PROFITABLE, loop, detail=_describe_time(xla_us, trip_count))
+        raise UnsupportedError(replace(error.decision, numbers={"xla_us": xla_us}))
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
@@ -84,8 +99,12 @@ class Gain:
             return (
                 f"XLA takes about {_us(self.xla_us)} an iteration, a kernel {_us(self.kernel_us)}"
             )
-        time = f"XLA takes about {_us(self.xla_us)} for all its {self.trip_count:,} iterations"
+        time = _describe_time(self.xla_us, self.trip_count)
         return time if self._is_over_soon else f"{time}, a kernel {_us(self.kernel_us)}"
+
+
+def _describe_time(xla_us: float, trip_count: int) -> str:
+    return f"XLA takes about {_us(xla_us)} for all its {trip_count:,} iterations"
 
 
 def _us(time: float) -> str:

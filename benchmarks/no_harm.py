@@ -48,7 +48,7 @@ Results = Sequence[tuple[Program, Outcome]]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the programs asked for; returns 1 if any misses, fails or gives wrong results."""
     options = parse_options(arguments)
-    known = load(options.json) if options.resume else {}
+    known = load(options.json) if options.resume and options.json.exists() else {}
     results = []
     for program in choose_programs(options.only):
         outcome = known.get(program.name)

@@ -10,10 +10,10 @@ import pytest
 from jax import lax
 from jax.extend.core import primitives
 
+from fuselane.fuzz.kinds import FLOATS
 from tests.differential.comparison import Tolerance
 from tests.differential.harness import Program, check_operations
 from tests.differential.values import (
-    FLOATS,
     binary_rows,
     moderate,
     needs_x64,

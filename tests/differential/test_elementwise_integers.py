@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from fuselane.fuzz.kinds import INTEGERS
 from tests.differential.harness import Program, check, check_operations
-from tests.differential.values import INTEGERS, binary_rows, needs_x64, unary_rows
+from tests.differential.values import binary_rows, needs_x64, unary_rows
 
 UNARY: Final[dict[str, Program]] = {
     "neg": lax.neg,

@@ -38,6 +38,7 @@ _MASK: Final = 24.0
 no registers for masks."""
 
 _FREE_UNIFORM_OPS: Final = 4
+_LONG_STEP: Final = 4_000
 _UNIFORM_SHARE: Final = 0.04
 _TILES_PER_THREAD: Final = 4
 _MIN_TILE_VECTORS: Final = 16
@@ -112,6 +113,7 @@ class _Work:
     state_bytes: int
     state_elements: int
     has_streams: bool
+    has_partial_streams: bool
 
 
 def make_plan(program: LaneProgram, options: Options, device: DeviceDescription) -> Plan:
@@ -191,8 +193,16 @@ def _scalar_plan(program: LaneProgram, work: _Work, device: DeviceDescription) -
 
 
 def _fits_registers(work: _Work, device: DeviceDescription) -> bool:
-    """Streams want long rows and shared work wants many lanes: both want tiles instead."""
-    if work.has_streams or work.uniform_ops > 0.25 * work.lane_ops + _FREE_UNIFORM_OPS:
+    """Streams want long rows and shared work wants many lanes: both want tiles instead.
+
+    So does state that is in memory anyway. But the many values of a long step would have to be
+    passed on between its sweeps over a tile, which is worse.
+    """
+    if work.uniform_ops > 0.25 * work.lane_ops + _FREE_UNIFORM_OPS or work.has_partial_streams:
+        return False
+    if work.lane_ops > _LONG_STEP and not work.dot_ops:
+        return True
+    if work.has_streams:
         return False
     return work.state_elements <= device.num_vector_registers // 2
 
@@ -253,7 +263,7 @@ def _tile_vectors(
     cached = max(1, device.l1_bytes // 2 // vector_bytes)
     shared = math.ceil(work.uniform_ops / max(_UNIFORM_SHARE * work.lane_ops, 1))
     rows = min(cached, _MIN_TILE_VECTORS)
-    if work.has_streams:
+    if work.has_streams or work.has_partial_streams:
         fitting = device.l2_bytes // 2 // vector_bytes
         rows = max(cached, min(math.ceil(_MIN_ROW_LANES / width), fitting))
     wanted = max(min(shared, max(1, device.l2_bytes // 4 // vector_bytes)), rows)
@@ -326,7 +336,8 @@ def _measure(program: LaneProgram) -> _Work:
         # Several sweeps pass about as much on as the state they start from.
         state_bytes=per_lane * (1 + (rows > MAX_ROWS)),
         state_elements=sum(sizes),
-        has_streams=rows > 0 or _has_partial_stream(program),
+        has_streams=rows > 0,
+        has_partial_streams=_has_partial_stream(program),
     )
 
 

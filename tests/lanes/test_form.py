@@ -242,3 +242,19 @@ def test_shared_zeros_get_a_copy() -> None:
     for zero in zeros:
         for user in zero.users:
             assert program.lane_dimensions[user] == program.lane_dimensions[zero]
+
+
+def test_few_values_that_meet_in_stages_are_one_lane() -> None:
+    """The stages are joined for lanes that meet, then there turn out to be too few of them."""
+    program = program_of(
+        """z = f32[] constant(0)
+        some = f32[4,1] reduce(e0, z), dimensions={2}, to_apply=add_f32
+        all = f32[] reduce(some, z), dimensions={0,1}, to_apply=add_f32
+        b = f32[4,1,2] broadcast(all), dimensions={}
+        y = f32[4,1,2] add(e0, b)""",
+        ["y"],
+        ["f32[4,1,2]"],
+    )
+    assert not program.has_lanes
+    (total,) = (i for i in program.loop.instruction.body.instructions if i.opcode == "reduce")
+    assert set(total.dimensions) == {0, 1, 2}

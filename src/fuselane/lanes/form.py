@@ -186,7 +186,9 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
         if partial is not None and loop in analysis.conditions:
             raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that stop one by one")
         if analysis.obstacle is not None:
-            analysis = _find_meeting_lanes(region) or analysis
+            staged = find_staged_meetings(region)
+            join_stages(staged)
+            analysis = _find_meeting_lanes(region) or (find_again() if staged else analysis)
         return _form_lanes(normal, loop, analysis, name, partial)
     except UnsupportedError:
         if analysis.obstacle is None:
@@ -196,7 +198,6 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
 
 def _find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
     """Returns the lanes of a loop in which they meet, if there are enough of them."""
-    join_stages(find_staged_meetings(region))
     analysis = find_meeting_lanes(region)
     is_enough = analysis is not None and analysis.num_lanes >= MIN_MEETING_LANES
     return analysis if is_enough else None

@@ -208,7 +208,7 @@ def test_many_threads() -> None:
 
 @pytest.mark.parametrize("name", ["shard_map", "sharded_lanes"])
 def test_several_devices(name: str) -> None:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     result = subprocess.run(
         [sys.executable, "-m", "tests.differential.sharded_programs", name],
         env={**os.environ, "XLA_FLAGS": flags.strip(), "FUSELANE_VERIFY": "1"},

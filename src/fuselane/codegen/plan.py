@@ -26,9 +26,9 @@ _MAX_UNROLLED_SCALARS: Final = 16
 _MAX_EMITTED: Final = 6_000
 _MAX_EMITTED_SCALARS: Final = 2_000
 _VECTORS_IN_FLIGHT: Final = (1, 2, 4, 8)
-_MIN_FASTER: Final = 1.03
-"""Estimated gain for which twice as many vectors at once are worth their longer code; squared for
-four times as many, and so on."""
+_MIN_FASTER: Final = 1.07
+"""Estimated gain for which twice as many vectors at once are worth their longer code, which takes
+longer to compile; squared for four times as many, and so on. Estimates are no better than that."""
 
 _LEAVING: Final = 0.05
 """What a block of twice as many lanes takes longer until the last one leaves the loop, per lane."""
@@ -239,7 +239,7 @@ def _vectors_in_flight(
         time = math.ceil(num_vectors / vectors) * block_cycles(vectors)
         if time > least:
             break
-        if time * _MIN_FASTER ** math.log2(vectors) < least:
+        if time * _MIN_FASTER ** math.log2(vectors / best) < least:
             best, least = vectors, time
     return best
 

@@ -6,11 +6,12 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 from fuselane.fuzz.kinds import INTEGERS
-from tests.differential.harness import Program, check, check_operations
+from tests.differential.harness import Program, check, check_operations, run_fused
 from tests.differential.values import binary_rows, needs_x64, unary_rows
 
 UNARY: Final[dict[str, Program]] = {
@@ -123,3 +124,20 @@ def test_with_uniform_operand(dtype: str) -> None:
 
     lanes, uniforms = binary_rows(dtype)
     check(program, lanes.ravel(), uniforms.ravel()[:24], x64=needs_x64(dtype))
+
+
+@pytest.mark.parametrize("wide", ["int32", "uint32"])
+def test_upper_halves_of_narrow_factors(wide: str) -> None:
+    """Compared with NumPy: XLA's code generator, LLVM's, gets this wrong by itself (jax 0.10.2)."""
+
+    def step(lanes: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        factor = (lanes & 127).astype(wide)
+        upper = lax.mulhi(factor, lanes.astype(wide)).astype(jnp.int16)
+        return lanes * 3 + 1, upper
+
+    lanes = np.arange(-30_000, 30_000, 1_111, dtype=np.int16)
+    _, actual = run_fused(lambda lanes: lax.scan(step, lanes, length=4), lanes)
+    for row in np.asarray(actual):
+        factor, other = ((x.astype(wide).astype(np.int64)) for x in (lanes & 127, lanes))
+        np.testing.assert_array_equal(row, ((factor * other) >> 32).astype(np.int16))
+        lanes = lanes * np.int16(3) + np.int16(1)

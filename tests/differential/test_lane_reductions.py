@@ -407,3 +407,18 @@ def test_two_results_that_are_equal_have_memory_of_their_own() -> None:
         return first, second, lax.fori_loop(0, STEPS, lambda i, y: y.at[i].add(y[0] + i), second)
 
     check(program, values(29, "int32"), fused=None, has_lanes=None)
+
+
+def test_sums_over_the_first_of_two_dimensions_in_parallel() -> None:
+    """The two never become one, since the sums have only the other."""
+
+    def program(x: jax.Array, total: jax.Array) -> Any:
+        def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, None]:
+            x, total = carry
+            x = -x
+            return (x, total + x.sum(0, dtype=x.dtype)), None
+
+        return lax.scan(step, (x, total), length=4)[0]
+
+    x = np.arange(6, dtype=np.int16).reshape(3, 2)
+    check(program, x, np.zeros(2, np.int16))

@@ -178,8 +178,8 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
         return find_lanes(region, along=shares[0] if shares else None)
 
     analysis = find_again()
-    # What is summed up over the lanes is as wide as it is: nothing there can be widened.
-    while analysis.mergeable and not (partial and analysis.mergeable.alone):
+    # What is summed up over the lanes leaves with the other dimensions that it has.
+    while analysis.mergeable and partial is None:
         flatten(region, analysis.mergeable)
         analysis = find_again()
     try:

@@ -35,7 +35,7 @@ def widen(value: HloInstruction, mergeable: Mergeable, builder: ComputationBuild
     sizes[dimension] = mergeable.major_size * mergeable.minor_size
     shape = array_shape(value.shape.element_type, tuple(sizes))
     if value.opcode in ("parameter", "constant"):
-        numbers = number_lanes(mergeable, builder, in_major=place.is_major)
+        numbers = _number_lanes(value, mergeable, builder, in_major=place.is_major)
         users = list(value.users)
         _replace(value, users, _look_up(value, dimension, numbers, shape, builder))
     elif value.opcode == "iota" and value.dimensions == (dimension,):
@@ -54,7 +54,7 @@ def count_along(
     in_major: bool,
 ) -> None:
     """Replaces an iota along one of two merged dimensions by one of `shape`, which has both."""
-    numbers = number_lanes(mergeable, builder, in_major=in_major)
+    numbers = _number_lanes(iota, mergeable, builder, in_major=in_major)
     counted = array_shape(shape.element_type, numbers.shape.dimensions)
     if counted is not numbers.shape:
         numbers = builder.elementwise("convert", counted, (numbers,), origin=iota)
@@ -62,17 +62,15 @@ def count_along(
     _replace(iota, list(iota.users), value)
 
 
-def number_lanes(
-    mergeable: Mergeable, builder: ComputationBuilder, *, in_major: bool
+def _number_lanes(
+    origin: HloInstruction, mergeable: Mergeable, builder: ComputationBuilder, *, in_major: bool
 ) -> HloInstruction:
     """Returns for each position in the merged dimension that in the major or the minor one."""
     shape = array_shape(PrimitiveType.S32, (mergeable.major_size * mergeable.minor_size,))
     positions = builder.emit("iota", shape, (), (("dimensions", (0,)),))
     scalar = array_shape(PrimitiveType.S32, ())
-    size = HloInstruction.create(
-        "constant", scalar, literal=numpy_to_literal(np.int32(mergeable.minor_size), scalar)
-    )
-    sizes = builder.broadcast(builder.computation.add(size), shape.dimensions, ())
+    literal = numpy_to_literal(np.int32(mergeable.minor_size), scalar)
+    sizes = builder.broadcast(builder.constant(scalar, literal, origin), shape.dimensions, ())
     return builder.emit("divide" if in_major else "remainder", shape, (positions, sizes))
 
 

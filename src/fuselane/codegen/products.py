@@ -61,11 +61,6 @@ class Product:
         """How many values of the left factor a lane has."""
         return self.left.shape.num_elements // self.left.shape.dimensions[0]
 
-    @property
-    def num_columns(self) -> int:
-        """How many values of the right factor a lane has."""
-        return self.right.shape.num_elements // self.right.shape.dimensions[0]
-
 
 def factor_bytes(program: LaneProgram) -> int:
     """Returns the size of what one lane leaves in scratch memory for products."""

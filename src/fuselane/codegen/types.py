@@ -175,12 +175,6 @@ def constant(element_type: PrimitiveType, value: object, width: int = 0) -> ir.C
     return splat_constant(scalar, width)
 
 
-def vector_constant(element_type: PrimitiveType, values: Sequence[object]) -> ir.Constant:
-    """Returns a vector constant with one given scalar per lane."""
-    lanes = [constant(element_type, value) for value in values]
-    return ir.Constant(vector_of(lanes[0].type, len(lanes)), lanes)
-
-
 def _float_scalar(element_type: PrimitiveType, type_: ir.Type, value: object) -> ir.Constant:
     array = np.asarray(value).astype(element_type.dtype)
     bits = int(array.view(_FLOAT_BITS[element_type]))

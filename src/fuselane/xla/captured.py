@@ -1,0 +1,101 @@
+"""What XLA did to one module, as it left it in its dumps: plain values, no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from fuselane.hlo.module import HloModule
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedStage:
+    """A module after one pass that changed it.
+
+    Attributes:
+        pipeline: XLA's pass pipeline, such as `fusion`.
+        name: The pass that ran last, or "" for the module as it came.
+        data: A serialized HloModuleProto.
+    """
+
+    pipeline: str
+    name: str
+    data: bytes
+
+    def module(self) -> HloModule:
+        """Returns the module, parsed afresh."""
+        return HloModule.from_bytes(self.data)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelUsage:
+    """What ptxas says about one GPU kernel.
+
+    Attributes:
+        registers: Per thread.
+        spill_bytes: Spill stores and loads per thread.
+        shared_bytes: Static shared memory per block.
+        block_threads: Threads per block it is compiled for, or 0 if the PTX does not say.
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    block_threads: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaRefusal:
+    """One pair of instructions XLA refused to fuse, or priced, in its own words.
+
+    Attributes:
+        producer: Name of the producer at that time.
+        consumer: Name of the consumer, or "" if it was refused for all of them.
+        reason: XLA's own text, or "" for a price alone.
+        us_fused: XLA's modelled time of the fused kernel in microseconds, or None.
+        us_unfused: The same of the two, or None.
+    """
+
+    producer: str
+    consumer: str = ""
+    reason: str = ""
+    us_fused: float | None = None
+    us_unfused: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedModule:
+    """One module's way through XLA.
+
+    Attributes:
+        name: Such as `jit_step`.
+        target: `cpu`, or a GPU model such as `h100`.
+        stages: The module as it came and after each pass that changed it, oldest first.
+        final: The module after all passes, scheduled: a serialized HloModuleProto.
+        thunks: XLA's thunk sequence as text, or "" where XLA wrote none.
+        ptx: Text by kernel or module name; empty on a CPU.
+        usage: ptxas's report by kernel name; empty on a CPU or without ptxas.
+        refusals: What XLA said about fusions it did not do; empty on a CPU.
+        compile_s: Seconds XLA took, or 0 if unknown.
+        notes: Sentences about what could not be captured, and why.
+    """
+
+    name: str
+    target: str
+    stages: tuple[CapturedStage, ...]
+    final: bytes
+    thunks: str = ""
+    ptx: Mapping[str, str] = field(default_factory=dict)
+    usage: Mapping[str, KernelUsage] = field(default_factory=dict)
+    refusals: tuple[XlaRefusal, ...] = ()
+    compile_s: float = 0
+    notes: tuple[str, ...] = ()
+
+    def module(self) -> HloModule:
+        """Returns the final module, parsed afresh."""
+        return HloModule.from_bytes(self.final)

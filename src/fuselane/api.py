@@ -21,7 +21,6 @@ from typing import Any, Final, final, overload
 
 import jax
 from jax._src import cache_key
-from jax._src import config as jax_config
 
 from fuselane import config, pipeline
 from fuselane.config import Options
@@ -29,6 +28,7 @@ from fuselane.decisions import DecisionLog
 from fuselane.explain.report import Report
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
+from fuselane.xla.capture import not_persistent
 
 _OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
 
@@ -176,7 +176,7 @@ def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -
     setting = _Setting(options=current.options, key=key, log=DecisionLog())
     inner = function.inner if isinstance(function, _Scoped) else function
     jitted: Any = inner if hasattr(inner, "lower") else jax.jit(inner)
-    with _switchboard.scope(setting), _not_persistent():
+    with _switchboard.scope(setting), not_persistent():
         lowered = jitted.lower(*arguments, **keywords)
         lowered.compile()
     # Another thread may have compiled something else meanwhile.
@@ -229,13 +229,6 @@ def _prepare_once(options: Options) -> _Setting:
     open_cache(config.cache_dir(), options.cache_mib * 2**20)
     _install()
     return _Setting(options=options, key=f"fuselane {options.fingerprint()}", log=_log)
-
-
-@contextlib.contextmanager
-def _not_persistent() -> Iterator[None]:
-    """Keeps what this thread compiles out of JAX's persistent cache."""
-    with jax_config.persistent_cache_min_compile_time_secs(float("inf")):
-        yield
 
 
 @functools.cache

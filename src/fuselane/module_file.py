@@ -10,6 +10,7 @@ from fuselane.config import options_from
 from fuselane.decisions import DecisionLog
 from fuselane.errors import InputError, VerificationError
 from fuselane.explain.report import Report
+from fuselane.hlo.container import module_in
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
 
@@ -17,8 +18,6 @@ TARGETS: Final = ("cpu",)
 
 MAX_FILE_BYTES: Final = 2**31
 """What a serialized protocol buffer can have at most."""
-
-_FIRST_MESSAGE_TAG: Final = 0x0A  # field 1, length-delimited: the module inside an HloProto
 
 
 def explain_module_file(path: Path, target: str = "cpu") -> Report:
@@ -59,7 +58,7 @@ def read_module_file(path: Path) -> bytes:
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
     reason = ""
-    for candidate in (data, _first_message(data)):
+    for candidate in (data, module_in(data)):
         try:
             verify(HloModule.from_bytes(candidate))
         except VerificationError as error:
@@ -69,15 +68,3 @@ def read_module_file(path: Path) -> bytes:
         else:
             return candidate
     raise InputError(f"{str(path)!r} holds no serialized HLO module: {reason}")
-
-
-def _first_message(data: bytes) -> bytes:
-    """Returns the bytes of the message in field 1 of a serialized protocol buffer, or none."""
-    if data[:1] != bytes([_FIRST_MESSAGE_TAG]):
-        return b""
-    length = 0
-    for position, byte in enumerate(data[1:11], start=1):
-        length |= (byte & 0x7F) << (7 * (position - 1))
-        if byte < 0x80:
-            return data[position + 1 : position + 1 + length]
-    return b""

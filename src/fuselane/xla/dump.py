@@ -1,0 +1,107 @@
+"""Reading what XLA's flag `--xla_dump_to` left in a folder.
+
+XLA names its files `module_NNNN.NAME.` and then
+
+- `before_optimizations.hlo.pb` for the module as it came,
+- `0007.PIPELINE.after_PASS.before_NEXT.hlo.pb` after each pass that changed it, and at both ends of
+  each pipeline,
+- `PLATFORM_after_optimizations.hlo.pb` for the final, scheduled one,
+- `thunk_sequence.txt`, `ptx` and the like.
+
+It leaves `NAME.` out where the file's name would get too long for a file system, or, where it just
+thinks it would fit, writes no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from fuselane.errors import InputError
+from fuselane.hlo.container import module_in
+from fuselane.hlo.proto import HloModuleProto
+from fuselane.xla.captured import CapturedModule, CapturedStage
+
+_FILE: Final = re.compile(r"(?:.+\.)?module_(?P<number>\d+)\.(?P<rest>.+)", re.DOTALL)
+_FIRST: Final = re.compile(r"(?:(?P<name>.+)\.)?before_optimizations\.hlo\.pb", re.DOTALL)
+_STAGE: Final = re.compile(
+    r"(?P<number>\d{4,})\.(?P<pipeline>.+?)\.after_(?P<ran>.+?)(?:\.before_.+)?\.hlo\.pb", re.DOTALL
+)
+_LAST: Final = re.compile(r"(?P<platform>.+)_after_optimizations\.hlo\.pb", re.DOTALL)
+
+_Files = Mapping[str, Path]
+"""The files about one module, by their names from after the module's."""
+
+
+def read_dump(folder: Path, target: str, compile_s: float = 0) -> tuple[CapturedModule, ...]:
+    """Returns the modules whose way through XLA a folder shows, in the order XLA met them.
+
+    Args:
+        folder: What `--xla_dump_to` named, written with `--xla_dump_hlo_as_proto`.
+        target: What they were compiled for.
+        compile_s: Seconds that took, or 0 if unknown.
+    Raises:
+        InputError: if the folder cannot be read or shows no module.
+    """
+    try:
+        groups = _group(sorted(folder.rglob("*")))
+        modules = [_read_module(files, target, compile_s) for files in groups]
+    except OSError as error:
+        raise InputError(f"{str(folder)!r} cannot be read: {error.strerror}.") from None
+    found = tuple(module for module in modules if module is not None)
+    if not found:
+        raise InputError(f"{str(folder)!r} holds no HLO module that XLA dumped after its passes.")
+    return found
+
+
+def _group(paths: Iterable[Path]) -> list[_Files]:
+    """Returns the files about each module that has a first one."""
+    numbered: dict[Path, dict[str, Path]] = defaultdict(dict)
+    for path in paths:
+        if match := _FILE.fullmatch(path.name):
+            numbered[path.parent / match["number"]][match["rest"]] = path
+    groups: list[_Files] = []
+    for files in numbered.values():
+        if first := next(filter(None, map(_FIRST.fullmatch, files)), None):
+            prefix = f"{first['name']}." if first["name"] else ""
+            groups.append({rest.removeprefix(prefix): path for rest, path in files.items()})
+    return groups
+
+
+def _read_module(files: _Files, target: str, compile_s: float) -> CapturedModule | None:
+    """Returns one module, or None if XLA did not get to its end."""
+    last = next((path for rest, path in files.items() if _LAST.fullmatch(rest)), None)
+    if last is None:
+        return None
+    stages, num_missing = _read_stages(files)
+    return CapturedModule(
+        name=HloModuleProto.FromString(stages[0].data).name,
+        target=target,
+        stages=stages,
+        final=module_in(last.read_bytes()),
+        compile_s=compile_s,
+        notes=(_MISSING.format(num_missing),) if num_missing else (),
+    )
+
+
+_MISSING: Final = "{} of XLA's passes are not shown, as XLA wrote no files after them."
+
+
+def _read_stages(files: _Files) -> tuple[tuple[CapturedStage, ...], int]:
+    """Returns the module as it came and after each pass that changed it, and how many are missing.
+
+    XLA counts the files it means to write.
+    """
+    first = next(path for rest, path in files.items() if _FIRST.fullmatch(rest))
+    stages = [CapturedStage(pipeline="", name="", data=module_in(first.read_bytes()))]
+    matches = [(match, path) for rest, path in files.items() if (match := _STAGE.fullmatch(rest))]
+    matches.sort(key=lambda entry: int(entry[0]["number"]))
+    for match, path in matches:
+        data = module_in(path.read_bytes())
+        if data != stages[-1].data:
+            stages.append(CapturedStage(pipeline=match["pipeline"], name=match["ran"], data=data))
+    num_written = int(matches[-1][0]["number"]) + 1 if matches else 0
+    return tuple(stages), num_written - len(matches)

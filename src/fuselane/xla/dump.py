@@ -87,13 +87,13 @@ def _read_module(files: _Files, target: str, compile_s: float) -> CapturedModule
     )
 
 
-_MISSING: Final = "{} of XLA's passes are not shown, as XLA wrote no files after them."
+_MISSING: Final = "At least {} of XLA's passes are not shown, as it wrote no files after them."
 
 
 def _read_stages(files: _Files) -> tuple[tuple[CapturedStage, ...], int]:
     """Returns the module as it came and after each pass that changed it, and how many are missing.
 
-    XLA counts the files it means to write.
+    XLA counts the files it means to write; those after the last one written are not counted here.
     """
     first = next(path for rest, path in files.items() if _FIRST.fullmatch(rest))
     stages = [CapturedStage(pipeline="", name="", data=module_in(first.read_bytes()))]

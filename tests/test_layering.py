@@ -22,6 +22,7 @@ FOUNDATION: Final = {
     "config": {"decisions", "errors"},
     "device": {"config", "decisions", "errors"},
     "contract": set[str](),
+    "gpu": set[str](),
 }
 # A name stands for a room (all its files), a file at the top, or one file of a room.
 LAYERS: Final = FOUNDATION | {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+from fuselane.gpu import GpuDescription
 from fuselane.hlo.module import HloModule
 
 
@@ -81,6 +82,7 @@ class CapturedModule:
         ptx: Text by kernel or module name; empty on a CPU.
         usage: ptxas's report by kernel name; empty on a CPU or without ptxas.
         refusals: What XLA said about fusions it did not do; empty on a CPU.
+        gpu: The GPU it was compiled for; None on a CPU.
         compile_s: Seconds XLA took, or 0 if unknown.
         notes: Sentences about what could not be captured, and why.
     """
@@ -93,6 +95,7 @@ class CapturedModule:
     ptx: Mapping[str, str] = field(default_factory=dict)
     usage: Mapping[str, KernelUsage] = field(default_factory=dict)
     refusals: tuple[XlaRefusal, ...] = ()
+    gpu: GpuDescription | None = None
     compile_s: float = 0
     notes: tuple[str, ...] = ()
 

@@ -186,7 +186,8 @@ class HloComputation:
             self.instructions.insert(self.instructions.index(before), instruction)
         if instruction.opcode == "parameter":
             self.parameters.append(instruction)
-            self.parameters.sort(key=_parameter_number)
+            if instruction.parameter_number != len(self.parameters) - 1:
+                self.parameters.sort(key=_parameter_number)
         return instruction
 
     def remove(self, instruction: HloInstruction) -> None:

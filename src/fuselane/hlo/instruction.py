@@ -189,6 +189,16 @@ class HloInstruction:
         if self not in new.users:
             new.users.append(self)
 
+    def replace_operands(self, new: Sequence[HloInstruction]) -> None:
+        """Makes `new` the operands, however many; users of all are kept up to date."""
+        kept, before = set(new), set(self.operands)
+        for old in before - kept:
+            old.users.remove(self)
+        for operand in dict.fromkeys(new):
+            if operand not in before:
+                operand.users.append(self)
+        self.operands[:] = new
+
     def replace_all_uses_with(self, new: HloInstruction) -> None:
         """Makes every user use `new` instead, and `new` the root where this is the root.
 

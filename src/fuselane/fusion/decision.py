@@ -1,0 +1,96 @@
+"""What a fusion strategy decided: one value per question asked, yes and no alike, and their log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from fuselane.boundary import BoundaryDecision, BoundaryReason
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionDecision:
+    """Whether a producer may become part of a consumer's kernel.
+
+    Attributes:
+        reason: The kind of refusal, or None where nothing speaks against it.
+        detail: This case in one plain sentence, with its numbers.
+        xla: What XLA itself says in this case, or "".
+        numbers: What was compared, by name with its unit at the end, such as `operands`, `limit`.
+    """
+
+    reason: BoundaryReason | None
+    detail: str
+    xla: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether the answer is yes."""
+        return self.reason is None
+
+    def boundary(self) -> BoundaryDecision:
+        """Returns a refusal as `explain` has it; UNKNOWN for a yes, which leaves no boundary."""
+        return BoundaryDecision(
+            reason=self.reason or BoundaryReason.UNKNOWN,
+            detail=self.detail,
+            xla=self.xla,
+            numbers=dict(self.numbers),
+        )
+
+
+def allow(detail: str, **numbers: float) -> FusionDecision:
+    """Returns a yes."""
+    return FusionDecision(reason=None, detail=detail, numbers=numbers)
+
+
+def refuse(
+    reason: BoundaryReason, detail: str, *, xla: str = "", **numbers: float
+) -> FusionDecision:
+    """Returns a no."""
+    return FusionDecision(reason=reason, detail=detail, xla=xla, numbers=numbers)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionStep:
+    """One question a pass asked, and its answer.
+
+    Attributes:
+        pass_name: Name of the pass, such as `instruction-fusion`.
+        producer: Name of the producer at that time.
+        consumer: Name of the consumer at that time, or "" if all users were asked about at once.
+        decision: The answer.
+        fusion: Name of the fusion instruction that was made or grown, or "" if none was.
+    """
+
+    pass_name: str
+    producer: str
+    consumer: str
+    decision: FusionDecision
+    fusion: str = ""
+
+
+@final
+class FusionLog:
+    """The steps of a pipeline over one module, oldest first."""
+
+    def __init__(self) -> None:
+        self.steps: list[FusionStep] = []
+
+    def append(self, step: FusionStep) -> None:
+        """Adds a step."""
+        self.steps.append(step)
+
+    def __iter__(self) -> Iterator[FusionStep]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def refusals(self) -> dict[tuple[str, str], FusionDecision]:
+        """Returns the last answer for each pair of producer and consumer that was refused last."""
+        last = {(step.producer, step.consumer): step.decision for step in self.steps}
+        return {pair: decision for pair, decision in last.items() if not decision.can_fuse}

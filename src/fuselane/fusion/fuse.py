@@ -1,0 +1,164 @@
+"""The edits all strategies make: a producer becomes part of a consumer's kernel.
+
+    %p = f32[8] sine(%x)                     %f = f32[8] fusion(%x, %y), kind=kLoop, calls={
+    %c = f32[8] add(%p, %y)          ->        %a = parameter(0), %b = parameter(1)
+                                               ROOT %c = add(sine(%a), %b) }
+
+A producer with other users stays for them, so that its work is done twice. As a further output of
+the fusion it is done once; then the fusion returns a tuple.
+
+Operands of a fusion are ordered as XLA orders them: a fused producer gives up its place, and its
+own operands come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+LOOP: Final = "kLoop"
+INPUT: Final = "kInput"
+OUTPUT: Final = "kOutput"
+
+
+@final
+class Fuser:
+    """Makes and grows the fusions of one computation.
+
+    Instructions that are not needed any more lose their operands at once and are removed by
+    `finish`, which every user calls at the end.
+    """
+
+    def __init__(self, module: HloModule, computation: HloComputation) -> None:
+        self.module = module
+        self.computation = computation
+        self._changed: dict[HloComputation, None] = {}
+        """Fused computations whose instructions may be out of order."""
+
+    def wrap(self, instruction: HloInstruction, kind: str) -> HloInstruction:
+        """Puts an instruction alone into a fusion, which takes its place; returns the fusion."""
+        body = HloComputation.create("fused_computation")
+        body.proto.is_fusion_computation = True
+        operands = list(dict.fromkeys(instruction.operands))
+        inner = {operand: _add_parameter(body, operand) for operand in operands}
+        body.root = body.add(instruction.clone([inner[o] for o in instruction.operands]))
+        self.module.add(body)
+        fusion = HloInstruction.create(
+            "fusion",
+            instruction.shape,
+            operands,
+            name="fusion",
+            called_computations=[body],
+            fusion_kind=kind,
+        )
+        fusion.proto.metadata.CopyFrom(instruction.metadata)
+        self.computation.add(fusion)
+        instruction.move_control_edges_to(fusion)
+        instruction.replace_all_uses_with(fusion)
+        instruction.replace_operands([])
+        return fusion
+
+    def fuse(
+        self, producer: HloInstruction, consumer: HloInstruction, kind: str
+    ) -> tuple[HloInstruction, HloInstruction]:
+        """Computes an operand of `consumer` inside of it.
+
+        Args:
+            producer: Any instruction; the body of a fusion is merged into the consumer's.
+            consumer: A fusion, or an instruction that becomes one.
+            kind: Of the fusion: kLoop, kInput, ...
+        Returns:
+            The fusion, and the producer's value in its body.
+        """
+        fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
+        fusion.proto.fusion_kind = kind
+        value = _absorb(fusion, producer)
+        self._changed[fusion.to_apply] = None
+        if not producer.users and not producer.is_root:
+            producer.replace_operands([])
+        return fusion, value
+
+    def finish(self) -> None:
+        """Removes what is dead and puts the computation into post order."""
+        self.computation.remove_dead_instructions()
+        self.computation.sort()
+        self.module.remove_unused_computations()
+        for body in self._changed:
+            body.sort()
+
+
+def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
+    """Moves a copy of an operand into a fusion's body; returns the copy of its value."""
+    body = fusion.to_apply
+    outside = dict(zip(body.parameters, fusion.operands, strict=True))
+    inside: dict[HloInstruction, HloInstruction] = {}
+    replaced = []
+    for parameter, operand in outside.items():
+        if operand is producer:
+            replaced.append(parameter)
+        else:
+            inside.setdefault(operand, parameter)
+    if producer.opcode == "fusion":
+        members = [i for i in producer.to_apply.post_order() if i.opcode != "parameter"]
+        actual = dict(zip(producer.to_apply.parameters, producer.operands, strict=True))
+    else:
+        members, actual = [producer], {}
+    order = _operands_after(fusion.operands, producer, members, actual)
+    for operand in order:
+        if operand not in inside:
+            inside[operand] = _add_parameter(body, operand, number=len(body.parameters))
+    copies: dict[HloInstruction, HloInstruction] = {}
+    for member in members:
+        operands = [copies.get(o) or inside[actual.get(o, o)] for o in member.operands]
+        copies[member] = body.add(member.clone(operands))
+    value = copies[members[-1] if producer is members[-1] else producer.to_apply.root]
+    for parameter in replaced:
+        parameter.replace_all_uses_with(value)
+        body.remove(parameter)
+    _set_operands(fusion, order, inside)
+    return value
+
+
+def _operands_after(
+    operands: Sequence[HloInstruction],
+    producer: HloInstruction,
+    members: Sequence[HloInstruction],
+    actual: dict[HloInstruction, HloInstruction],
+) -> list[HloInstruction]:
+    """Returns a fusion's operands after `members` of a producer were fused, last one first."""
+    root = producer.to_apply.root if producer.opcode == "fusion" else producer
+    order = dict.fromkeys(root if operand is producer else operand for operand in operands)
+    for member in reversed(members):
+        order.pop(member, None)
+        order.update(dict.fromkeys(actual.get(operand, operand) for operand in member.operands))
+    return list(order)
+
+
+def _set_operands(
+    fusion: HloInstruction,
+    operands: Sequence[HloInstruction],
+    inside: dict[HloInstruction, HloInstruction],
+) -> None:
+    """Gives a fusion its operands, and its body's parameters their order."""
+    body = fusion.to_apply
+    for number, operand in enumerate(operands):
+        parameter = inside[operand]
+        if parameter.parameter_number != number:
+            parameter.proto.parameter_number = number
+    body.parameters[:] = [inside[operand] for operand in operands]
+    fusion.replace_operands(operands)
+
+
+def _add_parameter(
+    body: HloComputation, operand: HloInstruction, number: int | None = None
+) -> HloInstruction:
+    number = len(body.parameters) if number is None else number
+    return body.add(
+        HloInstruction.create(
+            "parameter", operand.shape, name=f"param_{number}", parameter_number=number
+        )
+    )

@@ -1,0 +1,99 @@
+"""What instruction fusion has to know about a fusion it makes larger, kept up to date as it grows.
+
+Source: xla/service/fusion_node_indexing_evaluation.cc, by `xla_fusion_facts.md` section 2.8.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from fuselane.fusion.reuse import fusion_reuses, reuses_operand
+from fuselane.hlo.instruction import HloInstruction
+
+RECOMPUTED_INDICES: Final = frozenset(
+    {"concatenate", "dot", "dynamic-update-slice", "pad", "reduce", "reduce-window"}
+)
+"""Opcodes whose code cannot be shared between two places that need the same element."""
+
+
+@final
+class GrowingFusion:
+    """A fusion: which operands it reads repeatedly, and how often the code of each is emitted.
+
+    A fusion's code is emitted from its root: an instruction once for each distinct index vector it
+    is asked for. An operand is asked for the indices its user was asked for if the user has its
+    shape or is a transpose; any other user computes new ones.
+
+    Attributes:
+        fusion: The fusion instruction.
+        num_reduces: Reductions in it.
+        reused: Its operands; True for those that are read several times per element.
+    """
+
+    def __init__(self, fusion: HloInstruction) -> None:
+        self.fusion = fusion
+        body = fusion.to_apply
+        self.num_reduces = sum(i.opcode == "reduce" for i in body.instructions)
+        self.reused = fusion_reuses(fusion)
+        # For members and operands of the fusion: what asks for their elements with new indices.
+        self._indexers: dict[HloInstruction, set[HloInstruction]] = {body.root: {fusion}}
+        self._emissions: dict[HloInstruction, int] = {fusion: 1}
+        for member in reversed(body.post_order()):
+            if member.opcode != "parameter" and member in self._indexers:
+                self._count(member)
+
+    def emissions(self, operand: HloInstruction) -> int:
+        """Returns how often an operand's code would be emitted if it were part of the fusion."""
+        return sum(self._emissions[user] for user in self._indexers.get(operand, ()))
+
+    def absorb(self, producer: HloInstruction, member: HloInstruction) -> None:
+        """Takes note that an operand became a member.
+
+        Args:
+            producer: The former operand.
+            member: Its copy in the fusion's body.
+        """
+        self.num_reduces += member.opcode == "reduce"
+        is_reused = self.reused.pop(producer, False)
+        for index, operand in enumerate(member.operands):
+            outside = self._outside(operand)
+            state = is_reused or reuses_operand(member, index)
+            self.reused[outside] = self.reused.get(outside, False) or state
+        self._indexers[member] = self._indexers.pop(producer, set())
+        self._count(member)
+
+    def _count(self, member: HloInstruction) -> None:
+        """Counts a member's emissions and passes its indices on to its operands."""
+        self._emissions[member] = self.emissions(member)
+        for operand in member.operands:
+            indexers = self._indexers.setdefault(self._outside(operand), set())
+            if member.opcode == "transpose" or _has_same_sizes(operand, member):
+                indexers |= self._indexers[member]
+            else:
+                indexers.add(member)
+
+    def _outside(self, operand: HloInstruction) -> HloInstruction:
+        if operand.opcode == "parameter":
+            return self.fusion.operands[operand.parameter_number]
+        return operand
+
+
+def count_uses(instruction: HloInstruction) -> int:
+    """Returns an instruction's users, fusions replaced by what uses its value in them."""
+    return sum(
+        len(user.to_apply.parameters[user.operands.index(instruction)].users)
+        if user.opcode == "fusion"
+        else 1
+        for user in instruction.users
+    )
+
+
+def _has_same_sizes(left: HloInstruction, right: HloInstruction) -> bool:
+    """Whether two shapes are equal, their element types aside."""
+    a, b = left.shape, right.shape
+    return (
+        a.dimensions == b.dimensions
+        and a.minor_to_major == b.minor_to_major
+        and a.is_tuple == b.is_tuple
+        and len(a.tuple_shapes) == len(b.tuple_shapes)
+    )

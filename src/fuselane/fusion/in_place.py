@@ -1,0 +1,156 @@
+"""Updates in place: which operands are overwritten, and what must not be fused with that.
+
+Source: HloDataflowAnalysis::GetInPlaceInputOutputPairs and InstructionFusion::ShouldFuseInPlaceOp
+of 2026, by `xla_fusion_facts.md` section 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuselane.boundary import BoundaryReason
+from fuselane.fusion.decision import FusionDecision, refuse
+from fuselane.fusion.opcodes import is_elementwise
+from fuselane.hlo.instruction import HloInstruction
+
+
+def in_place_operands(instruction: HloInstruction) -> list[int]:
+    """Returns the operands whose buffer a dynamic-update-slice, scatter or fusion overwrites."""
+    match instruction.opcode:
+        case "dynamic-update-slice":
+            return [0]
+        case "scatter":
+            return list(range(len(instruction.operands) // 2))
+        case "fusion":
+            root = instruction.to_apply.root
+            roots = root.operands if root.opcode == "tuple" else [root]
+            return [number for member in roots for number in _overwritten_parameters(member)]
+        case _:
+            return []
+
+
+def check_in_place(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
+    """Refuses a producer that would read a buffer while the consumer overwrites it.
+
+    Producers that read it element by element may; so may one slice of exactly what is updated.
+    """
+    for index in in_place_operands(consumer):
+        buffer = consumer.operands[index]
+        if consumer.operands.count(buffer) > 1:
+            return _refuse(
+                f"`{consumer.name}` overwrites `{buffer.name}`, which it also reads otherwise",
+                "in-place buffer",
+            )
+        if buffer is producer or buffer in producer.operands:
+            refusal = _check_reader(producer, consumer)
+            if refusal is not None:
+                return refusal
+    return None
+
+
+def members(instruction: HloInstruction) -> Iterator[HloInstruction]:
+    """Yields what a fusion computes, its parameters left out; another instruction itself."""
+    if instruction.opcode != "fusion":
+        yield instruction
+        return
+    yield from (i for i in instruction.to_apply.instructions if i.opcode != "parameter")
+
+
+def _overwritten_parameters(member: HloInstruction) -> list[int]:
+    while member.opcode == "bitcast":
+        member = member.operands[0]
+    return [
+        buffer.parameter_number
+        for index in in_place_operands(member)
+        if (buffer := member.operands[index]).opcode == "parameter"
+    ]
+
+
+def _check_reader(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
+    indexing = [member for member in members(producer) if _is_indexing(member)]
+    if not indexing:
+        return _check_other_paths(producer, consumer)
+    if len(indexing) > 1:
+        sentence = f"`{producer.name}` reads in {len(indexing)} ways a buffer that is overwritten"
+        return _refuse(sentence, "multiple non-elementwise ops")
+    updates = [member for member in members(consumer) if member.opcode == "dynamic-update-slice"]
+    if not updates:
+        return None
+    if len(updates) > 1:
+        sentence = f"`{consumer.name}` updates {len(updates)} slices in place"
+        return _refuse(sentence, "multiple dus")
+    if _reads_what_is_updated(indexing[0], updates[0], producer, consumer):
+        return None
+    sentence = (
+        f"`{producer.name}` reads other elements of a buffer than `{consumer.name}` overwrites"
+    )
+    return _refuse(sentence, "DUS and slice index mismatch")
+
+
+def _check_other_paths(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
+    """Refuses an elementwise producer that a consumer fusion also reads by other indices."""
+    if consumer.opcode != "fusion":
+        return None
+    body = consumer.to_apply
+    root = body.root
+    exempt = {root, *(root.operands if root.opcode == "tuple" else [])}
+    start = [
+        parameter
+        for operand, parameter in zip(consumer.operands, body.parameters, strict=True)
+        if operand is producer
+    ]
+    stack, seen = list(start), set(start)
+    while stack:
+        for user in stack.pop().users:
+            if user in seen:
+                continue
+            seen.add(user)
+            stack.append(user)
+            if _is_indexing(user) and user not in exempt and user.opcode != "tuple":
+                sentence = f"`{consumer.name}` also reads `{producer.name}` by other indices"
+                return _refuse(sentence, "write-after-read")
+    return None
+
+
+def _is_indexing(member: HloInstruction) -> bool:
+    return member.opcode not in ("bitcast", "parameter", "fusion") and not is_elementwise(member)
+
+
+def _reads_what_is_updated(
+    reader: HloInstruction,
+    update: HloInstruction,
+    producer: HloInstruction,
+    consumer: HloInstruction,
+) -> bool:
+    """Whether a slice takes just the elements that a dynamic-update-slice replaces."""
+    if reader.shape.dimensions != update.operands[1].shape.dimensions:
+        return False
+    indices = [_outside(index, consumer) for index in update.operands[2:]]
+    if reader.opcode == "slice":
+        starts = [_constant_value(index) for index in indices]
+        is_dense = all(stride == 1 for stride in reader.slice_strides)
+        return is_dense and starts == list(reader.slice_starts)
+    if reader.opcode == "dynamic-slice":
+        offsets = [_outside(index, producer) for index in reader.operands[1:]]
+        return all(_is_same_index(a, b) for a, b in zip(offsets, indices, strict=True))
+    return False
+
+
+def _outside(instruction: HloInstruction, fusion: HloInstruction) -> HloInstruction:
+    """Returns what a fusion's parameter stands for; another instruction itself."""
+    if instruction.opcode == "parameter" and fusion.opcode == "fusion":
+        return fusion.operands[instruction.parameter_number]
+    return instruction
+
+
+def _is_same_index(left: HloInstruction, right: HloInstruction) -> bool:
+    value = _constant_value(left)
+    return left is right or (value is not None and value == _constant_value(right))
+
+
+def _constant_value(instruction: HloInstruction) -> int | None:
+    return int(instruction.literal) if instruction.opcode == "constant" else None
+
+
+def _refuse(sentence: str, xla: str) -> FusionDecision:
+    return refuse(BoundaryReason.IN_PLACE, f"{sentence}.", xla=xla)

@@ -1,0 +1,168 @@
+"""Instruction fusion: single producers into their consumers, uses before definitions.
+
+    %p = f32[8] sine(%x)                     %f = f32[8] fusion(%x, %y), kind=kLoop
+    %c = f32[8] add(%p, %y)          ->      (computes sine and add)
+
+From the back of the post order, each instruction asks for its operands, latest first, until the
+rules refuse them all. A producer other kernels need as well stays for them and is computed twice,
+if the rules allow it and it is not in the do-not-duplicate set: what reads more than it makes may
+be duplicated only if it can be fused into all users on all paths.
+
+Source: xla/service/instruction_fusion.cc, by `xla_fusion_facts.md` section 2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, final
+
+from fuselane.boundary import BoundaryReason
+from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
+from fuselane.fusion.fuse import Fuser
+from fuselane.fusion.growing import GrowingFusion
+from fuselane.fusion.opcodes import is_fusible
+from fuselane.fusion.rules import CpuRules, Edge
+from fuselane.fusion.traversal import sequential_computations, xla_post_order
+from fuselane.fusion.unduplicable import find_unduplicable
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+
+class EdgeRules(Protocol):
+    """A target's rules."""
+
+    def should_fuse(self, edge: Edge, *, may_duplicate: bool = True) -> FusionDecision:
+        """Returns whether the producer may become part of the consumer."""
+
+    def kind(self, edge: Edge) -> str:
+        """Returns the kind of the fusion an edge becomes."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionFusion:
+    """Fuses single producers into consumers.
+
+    Does not handle: several outputs, merging of fusions.
+
+    Attributes:
+        may_duplicate: Producers with several users may be computed several times.
+        rules: The target's rules for one edge.
+    """
+
+    name: ClassVar[str] = "instruction-fusion"
+    may_duplicate: bool = True
+    rules: EdgeRules = field(default_factory=CpuRules)
+
+    def run(self, module: HloModule, log: FusionLog) -> bool:
+        """Fuses what the rules allow; returns whether anything was."""
+        computations = sequential_computations(module)
+        changed = [_Walk(self, module, c, log).run() for c in computations]
+        return any(changed)
+
+
+@final
+class _Walk:
+    """One computation on its way through the pass."""
+
+    def __init__(
+        self,
+        options: InstructionFusion,
+        module: HloModule,
+        computation: HloComputation,
+        log: FusionLog,
+    ) -> None:
+        self.options = options
+        self.fuser = Fuser(module, computation)
+        self.log = log
+        self.growing: dict[HloInstruction, GrowingFusion] = {}
+        self.queue: list[HloInstruction | None] = list(xla_post_order(computation))
+        self.position = {i: at for at, i in enumerate(self.queue) if i is not None}
+        self.refused: dict[tuple[HloInstruction, HloInstruction], int] = {}
+        """How many users a producer had when a consumer, which only grows, could not have it."""
+        self.kept: set[HloInstruction] = set()
+        if options.may_duplicate:
+            order = [i for i in self.queue if i is not None]
+            self.kept = find_unduplicable(order, self._would_fuse)
+
+    def run(self) -> bool:
+        changed = False
+        while self.queue:
+            consumer = self.queue.pop()
+            if consumer is None:
+                continue
+            del self.position[consumer]
+            if is_fusible(consumer):
+                changed |= self._fuse_into(consumer)
+        if changed:
+            self.fuser.finish()
+        return changed
+
+    def _fuse_into(self, consumer: HloInstruction) -> bool:
+        """Fuses the latest operand that may be, and queues the fusion; returns whether any was."""
+        waiting = [i for i, o in enumerate(consumer.operands) if o in self.position]
+        for index in sorted(waiting, key=lambda i: self.position[consumer.operands[i]])[::-1]:
+            producer = consumer.operands[index]
+            if not is_fusible(producer):
+                continue
+            if self.refused.get((producer, consumer)) == len(producer.users):
+                continue
+            edge = Edge(producer, consumer, index, self._growing(consumer))
+            decision = self._decide(edge)
+            fusion = self._fuse(edge) if decision.can_fuse else None
+            self.log.append(
+                FusionStep(
+                    pass_name=self.options.name,
+                    producer=producer.name,
+                    consumer=consumer.name,
+                    decision=decision,
+                    fusion=fusion.name if fusion is not None else "",
+                )
+            )
+            if fusion is not None:
+                return True
+            if decision.reason is not BoundaryReason.BUDGET:
+                self.refused[producer, consumer] = len(producer.users)
+        return False
+
+    def _decide(self, edge: Edge) -> FusionDecision:
+        if edge.producer in self.kept:
+            return refuse(
+                BoundaryReason.DUPLICATION,
+                f"`{edge.producer.name}` reads more than it makes and cannot be fused into all of"
+                f" its {len(edge.producer.users)} users on all paths.",
+                xla="operand can not be duplicated",
+                users=len(edge.producer.users),
+            )
+        return self._ask_rules(edge)
+
+    def _ask_rules(self, edge: Edge) -> FusionDecision:
+        return self.options.rules.should_fuse(edge, may_duplicate=self.options.may_duplicate)
+
+    def _fuse(self, edge: Edge) -> HloInstruction:
+        producer, kind = edge.producer, self.options.rules.kind(edge)
+        fusion = edge.consumer
+        if fusion.opcode != "fusion":
+            fusion = self.fuser.wrap(fusion, kind)
+        growing = self._growing(fusion)
+        fusion, member = self.fuser.fuse(producer, fusion, kind)
+        if growing is not None:
+            growing.absorb(producer, member)
+        self.position[fusion] = len(self.queue)
+        self.queue.append(fusion)
+        if not producer.users:
+            self.kept.discard(producer)
+            self.queue[self.position.pop(producer)] = None
+        return fusion
+
+    def _growing(self, consumer: HloInstruction) -> GrowingFusion | None:
+        if consumer.opcode != "fusion":
+            return None
+        if consumer not in self.growing:
+            self.growing[consumer] = GrowingFusion(consumer)
+        return self.growing[consumer]
+
+    def _would_fuse(self, consumer: HloInstruction, index: int) -> bool:
+        edge = Edge(consumer.operands[index], consumer, index, self._growing(consumer))
+        return self._ask_rules(edge).can_fuse

@@ -95,10 +95,13 @@ def cut_in_phases(
     results: Sequence[HloInstruction],
     program: LaneProgram,
 ) -> list[Sweep]:
-    """Cuts per-lane steps into one sweep for each phase; see `cut_into_sweeps`."""
+    """Cuts per-lane steps into one sweep for each phase; see `cut_into_sweeps`.
+
+    The last phase is that of the results, even if nothing but repeated steps is left to it.
+    """
     repeated = set(_repeatable(steps))
     once = [step for step in steps if step not in repeated]
-    count = 1 + max((phases[id(step)] for step in once), default=0)
+    count = 1 + max((phases.get(id(step), 0) for step in (*once, *results)), default=0)
     groups = [[step for step in once if phases[id(step)] == number] for number in range(count)]
     return list(_describe(groups, steps, results, repeated, program))
 

@@ -288,6 +288,22 @@ def test_flushed_denormals_are_zeros(element_type: PrimitiveType) -> None:
         np.testing.assert_array_equal(result, np.full(WIDTH, value, element_type.dtype))
 
 
+@pytest.mark.parametrize("opcode", UNARY)
+@pytest.mark.parametrize("element_type", FLOAT_TYPES, ids=lambda type_: type_.lower)
+def test_smallest_normal_numbers_where_denormals_are_flushed(
+    opcode: str, element_type: PrimitiveType
+) -> None:
+    tiny = float(np.finfo(element_type.dtype).tiny)
+    x = np.resize([1.0, 1.1, 1.25, 1.9, 2.0, 3.1, 4.0, 9.0], WIDTH) * tiny
+    if opcode not in ("log", "rsqrt", "sqrt"):
+        x[1::3] *= -1
+    x = x.astype(element_type.dtype)
+    code = compiled(flush_denormals=True)
+    values = code.run(f"{opcode}.{element_type.lower}", WIDTH, x)
+    for value, number in zip(values, x, strict=True):
+        assert error(opcode, element_type, float(value), [float(number)]) <= MAX_ULP, number
+
+
 def test_sine_and_cosine_of_one_angle_share_their_reduction() -> None:
     def both(builder: ir.IRBuilder, operands: Sequence[ir.Value]) -> ir.Value:
         sine, cosine = (emit_math(builder, opcode, operands) for opcode in ("sine", "cosine"))

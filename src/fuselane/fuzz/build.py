@@ -126,10 +126,7 @@ class Built:
 
     def _run_steps(self, carries: list[jax.Array], streams: list[jax.Array]) -> Any:
         program = self._program
-        number = jax.ShapeDtypeStruct((), np.int32)
-        rows = [jax.ShapeDtypeStruct(stream.shape[1:], stream.dtype) for stream in streams]
-        shapes = jax.eval_shape(self._all_lanes, number, number, *carries, *rows)
-        reduced = shapes[len(shapes) - len(program.reductions) :]
+        reduced = self._reduced_shapes(carries, streams)
         rank = len(program.lanes)
         totals = [
             np.zeros(shape.shape[rank:], np.int32 if shape.dtype == bool else shape.dtype)
@@ -163,6 +160,20 @@ class Built:
         ]
         results = [*last, uniform, *totals, *stacked]
         return results, kinds[: len(results)]
+
+    def _reduced_shapes(
+        self, carries: list[jax.Array], streams: list[jax.Array]
+    ) -> list[jax.ShapeDtypeStruct]:
+        """Returns what is reduced over the lanes."""
+        count = len(self._program.reductions)
+        if not count:
+            return []
+        number = jax.ShapeDtypeStruct((), np.int32)
+        rows = [jax.ShapeDtypeStruct(stream.shape[1:], stream.dtype) for stream in streams]
+        shapes: list[jax.ShapeDtypeStruct] = jax.eval_shape(
+            self._all_lanes, number, number, *carries, *rows
+        )
+        return shapes[-count:]
 
     def _run_lanes(self, carries: list[jax.Array], streams: list[jax.Array]) -> list[jax.Array]:
         """The whole loop per lane, as many steps as the lane says."""

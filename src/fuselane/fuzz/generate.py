@@ -22,12 +22,14 @@ LANES: Final = (
 )
 OUTER_LOOPS: Final = ("scan", "scan", "scan", "counted", "while")
 STEPS: Final = (3, 2, 4, 1, 5, 3, 2, 4, 9, 70)
-OPTIONS: Final[Sequence[dict[str, Any]]] = (
-    *({}, {}, {}, {"vector_bits": 128}, {"vector_bits": 256}, {"vector_bits": 512}),
-    *({"unroll": 1}, {"unroll": 2}, {"unroll": 3}, {"tile_lanes": 1}, {"tile_lanes": 24}),
-    *({"tile_lanes": 64, "threads": 3}, {"threads": 1}),
-    {"vector_bits": 256, "unroll": 2, "tile_lanes": 1000},
+OPTIONS: Final[Sequence[tuple[dict[str, Any], float]]] = (
+    *(({}, 6), ({"vector_bits": 128}, 2), ({"vector_bits": 256}, 2), ({"vector_bits": 512}, 2)),
+    *(({"unroll": 1}, 2), ({"unroll": 2}, 1), ({"unroll": 3}, 0.25), ({"tile_lanes": 1}, 2)),
+    *(({"tile_lanes": 24}, 2), ({"tile_lanes": 64, "threads": 3}, 2), ({"threads": 1}, 1)),
+    ({"vector_bits": 256, "unroll": 2, "tile_lanes": 1000}, 0.5),
 )
+"""Options of Fuselane, and how often each is drawn. LLVM takes long over blocks wider than what
+Fuselane would choose."""
 
 WITH_BODY: Final = frozenset({"while", "conditional"})
 NUM_STEPS: Final = (1, 2, 2, 3, 3, 4, 5, 8)
@@ -56,7 +58,8 @@ class _Draw:
         self._seed = seed
         self._random = random.Random(seed)
         cohort = random.Random(f"cohort {seed // COHORT}")
-        self._options = cohort.choice(OPTIONS)
+        options, weights = zip(*OPTIONS, strict=True)
+        (self._options,) = cohort.choices(options, weights)
         narrow = tuple(dtype for dtype in choice.dtypes if dtype not in WIDE)
         self._x64 = not narrow or cohort.random() < 0.5
         self._dtypes = choice.dtypes if self._x64 else narrow

@@ -140,6 +140,7 @@ def _work(connection: Connection) -> None:
     jax.config.update("jax_platforms", "cpu")
     fuselane.disable()  # whatever the environment says
     gc.freeze()
+    gc.disable()  # what it would find can wait for the next cleaning
     num_batches = 0
     while True:
         try:

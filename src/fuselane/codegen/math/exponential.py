@@ -44,6 +44,9 @@ _EXPM1_DOUBLE = coefficients(
     """
 )
 
+# Below it n is zero.
+_SMALL = 0.25
+
 
 def emit_exponential(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns e**x.
@@ -83,7 +86,9 @@ def emit_expm1(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     # All in halves: 2**1024 does not fit.
     scale = _power_of_two(emitter, exponents)
     half = emitter.fma(p, scale, emitter.subtract(scale, emitter.constant(0.5)))
-    return emitter.copy_sign(emitter.add(half, half), x)
+    # Half of the smallest normal number may be flushed to zero.
+    is_small = emitter.compare("<", emitter.absolute(x), emitter.constant(_SMALL))
+    return emitter.copy_sign(emitter.select(is_small, p, emitter.add(half, half)), x)
 
 
 def emit_logistic(emitter: FloatEmitter, x: ir.Value) -> ir.Value:

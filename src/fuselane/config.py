@@ -16,6 +16,7 @@ import functools
 import hashlib
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -161,10 +162,24 @@ def source_digest() -> str:
     return f"{VERSION}-{digest.hexdigest()[:12]}"
 
 
+def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Returns the environment for a child process: ours with changes, None taking a variable out.
+
+    What this process would import, the child imports too.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **changes}
+    return {name: value for name, value in environment.items() if value is not None}
+
+
+def xla_flags() -> str:
+    """Returns what `XLA_FLAGS` holds."""
+    return os.environ.get("XLA_FLAGS", "")
+
+
 def disabled_hlo_passes() -> tuple[str, ...]:
     """Returns the passes that `XLA_FLAGS` tells XLA to leave out, in order."""
     prefix = "--xla_disable_hlo_passes="
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith(prefix)]
+    flags = [flag for flag in xla_flags().split() if flag.startswith(prefix)]
     return tuple(flags[-1].removeprefix(prefix).split(",")) if flags else ()
 
 

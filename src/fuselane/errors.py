@@ -41,6 +41,11 @@ class InputError(FuselaneError):
 
 
 @final
+class CaptureError(FuselaneError):
+    """XLA could not be made to compile a program, or to show how it did."""
+
+
+@final
 class CacheError(FuselaneError):
     """The kernel cache cannot be read or written as it has to be."""
 

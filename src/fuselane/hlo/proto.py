@@ -23,8 +23,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 Message = Any
 """A protobuf message; its class is made at import time, so type checkers cannot know its fields."""
 
-_PACKAGE: Final = "fuselane.hlo"
-
 _SCHEMA: Final = """
 message TileProto { repeated int64 dimensions = 1; }
 message LayoutProto {
@@ -273,31 +271,33 @@ _SCALARS: Final = {
 }
 
 
-def _declare_field(message: Message, repeated: str, kind: str, name: str, number: str) -> None:
+def _declare_field(
+    message: Message, package: str, repeated: str, kind: str, name: str, number: str
+) -> None:
     field = message.field.add(name=name, number=int(number))
     field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
     if kind in _SCALARS:
         field.type = _SCALARS[kind]
     else:
         field.type = _Field.TYPE_MESSAGE
-        field.type_name = f".{_PACKAGE}.{kind}"
+        field.type_name = f".{package}.{kind}"
 
 
-def _make_classes() -> dict[str, Message]:
-    """Returns the class of every message of the schema by its name."""
+def make_classes(schema: str, package: str) -> dict[str, Message]:
+    """Returns the class of every message of a schema by its name; messages may not be nested."""
     file = descriptor_pb2.FileDescriptorProto(
-        name="fuselane_hlo.proto", package=_PACKAGE, syntax="proto3"
+        name=f"{package}.proto", package=package, syntax="proto3"
     )
-    for name, body in _MESSAGE_PATTERN.findall(_SCHEMA):
+    for name, body in _MESSAGE_PATTERN.findall(schema):
         message = file.message_type.add(name=name)
         for field in _FIELD_PATTERN.findall(body):
-            _declare_field(message, *field)
+            _declare_field(message, package, *field)
     pool = descriptor_pool.DescriptorPool()
     descriptors = pool.AddSerializedFile(file.SerializeToString()).message_types_by_name
     return {name: message_factory.GetMessageClass(descriptors[name]) for name in descriptors}
 
 
-_CLASSES: Final = _make_classes()
+_CLASSES: Final = make_classes(_SCHEMA, "fuselane.hlo")
 
 DotDimensionNumbers: Message = _CLASSES["DotDimensionNumbers"]
 FrontendAttributes: Message = _CLASSES["FrontendAttributes"]

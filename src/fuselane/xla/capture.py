@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,34 +13,65 @@ from typing import Any, Final
 from jax._src import config as jax_config
 
 from fuselane import config
-from fuselane.errors import InputError
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.dump import read_dump
+from fuselane.xla.gpu import capture_on_gpu
+from fuselane.xla.targets import CPU, find_target
 
-CPU: Final = "cpu"
+MAX_SECONDS: Final = 600.0
+"""How long XLA may take in a child process, unless a caller says otherwise."""
 
+_CUDA: Final = "cuda"
 _OUR_PASS: Final = "apply-xla-transforms"
 """The pass through which XLA calls Fuselane; without it a module is compiled by XLA alone."""
 
 
-def capture(lowered: Any, target: str = CPU) -> tuple[CapturedModule, ...]:
-    """Compiles a program with XLA alone, whether Fuselane is on or not, and returns what XLA did.
-
-    JAX's caches of compiled programs are neither asked nor filled.
+def lower(jitted: Any, target: str, *arguments: Any, **keywords: Any) -> Any:
+    """Returns a program lowered for a target; nothing of CUDA need be installed.
 
     Args:
-        lowered: What `jax.jit(...).lower(...)` returned.
-        target: What to compile for.
+        jitted: What `jax.jit` returned.
+        target: As for `capture`.
+        arguments: What it would be called with; `jax.ShapeDtypeStruct`s do.
+        keywords: The same by name.
     Raises:
         InputError: for an unknown target.
     """
-    if target != CPU:
-        raise InputError(f"There is no target {target!r}; targets are {CPU}.")
+    platform = CPU if find_target(target).gpu is None else _CUDA
+    return jitted.trace(*arguments, **keywords).lower(lowering_platforms=(platform,))
+
+
+def capture(
+    lowered: Any, target: str = CPU, *, max_s: float = MAX_SECONDS
+) -> tuple[CapturedModule, ...]:
+    """Compiles a program with XLA alone, whether Fuselane is on or not, and returns what XLA did.
+
+    JAX's caches of compiled programs are neither asked nor filled. For a CPU that happens in this
+    process, for a GPU in a child.
+
+    Args:
+        lowered: What `lower` returned.
+        target: `cpu`, a GPU model such as `h100`, or the path of a GpuTargetConfigProto as text.
+        max_s: Seconds XLA may take for a GPU.
+    Raises:
+        InputError: for an unknown target.
+        CaptureError: if the GPU compiler is not there, fails or takes too long.
+    """
+    found = find_target(target)
+    if found.gpu is not None:
+        return capture_on_gpu([bytecode(lowered.compiler_ir())], found, max_s=max_s)
     with tempfile.TemporaryDirectory(prefix="fuselane-xla-") as folder, not_persistent():
         start = time.perf_counter()
         lowered.compile(compiler_options=_dump_options(folder))
         compile_s = time.perf_counter() - start
-        return read_dump(Path(folder), target, compile_s)
+        return read_dump(Path(folder), found, compile_s=compile_s)
+
+
+def bytecode(module: Any) -> bytes:
+    """Returns an MLIR module as bytes, with the source lines it knows."""
+    file = io.BytesIO()
+    module.operation.write_bytecode(file)
+    return file.getvalue()
 
 
 @contextlib.contextmanager

@@ -33,19 +33,23 @@ class CapturedStage:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelUsage:
-    """What ptxas says about one GPU kernel.
+    """What ptxas and XLA say about one GPU kernel.
 
     Attributes:
         registers: Per thread.
         spill_bytes: Spill stores and loads per thread.
-        shared_bytes: Static shared memory per block.
-        block_threads: Threads per block it is compiled for, or 0 if the PTX does not say.
+        shared_bytes: Shared memory per block, static and dynamic.
+        block_threads: Threads per block, or 0 if unknown.
+        num_blocks: Blocks per launch, or 0 if unknown.
+        name: What XLA calls the kernel; instructions may share one.
     """
 
     registers: int
     spill_bytes: int
     shared_bytes: int
     block_threads: int = 0
+    num_blocks: int = 0
+    name: str = ""
 
 
 @final
@@ -79,8 +83,9 @@ class CapturedModule:
         stages: The module as it came and after each pass that changed it, oldest first.
         final: The module after all passes, scheduled: a serialized HloModuleProto.
         thunks: XLA's thunk sequence as text, or "" where XLA wrote none.
-        ptx: Text by kernel or module name; empty on a CPU.
-        usage: ptxas's report by kernel name; empty on a CPU or without ptxas.
+        ptx: The PTX of each kernel, by XLA's name of the kernel; empty on a CPU.
+        usage: What each kernel takes, by the name of the instruction of the final module that
+            launches it; empty on a CPU or without ptxas.
         refusals: What XLA said about fusions it did not do; empty on a CPU.
         gpu: The GPU it was compiled for; None on a CPU.
         compile_s: Seconds XLA took, or 0 if unknown.

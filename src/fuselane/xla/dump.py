@@ -17,13 +17,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from fuselane.errors import InputError
 from fuselane.hlo.container import module_in
 from fuselane.hlo.proto import HloModuleProto
-from fuselane.xla.captured import CapturedModule, CapturedStage
+from fuselane.xla.captured import CapturedModule, CapturedStage, KernelUsage
+from fuselane.xla.gpu_dump import read_launches, read_ptx, read_refusals
+from fuselane.xla.ptxas import assemble
+from fuselane.xla.targets import Target
 
 _FILE: Final = re.compile(r"(?:.+\.)?module_(?P<number>\d+)\.(?P<rest>.+)", re.DOTALL)
 _FIRST: Final = re.compile(r"(?:(?P<name>.+)\.)?before_optimizations\.hlo\.pb", re.DOTALL)
@@ -36,19 +40,22 @@ _Files = Mapping[str, Path]
 """The files about one module, by their names from after the module's."""
 
 
-def read_dump(folder: Path, target: str, compile_s: float = 0) -> tuple[CapturedModule, ...]:
+def read_dump(
+    folder: Path, target: Target, *, ptxas: Path | None = None, compile_s: float = 0
+) -> tuple[CapturedModule, ...]:
     """Returns the modules whose way through XLA a folder shows, in the order XLA met them.
 
     Args:
         folder: What `--xla_dump_to` named, written with `--xla_dump_hlo_as_proto`.
         target: What they were compiled for.
+        ptxas: NVIDIA's assembler, or None to do without.
         compile_s: Seconds that took, or 0 if unknown.
     Raises:
         InputError: if the folder cannot be read or shows no module.
     """
     try:
         groups = _group(sorted(folder.rglob("*")))
-        modules = [_read_module(files, target, compile_s) for files in groups]
+        modules = [_read_module(files, target, ptxas, compile_s) for files in groups]
     except OSError as error:
         raise InputError(f"{str(folder)!r} cannot be read: {error.strerror}.") from None
     found = tuple(module for module in modules if module is not None)
@@ -71,20 +78,65 @@ def _group(paths: Iterable[Path]) -> list[_Files]:
     return groups
 
 
-def _read_module(files: _Files, target: str, compile_s: float) -> CapturedModule | None:
+def _read_module(
+    files: _Files, target: Target, ptxas: Path | None, compile_s: float
+) -> CapturedModule | None:
     """Returns one module, or None if XLA did not get to its end."""
     last = next((path for rest, path in files.items() if _LAST.fullmatch(rest)), None)
     if last is None:
         return None
     stages, num_missing = _read_stages(files)
+    notes = [_MISSING.format(num_missing)] if num_missing else []
+    ptx = read_ptx(path for rest, path in files.items() if rest.endswith(".ptx"))
+    usage = _usage(files, ptx, ptxas)
+    if ptx and not usage:
+        notes.append(_NO_USAGE)
     return CapturedModule(
         name=HloModuleProto.FromString(stages[0].data).name,
-        target=target,
+        target=target.name,
         stages=stages,
         final=module_in(last.read_bytes()),
+        thunks=_thunks(files),
+        ptx=ptx,
+        usage=usage,
+        refusals=read_refusals(_bytes(files, "priority_fusion_dump.pb")),
+        gpu=target.gpu,
         compile_s=compile_s,
-        notes=(_MISSING.format(num_missing),) if num_missing else (),
+        notes=tuple(notes),
     )
+
+
+_NO_USAGE: Final = "Registers and shared memory are not shown, as there is no ptxas to ask."
+
+
+def _usage(files: _Files, ptx: Mapping[str, str], ptxas: Path | None) -> dict[str, KernelUsage]:
+    """Returns what each kernel takes, by the name of the instruction that launches it."""
+    if ptxas is None:
+        return {}
+    kernels = assemble(ptxas, ptx.values())
+    launches = read_launches(_thunks(files), _bytes(files, "thunk_metadata.pb"))
+    return {
+        instruction: replace(
+            kernels[launch.kernel],
+            shared_bytes=kernels[launch.kernel].shared_bytes + launch.shared_bytes,
+            block_threads=launch.block_threads,
+            num_blocks=launch.num_blocks,
+        )
+        for instruction, launch in launches.items()
+        if launch.kernel in kernels
+    }
+
+
+def _thunks(files: _Files) -> str:
+    """Returns XLA's list of thunks, the one after its passes over them if they changed any."""
+    data = _bytes(files, "thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt")
+    return data.decode(errors="replace")
+
+
+def _bytes(files: _Files, *names: str) -> bytes:
+    """Returns what the first of some files holds that is there, or nothing."""
+    path = next((files[name] for name in names if name in files), None)
+    return b"" if path is None else path.read_bytes()
 
 
 _MISSING: Final = "At least {} of XLA's passes are not shown, as it wrote no files after them."

@@ -1,0 +1,70 @@
+"""What NVIDIA's assembler says about the kernels XLA made."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from fuselane.xla.captured import KernelUsage
+
+MAX_SECONDS: Final = 60.0
+"""The most time spent on all kernels of a module; the rest go without."""
+
+_NUM_PROCESSES: Final = 4
+_TARGET: Final = re.compile(r"^\.target\s+(\w+)", re.MULTILINE)
+_KERNEL: Final = re.compile(
+    r"Compiling entry function '(?P<name>[^']+)'.*?"
+    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+_SHARED: Final = re.compile(r"(\d+) bytes smem")
+
+
+def assemble(ptxas: Path, texts: Iterable[str]) -> dict[str, KernelUsage]:
+    """Returns what kernels take by XLA's names of them, without those that ptxas refuses.
+
+    Of shared memory, it knows what is static.
+
+    Args:
+        ptxas: The program.
+        texts: PTX, each with its own target.
+    """
+    deadline = time.monotonic() + MAX_SECONDS
+    with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
+        found = pool.map(lambda text: _assemble_one(ptxas, text, deadline), dict.fromkeys(texts))
+        return {name: kernel for kernels in found for name, kernel in kernels.items()}
+
+
+def _assemble_one(ptxas: Path, text: str, deadline: float) -> Mapping[str, KernelUsage]:
+    target = _TARGET.search(text)
+    left_s = deadline - time.monotonic()
+    if target is None or left_s <= 0 or ".entry" not in text:
+        return {}
+    command = [str(ptxas), "-v", "--gpu-name", target[1], "-", "-o", "/dev/null"]
+    try:
+        run = subprocess.run(
+            command, input=text.encode(), capture_output=True, timeout=left_s, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return read_report(run.stderr.decode(errors="replace"))
+
+
+def read_report(report: str) -> dict[str, KernelUsage]:
+    """Returns what kernels take by their names, from what `ptxas -v` prints."""
+    kernels: dict[str, KernelUsage] = {}
+    for match in _KERNEL.finditer(report):
+        shared = _SHARED.search(match["rest"])
+        kernels[match["name"]] = KernelUsage(
+            registers=int(match["registers"]),
+            spill_bytes=int(match["stores"]) + int(match["loads"]),
+            shared_bytes=int(shared[1]) if shared else 0,
+            name=match["name"],
+        )
+    return kernels

@@ -1,26 +1,47 @@
-"""What became of a program's loops, as text and as JSON."""
+"""What became of a program, and the faces that show it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from pathlib import Path
+from typing import Any, Final, final
 
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.text import Text
+
+from fuselane.config import VERSION
 from fuselane.decisions import Decision, LoopDecision
+from fuselane.explain.annotate import make_listing
+from fuselane.explain.diff import ReportDiff, compare
+from fuselane.explain.dot import to_dot
+from fuselane.explain.html.page import make_html
+from fuselane.explain.model import SCHEMA_VERSION, ModuleModel
+from fuselane.explain.model_explorer import to_model_explorer
+from fuselane.explain.schema import finite, module_values
+from fuselane.explain.text import make_page, to_text
+
+_WIDTH: Final = 100
+"""Columns of text where there is no terminal to ask."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What Fuselane did with the loops of one program.
+    """What became of one program: its loops under Fuselane and, where asked for, all its kernels.
+
+    `print(report)` shows text as wide as the terminal; rich's consoles show it in colour.
 
     Attributes:
         loops: One entry per loop of the HLO, outer loops before those inside them.
+        modules: What XLA made of each module; empty in a report on decisions alone.
         note: A sentence about the whole, or "".
     """
 
-    loops: tuple[LoopDecision, ...]
+    loops: tuple[LoopDecision, ...] = ()
+    modules: tuple[ModuleModel, ...] = ()
     note: str = ""
 
     @staticmethod
@@ -32,25 +53,95 @@ class Report:
         loops = {_identity(decision): decision for decision in decisions}
         return Report(loops=tuple(loops.values()), note=note)
 
+    @staticmethod
+    def of_modules(modules: Iterable[ModuleModel], note: str = "") -> Report:
+        """Returns the report of what XLA made of a program's modules."""
+        modules = tuple(modules)
+        loops = (loop.decision for module in modules for loop in module.loops)
+        decisions = (decision for decision in loops if decision is not None)
+        return Report(loops=Report.of(decisions).loops, modules=modules, note=note)
+
     @property
     def num_fused(self) -> int:
         """How many loops run as kernels."""
         return sum(loop.fused for loop in self.loops)
 
-    def text(self) -> str:
-        """Returns one line per loop: name, source line, trip count, lanes, fused or why not."""
+    def text(self, width: int | None = None) -> str:
+        """Returns a page of plain text: kernels, loops, boundaries and advice, worst first.
+
+        Without modules it is one line per loop: name, source line, trip count, lanes, fused or why
+        not.
+
+        Args:
+            width: Columns; None takes those of the terminal, or 100 where there is none.
+        """
+        if not self.modules:
+            return self._loop_lines()
+        width = _terminal_width() if width is None else width
+        return to_text(make_page(self.modules, self.note, width), width)
+
+    def annotated(self, width: int | None = None) -> str:
+        """Returns the user's source with the kernels and boundaries each line became.
+
+        Args:
+            width: Columns; None takes those of the terminal, or 100 where there is none.
+        """
+        width = _terminal_width() if width is None else width
+        return to_text(make_listing(self.modules), width)
+
+    def json(self) -> str:
+        """Returns the report as a JSON object, as `docs/report.schema.json` describes it."""
+        report = {
+            "schema": SCHEMA_VERSION,
+            "fuselane": VERSION,
+            "note": self.note,
+            "loops": [_fields(loop) for loop in self.loops],
+            "modules": [module_values(module) for module in self.modules],
+        }
+        return json.dumps(finite(report), indent=2, allow_nan=False)
+
+    def html(self, path: str | Path) -> None:
+        """Writes the report as one page for a browser, which needs no network and no other file.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        Path(path).write_text(make_html(self.modules, self.note), encoding="utf-8")
+
+    def dot(self) -> str:
+        """Returns the kernels and what crosses between them as a graph for Graphviz."""
+        return to_dot(self.modules)
+
+    def model_explorer(self) -> str:
+        """Returns the graph of all instructions as JSON that Model Explorer opens."""
+        return to_model_explorer(self.modules)
+
+    def diff(self, other: Report) -> ReportDiff:
+        """Returns what changed from this report to another one.
+
+        The two may show two versions of a program, two targets, or Fuselane off and on. What
+        belongs together is found by source line and opcode, as HLO's numbers change with anything.
+        """
+        return compare(self.modules, other.modules)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if self.modules:
+            yield make_page(self.modules, self.note, options.max_width)
+        else:
+            yield Text(self._loop_lines())
+
+    def _loop_lines(self) -> str:
         if not self.loops:
             return self.note or "The program has no loops."
         lines = [_line(loop) for loop in self.loops]
         return "\n".join([*lines, self.note] if self.note else lines)
 
-    def json(self) -> str:
-        """Returns the report as a JSON object: `{"loops": [{"name", "source", ...}], "note"}`."""
-        loops = [_fields(loop) for loop in self.loops]
-        return json.dumps({"loops": loops, "note": self.note}, indent=2)
 
-    def __str__(self) -> str:
-        return self.text()
+def _terminal_width() -> int:
+    return shutil.get_terminal_size((_WIDTH, 0)).columns
 
 
 def _identity(loop: LoopDecision) -> tuple[object, ...]:

@@ -123,6 +123,23 @@ def estimate_step_us(
     ).step(loop)
 
 
+def estimate_thunk_us(
+    instruction: HloInstruction, costs: MachineCosts, *, footprint: int, num_cores: int = 1
+) -> float:
+    """Returns XLA's time for one thunk, its dispatch included, in microseconds.
+
+    Args:
+        instruction: Of a computation that XLA runs thunk by thunk, as XLA leaves it; a small call
+            counts with the loops in it.
+        costs: Those of the machine.
+        footprint: Bytes of all arrays in use where it runs, which decides whether they stay in
+            caches.
+        num_cores: Cores that XLA's libraries may use.
+    """
+    clock = _Clock(costs=costs, footprint=footprint, is_compiled=False, num_cores=num_cores)
+    return clock.instruction(instruction)
+
+
 @final
 @dataclass(slots=True, kw_only=True)
 class _Clock:
@@ -152,9 +169,10 @@ class _Clock:
 
     def computation(self, computation: HloComputation) -> float:
         """Returns the time of one run of a computation."""
-        return sum(self._instruction(i) for i in computation.instructions)
+        return sum(self.instruction(i) for i in computation.instructions)
 
-    def _instruction(self, instruction: HloInstruction) -> float:
+    def instruction(self, instruction: HloInstruction) -> float:
+        """Returns the time of one run of an instruction, loops and branches included."""
         opcode = instruction.opcode
         if opcode in _FREE:
             return 0.0

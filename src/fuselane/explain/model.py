@@ -73,7 +73,8 @@ class KernelModel:
 
     Attributes:
         name: Name of the instruction in the final module.
-        kind: `kLoop`, `kInput`, `kOutput`, `kCustom`, `library`, `copy`, `fuselane`, or `single`
+        kind: `kLoop`, `kInput`, `kOutput`, `kCustom`, `library`, `copy`, `custom-call`, `fuselane`,
+            `call` for small loops or branches that XLA:CPU compiles into one function, or `single`
             for an instruction on its own.
         emitter: Which of XLA's code generators makes it: `loop`, `reduction`, `transpose`,
             `scatter`, `concatenate`, `triton`, ..., or the library's name.
@@ -161,14 +162,17 @@ class BoundaryModel:
 
     Attributes:
         producer: Name of the kernel or other instruction that makes the value.
-        consumer: Name of the kernel or other instruction that reads it.
+        consumer: Name of the kernel or other instruction that reads it; for a result of the program
+            that of the entry computation.
         shape: Of the value that crosses.
-        num_bytes: Of the value that crosses, per launch of the consumer.
+        num_bytes: What the consumer reads of it per launch.
         bytes_per_run: Times launches; None if they are unknown.
         decision: Why.
         loop: Name of the innermost loop it is in, or "".
         source: The user's line of the producer, or None.
         consumer_source: The user's line of the consumer, or None.
+        expression: The Python behind `source`, or "" if the file cannot be read.
+        consumer_expression: The Python behind `consumer_source`, or "".
     """
 
     producer: str
@@ -180,6 +184,8 @@ class BoundaryModel:
     loop: str = ""
     source: SourceLine | None = None
     consumer_source: SourceLine | None = None
+    expression: str = ""
+    consumer_expression: str = ""
 
 
 @final

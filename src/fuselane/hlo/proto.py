@@ -89,6 +89,10 @@ message PackedLiteralProto {
   bytes c64s = 12;
   bytes c128s = 18;
 }
+message ConvolutionDimensionNumbers {
+  int64 kernel_input_feature_dimension = 3;
+  int64 kernel_output_feature_dimension = 4;
+}
 message OpMetadata {
   string op_type = 1;
   string op_name = 2;
@@ -169,6 +173,7 @@ message HloInstructionProto {
   int64 tuple_index = 13;
   repeated int64 dimensions = 14;
   Window window = 15;
+  ConvolutionDimensionNumbers convolution_dimension_numbers = 16;
   repeated SliceDimensions slice_dimensions = 17;
   int32 exponent_bits = 18;
   int32 mantissa_bits = 19;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar, final
 
 from fuselane.hlo.proto import Message
@@ -20,17 +20,26 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of the user's program.
+    """A line of the user's program, and which part of it.
+
+    Two that differ in columns alone are the same line, so they are equal.
 
     Attributes:
         file: Path as Python knew it.
         line: Counted from 1.
         function: Qualified name, or empty if unknown.
+        end_line: Line where the expression ends; 0 if unknown.
+        column: Where the expression starts in its line, counted from 0 in bytes of UTF-8; means
+            nothing where `end_line` is 0.
+        end_column: Behind its last character, in `end_line`.
     """
 
     file: str
     line: int
     function: str = ""
+    end_line: int = field(default=0, compare=False)
+    column: int = field(default=0, compare=False)
+    end_column: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         name = self.file.rpartition("/")[2]
@@ -50,6 +59,9 @@ class SourceLines:
                 _by_id(index.file_names, location.file_name_id) or "",
                 location.line,
                 _by_id(index.function_names, location.function_name_id) or "",
+                location.end_line,
+                location.column,
+                location.end_column,
             )
             for location in index.file_locations
         ]
@@ -67,7 +79,14 @@ class SourceLines:
         if frames:
             return next((frame for frame in frames if not _is_jax(frame.file)), frames[0])
         if metadata.source_file:
-            return SourceLine(metadata.source_file, metadata.source_line)
+            return SourceLine(
+                metadata.source_file,
+                metadata.source_line,
+                "",
+                metadata.source_end_line,
+                metadata.source_column,
+                metadata.source_end_column,
+            )
         return None
 
     def stack(self, frame_id: int) -> list[SourceLine]:

@@ -1,0 +1,133 @@
+"""The microscope on one page: what XLA did to a module in, what `explain` says about it out.
+
+launches     the schedule walked as a run walks it: kernels, loops, how often each
+provenance   which line of the user's program each instruction belongs to
+kernels      what each computes, reads, writes, and takes by model
+loops        trip counts, kernels per iteration, launches under XLA and under Fuselane
+edges        every value that crosses from one kernel to another, through loops and tuples
+boundaries   why each of them is one: from where it crosses, or by the target's fusion rules
+stages       what each pass made of the module
+advice       what the user can do about it, with the gain by the same model
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Final, final
+
+from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.analysis.xla_time import estimate_thunk_us
+from fuselane.decisions import LoopDecision
+from fuselane.explain.boundaries import describe_boundaries
+from fuselane.explain.edges import find_edges
+from fuselane.explain.hlo_cost import HloCost
+from fuselane.explain.kernels import describe_kernels
+from fuselane.explain.launches import Launch, Launches, find_launches
+from fuselane.explain.loops import describe_loops
+from fuselane.explain.model import InstructionModel, ModuleModel
+from fuselane.explain.provenance import Provenance
+from fuselane.explain.timeline import describe_stages
+from fuselane.explain.why import Judge
+from fuselane.explain.why_cpu import CpuRefusals
+from fuselane.hlo.module import HloModule
+from fuselane.xla.captured import CapturedModule, CapturedStage
+
+CPU: Final = "cpu"
+_FUSION_PASSES: Final = frozenset({"fusion", "priority-fusion"})
+
+
+def build_module(
+    captured: CapturedModule,
+    decisions: Iterable[LoopDecision] = (),
+    *,
+    costs: MachineCosts | None = None,
+    num_cores: int = 1,
+) -> ModuleModel:
+    """Returns what is known of a module that XLA compiled.
+
+    Args:
+        captured: What XLA did to it, without Fuselane.
+        decisions: What Fuselane decided about loops; those of other modules are passed over.
+        costs: Of the machine, for a CPU; None for those built in.
+        num_cores: Cores XLA may use on a CPU.
+    """
+    module = captured.module()
+    launches = find_launches(module)
+    earlier = [stage.module for stage in _earlier(captured)]
+    unfused = _unfused(captured)
+    provenance = Provenance(module, launches.callers, earlier)
+    clock = _CpuClock(costs or MachineCosts(), num_cores)
+    own = [d for d in decisions if d.module == captured.name] if captured.target == CPU else []
+    judge = Judge(CpuRefusals(captured.module(), unfused and unfused.module).why)
+    return ModuleModel(
+        name=captured.name,
+        target=captured.target,
+        kernels=describe_kernels(launches, provenance, clock.time_us),
+        loops=describe_loops(launches, provenance, own),
+        boundaries=describe_boundaries(find_edges(module, launches), judge, provenance),
+        stages=describe_stages(captured.stages),
+        instructions=_describe_instructions(module, launches, provenance),
+        compile_s=captured.compile_s,
+        notes=captured.notes,
+    )
+
+
+def _unfused(captured: CapturedModule) -> CapturedStage | None:
+    """Returns the stage before XLA fused anything, or None if it is not among those captured."""
+    for before, after in itertools.pairwise(captured.stages):
+        if after.name in _FUSION_PASSES:
+            return before
+    return None
+
+
+def _earlier(captured: CapturedModule) -> list[CapturedStage]:
+    """Returns the stages in which to look for lines that were lost since, latest first."""
+    unfused = _unfused(captured)
+    return [stage for stage in (unfused, *captured.stages[:1]) if stage is not None]
+
+
+@final
+class _CpuClock:
+    """XLA:CPU's time for kernels."""
+
+    def __init__(self, costs: MachineCosts, num_cores: int) -> None:
+        self._costs = costs
+        self._num_cores = num_cores
+
+    def time_us(self, launch: Launch, cost: HloCost) -> float:
+        """Returns the modelled time of one launch."""
+        carried = launch.loop.shape.byte_size if launch.loop else int(cost.num_bytes)
+        return estimate_thunk_us(
+            launch.instruction, self._costs, footprint=carried, num_cores=self._num_cores
+        )
+
+
+def _describe_instructions(
+    module: HloModule, launches: Launches, provenance: Provenance
+) -> tuple[InstructionModel, ...]:
+    """Returns the graph: instructions of all computations, callees before callers."""
+    kernels = {
+        callee: kernel.name for kernel in launches.kernels for callee in kernel.called_computations
+    }
+    described = []
+    for computation in reversed(module.computations):
+        for instruction in computation.instructions:
+            within = kernels.get(computation, "")
+            if within:
+                for callee in instruction.called_computations:
+                    kernels.setdefault(callee, within)
+            described.append(
+                InstructionModel(
+                    name=instruction.name,
+                    opcode=instruction.opcode,
+                    shape=str(instruction.shape),
+                    computation=computation.name,
+                    operands=tuple(operand.name for operand in instruction.operands),
+                    calls=tuple(callee.name for callee in instruction.called_computations),
+                    kernel=within or (instruction.name if instruction in launches.kernels else ""),
+                    source=provenance.line(instruction),
+                    op_name=instruction.metadata.op_name,
+                )
+            )
+    return tuple(described)

@@ -1,0 +1,91 @@
+"""The kernels of a module: what each computes, reads, writes and takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from fuselane.explain.emitters import get_emitter, get_kind
+from fuselane.explain.hlo_cost import HloCost, compute_cost
+from fuselane.explain.launches import Launch, Launches
+from fuselane.explain.model import ArrayModel, KernelModel
+from fuselane.explain.provenance import Provenance
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.source_lines import SourceLine
+
+_HOLDERS: Final = frozenset({"call", "conditional", "fusion", "while"})
+_UNCOUNTED: Final = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
+
+Clock = Callable[[Launch, HloCost], float]
+"""Returns the modelled time of one launch of a kernel, in microseconds."""
+
+
+def describe_kernels(
+    launches: Launches, provenance: Provenance, clock: Clock
+) -> tuple[KernelModel, ...]:
+    """Returns the kernels of a module in the order of its schedule."""
+    return tuple(_describe(launch, provenance, clock) for launch in launches.kernels.values())
+
+
+def _describe(launch: Launch, provenance: Provenance, clock: Clock) -> KernelModel:
+    instruction = launch.instruction
+    cost = compute_cost(instruction)
+    return KernelModel(
+        name=instruction.name,
+        kind=get_kind(instruction),
+        emitter=get_emitter(instruction),
+        opcodes=_count_opcodes(instruction),
+        operands=tuple(map(_describe_array, dict.fromkeys(instruction.operands))),
+        outputs=tuple(_describe_outputs(instruction)),
+        loop=launch.loop.name if launch.loop else "",
+        launches=launch.count,
+        launches_per_iteration=launch.per_iteration,
+        flops=cost.flops + cost.transcendentals,
+        bytes_read=cost.bytes_read,
+        bytes_written=cost.bytes_written,
+        modelled_us=clock(launch, cost),
+        source=provenance.line(instruction),
+        sources=_rank_lines(instruction, provenance),
+    )
+
+
+def members(instruction: HloInstruction) -> Iterator[HloInstruction]:
+    """Yields what a kernel computes: the instructions inside it, or itself if it has none."""
+    inside = [
+        c for c in instruction.called_computations if instruction.opcode in ("fusion", "call")
+    ]
+    if not inside and instruction.opcode not in ("while", "conditional"):
+        yield instruction
+        return
+    for computation in inside or instruction.called_computations:
+        for member in computation.instructions:
+            yield from members(member)
+
+
+def _count_opcodes(instruction: HloInstruction) -> Mapping[str, int]:
+    return Counter(m.opcode for m in members(instruction) if m.opcode not in _UNCOUNTED)
+
+
+def _rank_lines(instruction: HloInstruction, provenance: Provenance) -> tuple[SourceLine, ...]:
+    """Returns the lines of what a kernel computes, those of most instructions first."""
+    counted = [m for m in members(instruction) if m.opcode not in _UNCOUNTED] or [instruction]
+    lines: Counter[SourceLine] = Counter(filter(None, map(provenance.line, counted)))
+    return tuple(line for line, _ in lines.most_common())
+
+
+def _describe_array(instruction: HloInstruction) -> ArrayModel:
+    shape = instruction.shape
+    return ArrayModel(name=instruction.name, shape=str(shape), num_bytes=shape.byte_size)
+
+
+def _describe_outputs(instruction: HloInstruction) -> Iterable[ArrayModel]:
+    """Yields the arrays a kernel makes; those of a tuple by what takes them out, if anything."""
+    shape = instruction.shape
+    if not shape.is_tuple:
+        yield _describe_array(instruction)
+        return
+    taken = {u.tuple_index: u.name for u in instruction.users if u.opcode == "get-tuple-element"}
+    for number, element in enumerate(shape.tuple_shapes):
+        name = taken.get(number, f"{instruction.name}{{{number}}}")
+        yield ArrayModel(name=name, shape=str(element), num_bytes=element.byte_size)

@@ -1,0 +1,245 @@
+"""What XLA launches, in order: the kernels of a scheduled module and the loops around them.
+
+A run of the program walks the schedule of the entry computation. Loops, branches and calls walk
+those of the computations they call, but for a `call` that XLA:CPU marked as small: it compiles all
+of that into one function, which makes it one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from fuselane.analysis.while_loops import compute_trip_count, get_known_trip_count
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+SMALL_CALL: Final = "xla_cpu_small_call"
+"""The front-end attribute by which XLA:CPU marks a call that becomes one function."""
+
+FREE_OPCODES: Final = frozenset(
+    {
+        "add-dependency",
+        "after-all",
+        "bitcast",
+        "constant",
+        "domain",
+        "get-tuple-element",
+        "opt-barrier",
+        "parameter",
+        "partition-id",
+        "replica-id",
+        "tuple",
+    }
+)
+"""Opcodes that no kernel computes: they only say where a value is."""
+
+CONTROL_OPCODES: Final = frozenset({"while", "conditional", "call", "async-start"})
+"""Opcodes whose computations are walked, launch by launch."""
+
+_DONE_OPCODES: Final = frozenset(
+    {"async-update", "async-done", "copy-done", "send-done", "recv-done"}
+    | {f"{name}-done" for name in ("all-gather", "all-reduce", "collective-permute")}
+)
+"""The other ends of operations that were launched by their `-start`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A kernel and how often it is launched.
+
+    Attributes:
+        instruction: What the kernel computes: a fusion, a copy, a call of a library, ...
+        loop: The innermost `while` it runs in, or None.
+        count: Launches per run, or None if only known at run time. A branch that may leave it out
+            does not lessen it.
+        per_iteration: Launches per iteration of `loop`, or per run outside of all; each of several
+            branches is taken to be as likely as the others.
+    """
+
+    instruction: HloInstruction
+    loop: HloInstruction | None
+    count: int | None
+    per_iteration: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A `while` and how often it is entered.
+
+    Attributes:
+        instruction: The `while`.
+        parent: The `while` around it, or None.
+        entries: How often it starts per run, or None if only known at run time.
+        per_iteration: How often it starts per iteration of `parent`.
+        kernel: The small call that holds it, or None.
+    """
+
+    instruction: HloInstruction
+    parent: HloInstruction | None
+    entries: int | None
+    per_iteration: float
+    kernel: HloInstruction | None = None
+
+    @property
+    def trip_count(self) -> int | None:
+        """Iterations, or None if only known at run time."""
+        return compute_trip_count(self.instruction)
+
+
+@final
+@dataclass(slots=True)
+class Launches:
+    """Everything a run of a module launches.
+
+    Attributes:
+        kernels: By the instruction, in the order of the schedule.
+        loops: By the `while`; outer loops before those inside them.
+        callers: The instruction that runs a computation, for those that are walked and those
+            inside a small call.
+    """
+
+    kernels: dict[HloInstruction, Launch] = field(default_factory=dict)
+    loops: dict[HloInstruction, Loop] = field(default_factory=dict)
+    callers: dict[HloComputation, HloInstruction] = field(default_factory=dict)
+
+
+def find_launches(module: HloModule) -> Launches:
+    """Returns what a run of a module launches, in the order of its schedule."""
+    walk = _Walk(_read_schedule(module))
+    walk.computation(module.entry, None, 1, 1.0)
+    return walk.found
+
+
+def is_small_call(instruction: HloInstruction) -> bool:
+    """Whether XLA:CPU compiles a call and all it calls into one function."""
+    return instruction.opcode == "call" and SMALL_CALL in instruction.frontend_attributes
+
+
+def is_kernel(instruction: HloInstruction) -> bool:
+    """Whether an instruction of a computation that is walked is launched as a kernel."""
+    opcode = instruction.opcode
+    if opcode in FREE_OPCODES or opcode in _DONE_OPCODES:
+        return False
+    return opcode not in CONTROL_OPCODES or is_small_call(instruction)
+
+
+@final
+class _Walk:
+    """Visits computations as a run does."""
+
+    def __init__(self, schedule: dict[int, list[HloInstruction]]) -> None:
+        self.found = Launches()
+        self._schedule = schedule
+
+    def computation(
+        self,
+        computation: HloComputation,
+        loop: HloInstruction | None,
+        count: int | None,
+        per_iteration: float,
+    ) -> None:
+        for instruction in self._schedule.get(computation.id, computation.instructions):
+            if is_kernel(instruction):
+                self._launch(instruction, loop, count, per_iteration)
+            elif instruction.opcode in CONTROL_OPCODES:
+                for callee in instruction.called_computations:
+                    self.found.callers[callee] = instruction
+                self._control(instruction, loop, count, per_iteration)
+
+    def _launch(
+        self,
+        instruction: HloInstruction,
+        loop: HloInstruction | None,
+        count: int | None,
+        per_iteration: float,
+    ) -> None:
+        before = self.found.kernels.get(instruction)
+        if before is not None:
+            count = None if count is None or before.count is None else count + before.count
+            per_iteration += before.per_iteration
+        self.found.kernels[instruction] = Launch(
+            instruction=instruction, loop=loop, count=count, per_iteration=per_iteration
+        )
+        if is_small_call(instruction):
+            self._inside(instruction, instruction, loop, count, per_iteration)
+
+    def _control(
+        self,
+        instruction: HloInstruction,
+        loop: HloInstruction | None,
+        count: int | None,
+        per_iteration: float,
+    ) -> None:
+        if instruction.opcode == "while":
+            self.found.loops[instruction] = Loop(
+                instruction=instruction, parent=loop, entries=count, per_iteration=per_iteration
+            )
+            trips = compute_trip_count(instruction)
+            inner = _times(count, trips)
+            if get_known_trip_count(instruction) is None:
+                checks = None if trips is None else trips + 1
+                self.computation(instruction.condition, instruction, _times(count, checks), 1.0)
+            else:  # XLA counts down instead of asking the condition.
+                self.computation(instruction.condition, instruction, 0, 0.0)
+            self.computation(instruction.body, instruction, inner, 1.0)
+            return
+        share = len(instruction.called_computations) if instruction.opcode == "conditional" else 1
+        for callee in instruction.called_computations:
+            self.computation(callee, loop, count, per_iteration / share)
+
+    def _inside(
+        self,
+        caller: HloInstruction,
+        kernel: HloInstruction,
+        loop: HloInstruction | None,
+        count: int | None,
+        per_iteration: float,
+    ) -> None:
+        """Finds the loops that are part of a kernel."""
+        for callee in caller.called_computations:
+            self.found.callers[callee] = caller
+            for instruction in callee.instructions:
+                if instruction.opcode not in CONTROL_OPCODES:
+                    continue
+                entries, times, parent = count, per_iteration, loop
+                if instruction.opcode == "while":
+                    self.found.loops[instruction] = Loop(
+                        instruction=instruction,
+                        parent=loop,
+                        entries=count,
+                        per_iteration=per_iteration,
+                        kernel=kernel,
+                    )
+                    entries = _times(count, compute_trip_count(instruction))
+                    times, parent = 1.0, instruction
+                self._inside(instruction, kernel, parent, entries, times)
+
+
+def _times(count: int | None, trips: int | None) -> int | None:
+    if count == 0 or trips == 0:
+        return 0
+    return None if count is None or trips is None else count * trips
+
+
+def _read_schedule(module: HloModule) -> dict[int, list[HloInstruction]]:
+    """Returns the instructions of each scheduled computation in order, by computation id."""
+    sequences = {
+        entry.key: list(entry.value.instruction_ids) for entry in module.proto.schedule.sequences
+    }
+    return {
+        computation.id: list(_in_order(computation, sequences[computation.id]))
+        for computation in module.computations
+        if computation.id in sequences
+    }
+
+
+def _in_order(computation: HloComputation, ids: list[int]) -> Iterator[HloInstruction]:
+    by_id = {instruction.id: instruction for instruction in computation.instructions}
+    for instruction_id in ids:
+        if instruction_id in by_id:
+            yield by_id[instruction_id]

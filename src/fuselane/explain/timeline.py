@@ -1,0 +1,134 @@
+"""The pass timeline: what each pass made of the module, and what became of an instruction.
+
+Stages are read from their messages, without building a module of each: there are dozens of them,
+and most instructions are in all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.explain.launches import CONTROL_OPCODES, FREE_OPCODES
+from fuselane.explain.model import ModuleModel, StageModel
+from fuselane.hlo.proto import HloModuleProto, Message
+from fuselane.hlo.shape import Shape
+from fuselane.xla.captured import CapturedStage
+
+_WALKED: Final = CONTROL_OPCODES - {"async-start"}
+
+
+def describe_stages(stages: Sequence[CapturedStage]) -> tuple[StageModel, ...]:
+    """Returns the stages of a module, oldest first; those that changed nothing are left out."""
+    described: list[StageModel] = []
+    before: dict[str, str] = {}
+    data = b""
+    for stage in stages:
+        if stage.data == data:
+            continue
+        data = stage.data
+        described.append(_describe(stage, before, is_first=not described))
+        before = dict(_names(HloModuleProto.FromString(data)))
+    return tuple(described)
+
+
+def _describe(stage: CapturedStage, before: dict[str, str], *, is_first: bool) -> StageModel:
+    proto = HloModuleProto.FromString(stage.data)
+    now = dict(_names(proto))
+    opcodes = Counter(now.values())
+    return StageModel(
+        pipeline=stage.pipeline,
+        name=stage.name,
+        num_instructions=len(now),
+        num_fusions=opcodes["fusion"],
+        opcodes=dict(opcodes.most_common()),
+        bytes_moved=_count_bytes(proto),
+        added={} if is_first else {n: o for n, o in now.items() if before.get(n) != o},
+        removed={n: o for n, o in before.items() if now.get(n) != o},
+    )
+
+
+def _names(proto: Message) -> Iterator[tuple[str, str]]:
+    """Yields name and opcode of all instructions."""
+    for computation in proto.computations:
+        for instruction in computation.instructions:
+            yield instruction.name, instruction.opcode
+
+
+def _count_bytes(proto: Message) -> int:
+    """Returns the bytes that operands and results of all kernels take together."""
+    by_id = {computation.id: computation for computation in proto.computations}
+    stack, seen, total = [proto.entry_computation_id], {proto.entry_computation_id}, 0
+    while stack:
+        sizes: dict[int, int] = {}
+        for instruction in by_id[stack.pop()].instructions:
+            opcode = instruction.opcode
+            sizes[instruction.id] = size = Shape.from_proto(instruction.shape).byte_size
+            if opcode in _WALKED:
+                fresh = [i for i in instruction.called_computation_ids if i not in seen]
+                seen.update(fresh)
+                stack.extend(i for i in fresh if i in by_id)
+            elif opcode not in FREE_OPCODES:
+                total += size + sum(sizes.get(i, 0) for i in instruction.operand_ids)
+    return total
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something a pass did to instructions.
+
+    Attributes:
+        stage: Position in `ModuleModel.stages`.
+        pipeline: XLA's pass pipeline.
+        name: The pass, or "" for the module as it came.
+        added: Names of instructions of the opcode that came, or of the one asked for.
+        removed: Names of those that went.
+        count: How many instructions of the opcode there are afterwards.
+    """
+
+    stage: int
+    pipeline: str
+    name: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    count: int
+
+
+def trace(module: ModuleModel, wanted: str) -> tuple[Event, ...]:
+    """Returns what became of an instruction, or of all of an opcode: "where did my dot go?".
+
+    Args:
+        module: A module with its stages.
+        wanted: Name of an instruction at any stage, or an opcode such as `dot`.
+    Returns:
+        The stages at which one came or went, oldest first; empty if there never was one.
+    """
+    is_opcode = any(wanted in stage.opcodes for stage in module.stages)
+    events = []
+    present: set[str] = set()
+    for number, stage in enumerate(module.stages):
+        added = tuple(_matching(stage.added.items(), wanted, is_opcode))
+        removed = tuple(_matching(stage.removed.items(), wanted, is_opcode))
+        present = (present - set(removed)) | set(added)
+        count = stage.opcodes.get(wanted, 0) if is_opcode else len(present)
+        if added or removed or (number == 0 and count):
+            events.append(
+                Event(
+                    stage=number,
+                    pipeline=stage.pipeline,
+                    name=stage.name,
+                    added=added,
+                    removed=removed,
+                    count=count,
+                )
+            )
+    return tuple(events)
+
+
+def _matching(items: Iterable[tuple[str, str]], wanted: str, is_opcode: bool) -> Iterator[str]:
+    for name, opcode in items:
+        if wanted == (opcode if is_opcode else name):
+            yield name

@@ -1,0 +1,218 @@
+"""What XLA:CPU's fusion rules say about two kernels of its final module.
+
+XLA asks whether a producer, one instruction, may become part of a consumer. What it saw as the
+producer is the root of the producer's kernel, so the question is asked about that: in a copy of the
+module in which the root stands outside of its fusion.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Final, final
+
+from fuselane.boundary import BoundaryDecision, BoundaryReason
+from fuselane.explain.edges import Edge
+from fuselane.explain.emitters import get_wrapped
+from fuselane.explain.units import plural
+from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.growing import GrowingFusion
+from fuselane.fusion.in_place import in_place_operands
+from fuselane.fusion.instruction_fusion import InstructionFusion
+from fuselane.fusion.opcodes import is_expensive_on_cpu
+from fuselane.fusion.rules import CpuRules
+from fuselane.fusion.rules import Edge as RuleEdge
+from fuselane.fusion.traversal import sequential_computations, xla_post_order
+from fuselane.fusion.unduplicable import find_unduplicable
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+_NUMBER: Final = re.compile(r"(\.clone|\.\d+)+$")
+
+
+@final
+class CpuRefusals:
+    """Answers of XLA:CPU's rules for the kernels of one module."""
+
+    def __init__(
+        self, module: HloModule, read_unfused: Callable[[], HloModule] | None = None
+    ) -> None:
+        """Remembers what to look at.
+
+        Args:
+            module: The final module; it is taken apart.
+            read_unfused: Returns the module before instruction fusion, or None if it is not known.
+        """
+        self._read_unfused = read_unfused
+        self._growing: dict[HloInstruction, GrowingFusion] = {}
+        self._rules = CpuRules()
+        self._by_name = {i.name: i for c in module.computations for i in c.instructions}
+        self._roots: dict[HloInstruction, HloInstruction] = {}
+        self._consumers: dict[HloInstruction, HloInstruction] = {}
+        for instruction in list(self._by_name.values()):
+            if instruction.opcode == "fusion" and instruction.fusion_kind != "kCustom":
+                self._take_out_root(instruction)
+
+    def why(self, edge: Edge) -> BoundaryDecision | None:
+        """Returns why XLA did not fuse a kernel into another, or None if no rule speaks up."""
+        producer, consumer = (self._by_name[i.name] for i in (edge.producer, edge.consumer))
+        producer = self._roots.get(producer, producer)
+        consumer = self._consumers.get(consumer, consumer)
+        index = _find_operand(consumer, producer)
+        if index is None:
+            return None
+        decision = self._rules.should_fuse(_edge(consumer, index, self._growing))
+        if not decision.can_fuse:
+            return decision.boundary()
+        return (
+            (self._kept.why(producer) if self._kept is not None else None)
+            or _explain_in_place(edge)
+            or (self._replay.why(producer) if self._replay is not None else None)
+        )
+
+    @functools.cached_property
+    def _kept(self) -> _Kept | None:
+        return None if self._read_unfused is None else _Kept(self._read_unfused(), self._rules)
+
+    @functools.cached_property
+    def _replay(self) -> _Replay | None:
+        return None if self._read_unfused is None else _Replay(self._read_unfused())
+
+    def _take_out_root(self, fusion: HloInstruction) -> None:
+        """Puts the root of a fusion beside it; the fusion's only instruction in its place."""
+        inner = fusion.called_computations[0].root
+        if inner.opcode in ("tuple", "parameter"):
+            return
+        operands = list(inner.operands)
+        is_wrapped = get_wrapped(fusion) is inner
+        if is_wrapped:
+            operands = [
+                fusion.operands[o.parameter_number] if o.opcode == "parameter" else o
+                for o in operands
+            ]
+        root = inner.clone(operands, name=inner.name)
+        root.computation = fusion.computation
+        fusion.replace_all_uses_with(root)
+        self._roots[fusion] = root
+        if is_wrapped:
+            self._consumers[fusion] = root
+            for operand in dict.fromkeys(fusion.operands):
+                operand.users.remove(fusion)
+
+
+def _find_operand(consumer: HloInstruction, producer: HloInstruction) -> int | None:
+    """Returns which operand of a kernel is a value, or a bitcast or an element of it.
+
+    What is in between is taken out.
+    """
+    for index, operand in enumerate(consumer.operands):
+        value = operand
+        while value.opcode in ("bitcast", "get-tuple-element") and value is not producer:
+            value = value.operands[0]
+        if value is producer:
+            consumer.operands[index] = producer
+            return index
+    return None
+
+
+@final
+class _Kept:
+    """What XLA decided not to compute twice, before it fused anything.
+
+    That no longer shows in the final module.
+    """
+
+    def __init__(self, module: HloModule, rules: CpuRules) -> None:
+        self._num_users: dict[tuple[Any, ...], int] = {}
+        for computation in sequential_computations(module):
+            order = xla_post_order(computation)
+            growing: dict[HloInstruction, GrowingFusion] = {}
+
+            def would_fuse(consumer: HloInstruction, index: int, cache: Any = growing) -> bool:
+                return rules.should_fuse(_edge(consumer, index, cache)).can_fuse
+
+            for instruction in find_unduplicable(order, would_fuse):
+                self._num_users[_key(instruction)] = len(instruction.users)
+
+    def why(self, producer: HloInstruction) -> BoundaryDecision | None:
+        """Returns why a producer is computed once only, or None if that is not so."""
+        num_users = self._num_users.get(_key(producer), 0)
+        if num_users < 2:
+            return None
+        reason, what = BoundaryReason.DUPLICATION, "which reads more than it makes,"
+        if producer.opcode == "concatenate":
+            reason = BoundaryReason.CONCATENATE_USERS
+            what = f"a concatenation of {plural(len(producer.operands), 'value')},"
+        elif is_expensive_on_cpu(producer):
+            reason = BoundaryReason.EXPENSIVE_DUPLICATION
+            what = f"an expensive {producer.opcode},"
+        detail = (
+            f"`{producer.name}`, {what} has {plural(num_users, 'user')}; XLA settles what may be"
+            " computed twice before it fuses anything, even where all users end up in one kernel."
+        )
+        return BoundaryDecision(
+            reason=reason,
+            detail=detail,
+            xla="operand can not be duplicated",
+            numbers={"users": num_users},
+        )
+
+
+@final
+class _Replay:
+    """The pass run again on the module as XLA's pass found it.
+
+    Answers for fusions that were in the way when XLA asked, and that later passes took apart.
+    """
+
+    def __init__(self, module: HloModule) -> None:
+        keys = {i.name: _key(i) for c in module.computations for i in c.instructions}
+        log = FusionLog()
+        InstructionFusion().run(module, log)
+        self._refusals = {
+            keys[step.producer]: step.decision
+            for step in log
+            if step.producer in keys and not step.decision.can_fuse
+        }
+
+    def why(self, producer: HloInstruction) -> BoundaryDecision | None:
+        """Returns why a producer was last refused, or None if it was not."""
+        decision = self._refusals.get(_key(producer))
+        return None if decision is None else decision.boundary()
+
+
+def _explain_in_place(edge: Edge) -> BoundaryDecision | None:
+    """Answers for a producer that reads an older state of what a consumer updates in place."""
+    updated = [edge.consumer.operands[n].shape for n in in_place_operands(edge.consumer)]
+    read = [*edge.producer.operands]
+    if edge.producer.opcode == "fusion":
+        read += edge.producer.called_computations[0].instructions
+    if not any(instruction.shape in updated for instruction in read):
+        return None
+    detail = (
+        f"`{edge.producer.name}` reads the array that `{edge.consumer.name}` updates in place; in"
+        " one kernel it might find it overwritten."
+    )
+    return BoundaryDecision(reason=BoundaryReason.IN_PLACE, detail=detail)
+
+
+def _edge(
+    consumer: HloInstruction, index: int, cache: dict[HloInstruction, GrowingFusion]
+) -> RuleEdge:
+    """Returns an edge as the rules take it; what is known of a fusion is found out once."""
+    growing = None
+    if consumer.opcode == "fusion":
+        growing = cache.get(consumer)
+        if growing is None:
+            growing = cache[consumer] = GrowingFusion(consumer)
+    return RuleEdge(consumer.operands[index], consumer, index, growing)
+
+
+def _key(instruction: HloInstruction) -> tuple[Any, ...]:
+    """Returns what an instruction keeps when it is fused and gets a new name: the name without its
+    number, opcode, shape and the user's operation."""
+    metadata = instruction.metadata
+    name = _NUMBER.sub("", instruction.name)
+    shape = str(instruction.shape)
+    return (name, instruction.opcode, shape, metadata.op_name, metadata.stack_frame_id)

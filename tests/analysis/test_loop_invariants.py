@@ -184,6 +184,8 @@ def write(
 """
 
 
+GOOD: Final = "  good = pred[8] compare(x, points), direction=LT\n"
+SHUT_OUT: Final = f"{GOOD}  begun = s32[8] select(good, n, fews)\n"
 COUNTED: Final = step("and(d, inside)").replace(
     "  flag", "  inside = pred[8] compare(following, fews), direction=LT\n  flag", 1
 )
@@ -227,6 +229,10 @@ PROVEN: Final = {
         entry="  start = pred[8] constant({1,1,1,1,1,1,1,1})\n",
         first="zeros",
     ),
+    "shut_out_at_the_start": loops(
+        entry=SHUT_OUT + below("begin", "begun") + "  start = pred[8] and(good, begin)\n",
+        first="begun",
+    ),
     "masks_along_the_same_dimension": loops(
         STEP + MASKS.replace("dimensions={1}\n  wide", "dimensions={0}\n  wide"), v="outside"
     ),
@@ -259,6 +265,12 @@ UNPROVEN: Final = {
         + """  lower = pred[8] compare(x, points), direction=LT
           start = pred[8] or(begin, lower)
         """,
+    ),
+    "others_shut_out_at_the_start": loops(
+        entry=SHUT_OUT.replace("select(good, n, fews)", "select(good, fews, n)")
+        + below("begin", "n")
+        + "  start = pred[8] and(good, begin)\n",
+        first="begun",
     ),
     "one_late_at_the_start": loops(
         entry="  before = s32[8] subtract(n, ones)\n" + below("start", "before")

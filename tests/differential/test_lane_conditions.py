@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from tests.differential.comparison import CLOSE, EXACT, Tolerance, assert_same_results
-from tests.differential.harness import check, linear_values, run_fused
+from tests.differential.harness import check, explain, linear_values, run_fused
 from tests.differential.values import NumpyArray
 
 SIZES: Final = (2, 16, 37, 100, 259)
@@ -317,6 +317,44 @@ def test_flags_that_imply_the_condition(lanes: int) -> None:
         return lax.scan(step, start, jnp.arange(12))
 
     check(program, numbers((lanes,)))
+
+
+def test_flags_that_say_who_begins() -> None:
+    """A lane whose result is no good begins with a code that ends it; optimistix does so."""
+    lanes = 37
+
+    def solve(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        good = x % 7 != 0
+
+        def body(carry: Any) -> Any:
+            flag, x, done, code, i = carry
+            following = (x * 5 + 3) % 64
+            bad = following == 11
+            finished = bad | (following % 8 == 0)
+            new = jnp.where(bad, 3, 0)
+            return (
+                flag & ~finished & (new == 0),
+                jnp.where(flag, following, x),
+                jnp.where(flag, finished, done),
+                jnp.where(flag, new, code),
+                i + 1,
+            )
+
+        code = jnp.where(good, x % 3, 1)
+        start = (good & (code == 0), x, jnp.zeros(lanes, bool), code, jnp.int32(0))
+        carry = lax.while_loop(lambda c: jnp.any(~c[2] & (c[3] == 0)) & (c[4] < 12), body, start)
+        return carry[1], carry[3]
+
+    def program(x: jax.Array) -> Any:
+        def step(x: jax.Array, i: jax.Array) -> Any:
+            x, code = solve(x + i)
+            return x, code
+
+        return lax.scan(step, x, jnp.arange(9))
+
+    check(program, numbers((lanes,)))
+    (loop,) = explain(program, numbers((lanes,))).loops
+    assert loop.lanes == lanes, loop.decision.sentence
 
 
 def test_lanes_that_go_on_until_all_are_done() -> None:

@@ -95,8 +95,13 @@ class _Search:
                 yield index
 
     def _holds_at_entry(self, index: int, is_opposite: bool) -> bool:
-        flag = self._signed(self.outside.function(self.initial[index]), is_opposite)
-        return self._implies(flag, self._goes_on(self.at_entry.under(flag)))
+        value = self.initial[index]
+        flag = self._signed(self.outside.function(value), is_opposite)
+        # In these lanes the same flag, with what is known by now.
+        known = self._signed(self.outside.under(flag).function(value), is_opposite)
+        return self._implies(
+            self.booleans.both(flag, known), self._goes_on(self.at_entry.under(flag))
+        )
 
     def _stays(self, index: int, is_opposite: bool) -> bool:
         new = self.following[index]

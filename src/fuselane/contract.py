@@ -208,8 +208,8 @@ class Check:
             f"{found.when}: {found.element.name}{computed} is {found.kernel_value} by the kernel "
             f"and {found.reference_value} by XLA at {found.element.place(found.offset)}; "
             f"{found.offsets.size} of {found.reference.size} values differ. This is a bug in "
-            "Fuselane: please report it with this message and the program. With FUSELANE=0 in the "
-            "environment the program runs without Fuselane."
+            "Fuselane or, rarely, in XLA: please report it with this message and the program. With "
+            "FUSELANE=0 in the environment the program runs without Fuselane."
         )
 
 

@@ -136,7 +136,8 @@ def test_upper_halves_of_narrow_factors(wide: str) -> None:
         return lanes * 3 + 1, upper
 
     lanes = np.arange(-30_000, 30_000, 1_111, dtype=np.int16)
-    _, actual = run_fused(lambda lanes: lax.scan(step, lanes, length=4), lanes)
+    options = {"verify": False}  # with FUSELANE_VERIFY=1 XLA's numbers would be the standard
+    _, actual = run_fused(lambda lanes: lax.scan(step, lanes, length=4), lanes, options=options)
     for row in np.asarray(actual):
         factor, other = ((x.astype(wide).astype(np.int64)) for x in (lanes & 127, lanes))
         np.testing.assert_array_equal(row, ((factor * other) >> 32).astype(np.int16))

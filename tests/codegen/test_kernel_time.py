@@ -123,6 +123,28 @@ def test_what_does_not_wait_runs_side_by_side() -> None:
     assert both == pytest.approx(2 * one)
 
 
+def test_branches_count_by_halves() -> None:
+    row = "f32[32]"
+    branches = f"""
+    cheap {{ ROOT x = {row} parameter(0) }}
+    dear {{
+      x = {row} parameter(0)
+      r = {row} reverse(x), dimensions={{0}}
+      ROOT y = {row} sine(r)
+    }}
+    """
+    choice = f"""
+    zeroth = f32[1] slice(e0), slice={{[0:1]}}
+    first = f32[] reshape(zeroth)
+    limit = f32[] constant(0.5)
+    is_dear = pred[] compare(first, limit), direction=GT
+    y = {row} conditional(is_dear, e0, e0), true_computation=dear, false_computation=cheap
+    """
+    always = f"r = {row} reverse(e0), dimensions={{0}}\ny = {row} sine(r)"
+    chosen = counting_loop(choice, ["y"], [row], trip_count=MANY, more=branches)
+    assert step_us(chosen) > scalars(always, row) / 2
+
+
 def test_long_rows_of_uniform_arrays_are_made_vectors() -> None:
     def mixing(rows: int, columns: int) -> float:
         shape = f"f32[{rows},{columns}]"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.analysis.cost import instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.scalar_time import estimate_shared_us
+from fuselane.codegen.schedule import inner_runs
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -55,11 +56,9 @@ def _loading_us(
     """Returns what products of dots that load both of their factors take besides, per block."""
     time = 0.0
     for instruction in computation.instructions:
-        if instruction.opcode == "while":
-            trips = program.loops[instruction].trip_count
-            times = UNKNOWN_TRIP_COUNT if trips is None else trips
-            time += times * _loading_us(program, plan, instruction.body, costs)
-        elif instruction.opcode == "dot" and not _is_packed(instruction, program):
+        for inner, times in inner_runs(instruction, program):
+            time += times * _loading_us(program, plan, inner, costs)
+        if instruction.opcode == "dot" and not _is_packed(instruction, program):
             products = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
             time += products * plan.width / plan.vector_lanes * _LOADING * costs.kernel_cycle_us
     return time

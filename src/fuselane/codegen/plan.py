@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.analysis.cost import instruction_cost
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.products import factor_bytes
-from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.schedule import inner_runs, needs_lanes
 from fuselane.codegen.sweeps import MAX_ROWS, count_rows
 from fuselane.codegen.vector_time import VectorBlock, VectorUnit
 from fuselane.config import Options
@@ -351,14 +351,9 @@ def _weighted(
 ) -> Iterator[tuple[HloInstruction, float]]:
     """Yields the instructions of a loop body, nested ones too, with their operations per step."""
     for instruction in computation.instructions:
-        if instruction.opcode == "while":
-            trips = program.loops[instruction].trip_count
-            inner = times * (UNKNOWN_TRIP_COUNT if trips is None else trips)
-            yield from _weighted(program, instruction.body, inner)
-        elif instruction.opcode == "conditional":
-            for branch in instruction.called_computations:
-                yield from _weighted(program, branch, times / len(instruction.called_computations))
-        elif instruction.shape.is_array:
+        for inner, count in inner_runs(instruction, program):
+            yield from _weighted(program, inner, times * count)
+        if instruction.opcode not in ("while", "conditional") and instruction.shape.is_array:
             lane = program.lane_dimensions.get
             yield instruction, times * instruction_cost(instruction, lane, lambda loop: None)
 

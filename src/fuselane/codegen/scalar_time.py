@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.analysis.cost import OPCODE_COST, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.plan import Plan
-from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.schedule import inner_runs, needs_lanes
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -56,9 +56,9 @@ def estimate_shared_us(
     work = sum(_work_us(i, program, plan, costs) for i in shared)
     waiting = 0.0 if program.has_lanes else _waiting_us(shared, plan, costs)
     nested = sum(
-        _trip_count(loop, program) * estimate_shared_us(program, plan, loop.body, costs)
-        for loop in computation.instructions
-        if loop.opcode == "while"
+        times * estimate_shared_us(program, plan, inner, costs)
+        for instruction in computation.instructions
+        for inner, times in inner_runs(instruction, program)
     )
     return max(work, waiting) + nested
 
@@ -66,11 +66,6 @@ def estimate_shared_us(
 def has_work(instruction: HloInstruction) -> bool:
     """Whether an instruction computes something itself, as loops and tuples do not."""
     return instruction.shape.is_array or instruction.opcode in ("reduce", "sort")
-
-
-def _trip_count(loop: HloInstruction, program: LaneProgram) -> int:
-    count = program.loops[loop].trip_count
-    return UNKNOWN_TRIP_COUNT if count is None else count
 
 
 def _work_us(

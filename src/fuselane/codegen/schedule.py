@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, Guard, LaneProgram, Piecewise
@@ -56,6 +57,18 @@ def needs_lanes(step: Step, program: LaneProgram) -> bool:
     if step.opcode in ("tuple", "reduce", "reduce-window", "scatter", "sort"):
         return any(needs_lanes(operand, program) for operand in step.operands)
     return program.lane_dimensions.get(step) is not None
+
+
+def inner_runs(
+    instruction: HloInstruction, program: LaneProgram
+) -> Iterator[tuple[HloComputation, float]]:
+    """Yields the computations that an instruction runs and, by estimate, how often each."""
+    if instruction.opcode == "while":
+        trips = program.loops[instruction].trip_count
+        yield instruction.body, float(UNKNOWN_TRIP_COUNT if trips is None else trips)
+    elif instruction.opcode == "conditional":
+        for branch in instruction.called_computations:
+            yield branch, 1 / len(instruction.called_computations)
 
 
 def make_schedule(computation: HloComputation, program: LaneProgram) -> Schedule:

@@ -15,6 +15,7 @@ from llvmlite import ir
 from fuselane import budget, module_file, pipeline
 from fuselane.codegen import arrays
 from fuselane.codegen import builder as kernel_builder
+from fuselane.codegen.entry import CpuEntry
 from fuselane.codegen.frame import Frame
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, Reason
@@ -249,9 +250,13 @@ def test_llvm_is_not_begun_without_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_emission_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(program: Any, plan: Any, **_: Any) -> Any:
-        frame = Frame(program, plan, ir.Module(), "endless")
+        frame = Frame(
+            program,
+            plan,
+            CpuEntry(ir.Module(), "endless", len(program.inputs), len(program.outputs)),
+        )
         while True:
-            frame.builder.add(frame.first, frame.last)
+            frame.builder.add(*frame.entry.function.args[2:])
 
     monkeypatch.setattr(pipeline, "build_planned", endless)
     monkeypatch.setattr(kernel_builder, "MAX_INSTRUCTIONS", 10**9)

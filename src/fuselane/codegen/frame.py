@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final, final
 
 from llvmlite import ir
@@ -13,7 +12,8 @@ from fuselane.codegen.bounds import Region
 from fuselane.codegen.builder import KernelBuilder
 from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import I64, i64, residual_size
+from fuselane.codegen.entry import POINTER, KernelEntry
+from fuselane.codegen.indexing import i64, residual_size
 from fuselane.codegen.memory import LaneBlock, element_pointer, lane_numbers
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.types import splat
@@ -32,8 +32,6 @@ _GAP_BYTES: Final = 320
 """What keeps arrays that follow each other from lying whole pages apart: loads from one would wait
 for stores to another that only look alike."""
 
-_POINTER: Final = ir.PointerType()
-
 
 @final
 class Frame:
@@ -43,42 +41,38 @@ class Frame:
         program: What is being emitted.
         plan: How its work is laid out.
         builder: Where code goes.
-        first, last: `i64`, the range of tiles the call is to run.
+        entry: Its function.
         inputs, outputs: Addresses of the arrays.
-        regions: The memory that the code may touch, by address.
         scratch_bytes: Scratch memory that the caller has to give, behind the outputs.
     """
 
-    def __init__(self, program: LaneProgram, plan: Plan, module: ir.Module, symbol: str) -> None:
-        signature = ir.FunctionType(ir.VoidType(), [_POINTER, _POINTER, I64, I64])
-        function = ir.Function(module, signature, symbol)
-        function.attributes.add("nounwind")
-        inputs, outputs, self.first, self.last = function.args
+    def __init__(self, program: LaneProgram, plan: Plan, entry: KernelEntry) -> None:
         self.program = program
         self.plan = plan
-        self._entry = function.append_basic_block("entry")
-        self._body = function.append_basic_block("body")
+        self.entry = entry
+        self._body = entry.function.append_basic_block("body")
         self._stack_bytes = 0
         self.scratch_bytes = 0
-        self.regions: dict[ir.Value, Region] = {}
-        self.builder = KernelBuilder(self._entry)
-        self.inputs = self._load_pointers(
-            "input", inputs, [i.shape.byte_size for i in program.inputs]
-        )
-        self.outputs = self._load_pointers("output", outputs, self._output_sizes())
-        self._results = outputs
+        self.inputs = entry.inputs
+        self.outputs = entry.outputs
+        self._arrays: dict[ir.Value, Region] = {}
+        self._add_regions("input", self.inputs, [i.shape.byte_size for i in program.inputs])
+        self._add_regions("output", self.outputs, self._output_sizes())
         self._scratch: ir.Value | None = None
-        self.builder.position_at_end(self._body)
+        self.builder = KernelBuilder(self._body)
 
-    def _load_pointers(self, name: str, array: ir.Value, sizes: Sequence[int]) -> list[ir.Value]:
-        builder = self.builder
-        self.regions[array] = Region(name=f"the {name}s' addresses", num_bytes=8 * len(sizes))
-        pointers = []
-        for number, size in enumerate(sizes):
-            place = builder.gep(array, [i64(number)], source_etype=_POINTER)
-            pointers.append(builder.load(place, typ=_POINTER))
-            self.regions[pointers[-1]] = Region(name=f"{name} {number}", num_bytes=size)
-        return pointers
+    @property
+    def regions(self) -> dict[ir.Value, Region]:
+        """The memory that the code may touch, by address."""
+        tables = {
+            table: Region(name="the arrays' addresses", num_bytes=num_bytes)
+            for table, num_bytes in self.entry.tables.items()
+        }
+        return tables | self._arrays
+
+    def _add_regions(self, name: str, pointers: Sequence[ir.Value], sizes: Sequence[int]) -> None:
+        for number, (pointer, size) in enumerate(zip(pointers, sizes, strict=True)):
+            self._arrays[pointer] = Region(name=f"{name} {number}", num_bytes=size)
 
     def _output_sizes(self) -> list[int]:
         """Returns the bytes of each output; of one that is combined later, a row for each tile."""
@@ -91,10 +85,14 @@ class Frame:
             sizes.append(size)
         return sizes
 
+    @property
+    def _first_block(self) -> ir.Block:
+        return self.entry.function.entry_basic_block
+
     def finish(self) -> None:
         """Ends the function; nothing can be allocated any more."""
         self.builder.ret_void()
-        ir.IRBuilder(self._entry).branch(self._body)
+        ir.IRBuilder(self._first_block).branch(self._body)
         remove_unused(self.builder.function)
 
     def allocate(self, element: ir.Type, count: int) -> ir.Value:
@@ -113,10 +111,10 @@ class Frame:
         if self._stack_bytes + slot_bytes > _MAX_STACK_BYTES:
             return self._allocate_outside(size)
         self._stack_bytes += slot_bytes
-        slot = ir.IRBuilder(self._entry).alloca(element, size=max(count, 1))
+        slot = ir.IRBuilder(self._first_block).alloca(element, size=max(count, 1))
         slot.align = _ALIGNMENT
-        slot.type = _POINTER
-        self.regions[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
+        slot.type = POINTER
+        self._arrays[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
         return slot
 
     def _allocate_outside(self, size: int) -> ir.Value:
@@ -126,22 +124,15 @@ class Frame:
         """
         if not self.program.meetings or self.scratch_bytes + size > _MAX_SCRATCH_BYTES:
             raise self._refusal(self._stack_bytes + self.scratch_bytes + size)
-        builder = ir.IRBuilder(self._entry)
+        builder = ir.IRBuilder(self._first_block)
         if self._scratch is None:
-            self._scratch = self._load_scratch(builder)
+            self._scratch = self.entry.scratch(builder)
         offset = i64(self.scratch_bytes)
         # As on the stack, what follows must not lie whole pages apart.
         self.scratch_bytes += -(-(size + _GAP_BYTES) // _ALIGNMENT) * _ALIGNMENT
         slot = builder.gep(self._scratch, [offset], inbounds=True, source_etype=ir.IntType(8))
-        self.regions[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
+        self._arrays[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
         return slot
-
-    def _load_scratch(self, builder: ir.IRBuilder) -> ir.Value:
-        """Returns the address that comes behind those of the outputs."""
-        addresses = self.regions[self._results]
-        self.regions[self._results] = replace(addresses, num_bytes=addresses.num_bytes + 8)
-        place = builder.gep(self._results, [i64(len(self.outputs))], source_etype=_POINTER)
-        return builder.load(place, typ=_POINTER)
 
     def _refusal(self, num_bytes: int) -> UnsupportedError:
         """Returns the error for too much scratch memory, counted in 32-bit values of a lane."""

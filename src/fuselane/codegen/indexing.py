@@ -20,7 +20,14 @@ from weakref import WeakKeyDictionary
 
 from llvmlite import ir
 
-from fuselane.codegen.types import integer_constant, is_vector, splat, vector_of, width_of
+from fuselane.codegen.types import (
+    integer_constant,
+    is_vector,
+    scalar_type,
+    splat,
+    vector_of,
+    width_of,
+)
 
 I64: Final = ir.IntType(64)
 MAX_I32: Final = (1 << 31) - 1
@@ -68,8 +75,9 @@ def like(builder: ir.IRBuilder, value: Index, type_: ir.Type) -> ir.Value:
         return value
     if is_vector(value):
         return builder.sext(value, type_)
-    narrow = value if type_.element == I64 else builder.trunc(value, type_.element)
-    return splat(builder, narrow, type_.count)
+    scalar = scalar_type(type_)
+    narrow = value if scalar == I64 else builder.trunc(value, scalar)
+    return splat(builder, narrow, width_of(type_))
 
 
 def _matched(builder: ir.IRBuilder, *values: Index) -> list[ir.Value]:

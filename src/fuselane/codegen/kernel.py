@@ -1,6 +1,4 @@
-"""A lane program to a kernel: LLVM IR for one function that runs a range of tiles.
-
-    void kernel(void **inputs, void **outputs, int64 first_tile, int64 last_tile)
+"""A lane program to a kernel: LLVM IR for one function that runs tiles; see `codegen.entry`.
 
 Behind the outputs may come scratch memory, for tiles of more lanes than the stack has room for.
 
@@ -24,10 +22,10 @@ from fuselane.codegen.arrays import Memory, Partial
 from fuselane.codegen.bounds import guard
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.entry import CpuEntry
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
-from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.math.rare import call_long_functions
 from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.panels import Panels
@@ -118,10 +116,11 @@ def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = Fal
 
 def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCode:
     module = ir.Module(name=SYMBOL)
-    frame = Frame(program, plan, module, SYMBOL)
+    entry = CpuEntry(module, SYMBOL, len(program.inputs), len(program.outputs))
+    frame = Frame(program, plan, entry)
     everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
     panels = pack_weights(everywhere, plan)
-    with counted_loop(frame.builder, frame.first, frame.last, name="tile") as tile:
+    with entry.each_tile(frame.builder) as tile:
         _emit_tile(frame, tile, panels)
     frame.finish()
     call_long_functions(module)

@@ -8,7 +8,13 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.codegen.indexing import I64, emit_once, i64, split
-from fuselane.codegen.types import memory_type
+from fuselane.codegen.types import (
+    is_vector,
+    memory_type,
+    scalar_type,
+    splat_constant,
+    vector_of,
+)
 from fuselane.hlo.shape import PrimitiveType
 
 I1 = ir.IntType(1)
@@ -54,8 +60,8 @@ class Addresses:
 
 
 def vector(element: ir.Type, width: int) -> ir.Type:
-    """Returns the type of `width` elements: the element itself for width 1 (uniform values)."""
-    return ir.VectorType(element, width) if width > 1 else element
+    """Returns the type of `width` elements: the element itself for width 1."""
+    return vector_of(element, width)
 
 
 def load(
@@ -138,7 +144,7 @@ def load_lanes(
         invariant: Whether nothing writes this memory while the kernel runs.
     """
     raw_type = vector(memory_type(element), block.width)
-    if stride == 1 and block.mask is None:
+    if block.width == 1 or (stride == 1 and block.mask is None):
         raw = builder.load(pointer, typ=raw_type, align=element.byte_size)
     elif stride == 1:
         raw = _masked_load(builder, pointer, raw_type, block)
@@ -160,7 +166,7 @@ def store_lanes(
 ) -> None:
     """Stores one element of every lane of a block; lanes that don't exist store nothing."""
     raw = to_memory(builder, value, element)
-    if stride == 1 and block.mask is None:
+    if block.width == 1 or (stride == 1 and block.mask is None):
         builder.store(settled(builder, raw), pointer, align=element.byte_size)
     elif stride == 1:
         masked_store(builder, raw, pointer, block)
@@ -216,7 +222,9 @@ def lane_index(width: int) -> ir.Constant:
 
 
 def lane_numbers(width: int, bits: int = 64) -> ir.Constant:
-    """Returns the constant vector 0, 1, ..., width - 1."""
+    """Returns the constant vector 0, 1, ..., width - 1; a scalar for width 1."""
+    if width == 1:
+        return ir.Constant(ir.IntType(bits), 0)
     return ir.Constant(ir.VectorType(ir.IntType(bits), width), list(range(width)))
 
 
@@ -226,7 +234,7 @@ def all_lanes(block: LaneBlock) -> ir.Value:
 
 
 def _ones(width: int) -> ir.Constant:
-    return ir.Constant(ir.VectorType(I1, width), [1] * width)
+    return splat_constant(ir.Constant(I1, 1), width)
 
 
 def _suffix(raw_type: ir.VectorType) -> str:
@@ -259,6 +267,8 @@ def masked_store(builder: ir.IRBuilder, raw: ir.Value, pointer: ir.Value, block:
 def _gather(
     builder: ir.IRBuilder, pointers: ir.Value, raw_type: ir.VectorType, mask: ir.Value | None
 ) -> ir.Value:
+    if not is_vector(raw_type):
+        return builder.load(pointers, typ=raw_type, align=_byte_size(raw_type))
     width = raw_type.count
     signature = ir.FunctionType(raw_type, [pointers.type, I32, ir.VectorType(I1, width), raw_type])
     name = f"llvm.masked.gather.{_suffix(raw_type)}.v{width}p0"
@@ -271,6 +281,9 @@ def _gather(
 def _scatter(
     builder: ir.IRBuilder, raw: ir.Value, pointers: ir.Value, mask: ir.Value | None
 ) -> None:
+    if not is_vector(raw):
+        builder.store(raw, pointers, align=_byte_size(raw.type))
+        return
     width = raw.type.count
     signature = ir.FunctionType(
         ir.VoidType(), [raw.type, pointers.type, I32, ir.VectorType(I1, width)]
@@ -293,14 +306,14 @@ def _pointers(
 ) -> ir.Value:
     # llvmlite types a gep by its base alone, so the vector of pointers needs its type set by hand.
     pointers = builder.gep(base, [offsets], source_etype=memory_type(element))
-    pointers.type = ir.VectorType(ir.PointerType(), offsets.type.count)
+    if is_vector(offsets):
+        pointers.type = ir.VectorType(ir.PointerType(), offsets.type.count)
     return pointers
 
 
 def _byte_size(raw_type: ir.VectorType) -> int:
-    return {"float": 4, "double": 8, "half": 2}.get(str(raw_type.element)) or int(
-        raw_type.element.width // 8
-    )
+    scalar = scalar_type(raw_type)
+    return {"float": 4, "double": 8, "half": 2}.get(str(scalar)) or int(scalar.width // 8)
 
 
 def declare(module: ir.Module, name: str, signature: ir.FunctionType) -> ir.Function:

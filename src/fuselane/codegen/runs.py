@@ -22,6 +22,7 @@ from fuselane.codegen.memory import (
     element_pointer,
     load_lanes,
     masked_store,
+    store,
     to_memory,
 )
 from fuselane.hlo.shape import PrimitiveType
@@ -44,6 +45,11 @@ def load_runs(
     Returns:
         One vector of lanes for each element: what `length` strided loads would give.
     """
+    if block.width == 1:
+        return [
+            load_lanes(builder, at, element, 1, block, invariant=invariant)
+            for at in _places_of(builder, pointer, element, length)
+        ]
     pieces = _num_pieces(length, block)
     parts = [
         load_lanes(
@@ -68,6 +74,10 @@ def store_runs(
 ) -> None:
     """Stores neighbouring elements of every lane."""
     length = len(values)
+    if block.width == 1:
+        for at, value in zip(_places_of(builder, pointer, element, length), values, strict=True):
+            store(builder, value, at, element)
+        return
     pieces = _num_pieces(length, block)
     raw = [to_memory(builder, value, element) for value in values]
     for piece, mixed in enumerate(_put_together(builder, raw, length // pieces)):
@@ -78,6 +88,13 @@ def store_runs(
             builder.store(mixed, address, align=element.byte_size)
         else:
             masked_store(builder, mixed, address, replace(block, width=mixed.type.count, mask=mask))
+
+
+def _places_of(
+    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, length: int
+) -> list[ir.Value]:
+    """Returns the addresses of the elements of one lane's run."""
+    return [element_pointer(builder, pointer, i64(place), element) for place in range(length)]
 
 
 # Pieces: the memory of all runs of a block, in vectors of some lanes' runs.

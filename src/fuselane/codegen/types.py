@@ -90,8 +90,8 @@ def memory_type(element_type: PrimitiveType) -> ir.Type:
 
 
 def vector_of(scalar: ir.Type, width: int) -> ir.Type:
-    """Returns the vector of `width` lanes of `scalar`, or `scalar` itself when width is 0."""
-    if not width:
+    """Returns the vector of `width` lanes of `scalar`, or `scalar` itself when width is 0 or 1."""
+    if width < 2:
         return scalar
     key = (str(scalar), width)
     vector = _vector_types.get(key)
@@ -123,8 +123,8 @@ def like(value: ir.Value | ir.Type, scalar: ir.Type) -> ir.Type:
 
 
 def splat_constant(scalar: ir.Constant, width: int) -> ir.Constant:
-    """Returns a constant of `width` equal lanes, or the scalar itself when width is 0."""
-    if not width:
+    """Returns a constant of `width` equal lanes, or the scalar itself when width is 0 or 1."""
+    if width < 2:
         return scalar
     text = f"splat ({scalar.type} {scalar.get_reference()})"
     return TextConstant(vector_of(scalar.type, width), text, (scalar,) * width)
@@ -217,8 +217,8 @@ def constant_value(value: ir.Value) -> int | float | None:
 
 
 def splat(builder: ir.IRBuilder, scalar: ir.Value, width: int) -> ir.Value:
-    """Returns a vector of `width` lanes that all hold `scalar`; `scalar` when width is 0."""
-    if not width:
+    """Returns a vector of `width` lanes that all hold `scalar`; `scalar` when width is 0 or 1."""
+    if width < 2:
         return scalar
     if isinstance(scalar, ir.Constant):
         return splat_constant(scalar, width)

@@ -22,7 +22,7 @@ from fuselane.codegen.arrays import Memory, Partial
 from fuselane.codegen.bounds import guard
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.entry import CpuEntry
+from fuselane.codegen.entry import CpuEntry, KernelEntry
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
@@ -117,12 +117,7 @@ def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = Fal
 def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCode:
     module = ir.Module(name=SYMBOL)
     entry = CpuEntry(module, SYMBOL, len(program.inputs), len(program.outputs))
-    frame = Frame(program, plan, entry)
-    everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
-    panels = pack_weights(everywhere, plan)
-    with entry.each_tile(frame.builder) as tile:
-        _emit_tile(frame, tile, panels)
-    frame.finish()
+    frame = emit_kernel(program, plan, entry)
     call_long_functions(module)
     if bounds_checks:
         guard(module, frame.regions, f"the kernel of {program.name}")
@@ -136,6 +131,19 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         num_instructions=frame.builder.num_instructions,
         is_bitwise=_count_bitwise(program) > _MIN_BITWISE,
     )
+
+
+def emit_kernel(program: LaneProgram, plan: Plan, entry: KernelEntry) -> Frame:
+    """Emits the body of a kernel's function and ends it."""
+    frame = Frame(program, plan, entry)
+    panels: Mapping[HloInstruction, Panels] = {}
+    if plan.width > 1:
+        everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
+        panels = pack_weights(everywhere, plan)
+    with entry.each_tile(frame.builder) as tile:
+        _emit_tile(frame, tile, panels)
+    frame.finish()
+    return frame
 
 
 def _count_bitwise(program: LaneProgram) -> float:

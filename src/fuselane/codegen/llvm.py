@@ -23,6 +23,7 @@ from fuselane.errors import CodegenError
 
 _Result = TypeVar("_Result")
 _emission = threading.Lock()
+_NVPTX = "nvptx64-nvidia-cuda"
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -94,6 +95,25 @@ def assembly(
     return _with_machine(module_ir, target, opt_level, emit)
 
 
+def compile_ptx(module_ir: ir.Module | str, architecture: str, opt_level: int = 2) -> str:
+    """Compiles a module to PTX.
+
+    Args:
+        module_ir: As for `compile_object`; kernels have the calling convention `ptx_kernel`.
+        architecture: Such as "sm_90".
+        opt_level: As for `compile_object`.
+    Raises:
+        CodegenError: as `compile_object`; for an architecture that LLVM does not know it aborts the
+            process, so callers pass only those of `fuselane.gpu`.
+    """
+    target = HostTarget(triple=_NVPTX, cpu=architecture, features="")
+
+    def emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
+        return str(machine.emit_assembly(module))
+
+    return _with_machine(module_ir, target, opt_level, emit)
+
+
 def optimised_ir(
     module_ir: ir.Module | str, target: HostTarget | None = None, opt_level: int = 2
 ) -> str:
@@ -160,8 +180,8 @@ def _create_machine(target: HostTarget) -> binding.TargetMachine:
 
 @lru_cache(maxsize=1)
 def _initialise() -> None:
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
 
 
 def _parse(text: str, machine: binding.TargetMachine) -> binding.ModuleRef:

@@ -47,6 +47,8 @@ _MIN_ROW_LANES: Final = 64
 _PAGE_ELEMENTS: Final = 512  # of 8 bytes, the largest there are
 _MIN_PARALLEL_OPS: Final = 200_000
 _MIN_DOT_SHARE: Final = 0.3
+_THREAD_REGISTERS: Final = 128
+"""Registers of a GPU's thread that hold values; with more, few threads would run at once."""
 _VECTORS_PER_DOT: Final = 2
 _MAX_UNROLLED_BESIDE_DOTS: Final = 16
 
@@ -174,6 +176,22 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,
         block_cycles=block_cycles(unroll),
+    )
+
+
+def make_thread_plan(program: LaneProgram) -> Plan:
+    """Returns the layout for a GPU: a thread runs one lane, with its state in registers."""
+    work = _measure(program)
+    return Plan(
+        width=1,
+        vector_lanes=1,
+        tile_vectors=1,
+        num_tiles=program.num_lanes,
+        max_unrolled=_max_unrolled(program, work),
+        vectors_in_registers=_THREAD_REGISTERS,
+        parallel=True,
+        lane_ops=work.lane_ops,
+        uniform_ops=work.uniform_ops,
     )
 
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import pytest
 
-from fuselane import pipeline
+from fuselane.backends import cpu
 from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.config import Options
 from fuselane.hlo.shape import Shape
@@ -110,14 +110,14 @@ class Recorder:
             self._programs[code.ir] = program
             return code
 
-        compile_kernel = pipeline.compile_kernel
+        compile_kernel = cpu.compile_kernel
 
         def compiled(code: KernelCode, options: Options) -> Kernel:
             kernel = compile_kernel(code, options)
             self.kernels[kernel.key] = record(kernel, code, self._programs[code.ir])
             return kernel
 
-        vars(pipeline).update(build_planned=built, compile_kernel=compiled)
+        vars(cpu).update(build_planned=built, compile_kernel=compiled)
 
 
 def record(kernel: Kernel, code: KernelCode, program: LaneProgram) -> Recorded:

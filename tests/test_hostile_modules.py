@@ -13,6 +13,7 @@ import pytest
 from llvmlite import ir
 
 from fuselane import budget, module_file, pipeline
+from fuselane.backends import cpu
 from fuselane.codegen import arrays
 from fuselane.codegen import builder as kernel_builder
 from fuselane.codegen.entry import CpuEntry
@@ -243,8 +244,8 @@ def test_llvm_is_not_begun_without_time(monkeypatch: pytest.MonkeyPatch) -> None
     def never(*_: Any, **__: Any) -> bytes:
         raise AssertionError("LLVM was begun")
 
-    monkeypatch.setattr(pipeline, "compile_object", never)
-    monkeypatch.setattr(pipeline, "_LLVM_S_PER_INSTRUCTION", 100.0)
+    monkeypatch.setattr(cpu, "compile_object", never)
+    monkeypatch.setattr(cpu, "_LLVM_S_PER_INSTRUCTION", 100.0)
     assert decide(plain()) == (None, [Reason.OUT_OF_TIME])
 
 
@@ -258,7 +259,7 @@ def test_emission_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         while True:
             frame.builder.add(*frame.entry.function.args[2:])
 
-    monkeypatch.setattr(pipeline, "build_planned", endless)
+    monkeypatch.setattr(cpu, "build_planned", endless)
     monkeypatch.setattr(kernel_builder, "MAX_INSTRUCTIONS", 10**9)
     assert decide(plain(), max_compile_s=0.5) == (None, [Reason.OUT_OF_TIME])
 

@@ -25,18 +25,15 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from fuselane import budget, config
+from fuselane import budget
 from fuselane.analysis.gain import Gain, check_duration
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
-from fuselane.analysis.xla_time import estimate_step_us
-from fuselane.codegen.kernel import KernelCode, build_planned
-from fuselane.codegen.kernel_time import estimate_kernel_call_us, estimate_kernel_step_us
-from fuselane.codegen.llvm import HostTarget, compile_object
-from fuselane.codegen.plan import Plan, make_plan
+from fuselane.backends.backend import Backend
+from fuselane.backends.cpu import CpuBackend
+from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
-from fuselane.device import host_device
 from fuselane.errors import OutOfTimeError, UnsupportedError
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
@@ -50,29 +47,27 @@ from fuselane.lanes.residuals import Residuals, find_residuals
 from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
-from fuselane.runtime.cache import open_cache
-from fuselane.runtime.costs import load_costs
-from fuselane.runtime.ffi import TARGET, custom_call_attributes
-from fuselane.runtime.kernel import Kernel, compute_key
+from fuselane.runtime.ffi import TARGET
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
 
 _WHILE_FIELD: Final = b"\x12\x05while"
 """How the opcode of a `while` looks in a serialized HloInstructionProto: field 2, 5 bytes long."""
 
-_LLVM_S_PER_INSTRUCTION: Final = 1e-4
-
 MAX_DONATED_BYTES: Final = 64 * 2**20
 """Donated arguments that may be copied for the sake of a kernel; see `lanes.donation`."""
 
 
-def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
+def transform(
+    data: bytes, options: Options, log: DecisionLog, backend: Backend | None = None
+) -> bytes | None:
     """Replaces the loops of a module that can run as kernels.
 
     Args:
-        data: A serialized HloModuleProto, as XLA:CPU has it between fusion and scheduling.
+        data: A serialized HloModuleProto, as XLA has it between fusion and scheduling.
         options: What the user set.
         log: Gets one decision per loop.
+        backend: What the module is compiled for; by default this machine's CPU.
     Returns:
         The new module, or None if nothing was replaced.
     Raises:
@@ -86,7 +81,7 @@ def transform(data: bytes, options: Options, log: DecisionLog) -> bytes | None:
     with budget.until(deadline_s):
         module = HloModule.from_bytes(data)
     check(module, options)
-    if not _Fusion(module, options, log, deadline_s).run():
+    if not _Fusion(module, options, log, backend or CpuBackend(options), deadline_s).run():
         return None
     copy_donated_arguments(module)
     module.remove_unused_computations()
@@ -108,6 +103,7 @@ class _Fusion:
     module: HloModule
     options: Options
     log: DecisionLog
+    backend: Backend
     deadline_s: float
     residuals: dict[HloInstruction, Residuals] = field(default_factory=dict)
     left_out: dict[HloInstruction, int] = field(default_factory=dict)
@@ -182,11 +178,10 @@ class _Fusion:
                 program = form(self.module, loop, residuals)
                 self._check_region(program)
                 self._check_donation(loop)
-                plan = make_plan(program, self.options, host_device())
+                plan = self.backend.plan(program)
                 gain = self._choose(loop, program, plan, is_compiled=is_small)
-                code = self._build(program, plan)
-                program = with_code(program, code)
-                kernel = compile_kernel(code, self.options)
+                call = self.backend.compile(program, plan)
+                program = call.program
         except UnsupportedError as error:
             self._record(loop, program, error.decision)
             return False
@@ -204,30 +199,25 @@ class _Fusion:
         if residuals is not None and program.num_recomputed:
             self.left_out[residuals.writer] = program.num_recomputed
         decision = describe(program, self._source(loop), numbers)
-        self._record(loop, program, decision, kernel.key)
-        attributes = custom_call_attributes(kernel)
+        self._record(loop, program, decision, call.key)
         if self.options.verify:
-            replace_and_check(self.module, loop, program, attributes, self._check_calls(code))
+            checks = self._check_calls(plan)
+            replace_and_check(self.module, loop, program, call.attributes, checks)
         else:
-            replace_loop(loop, program, TARGET, attributes)
+            replace_loop(loop, program, call.target, call.attributes)
         return True
 
-    def _build(self, program: LaneProgram, plan: Plan) -> KernelCode:
-        return build_planned(program, plan, bounds_checks=self.options.bounds_checks)
-
-    def _check_calls(self, code: KernelCode) -> CheckCalls:
+    def _check_calls(self, plan: Plan) -> CheckCalls:
         """Returns how to verify a loop, with kernels of single steps tiled as its own."""
-        options = replace(self.options, tile_lanes=code.plan.tile_lanes)
+        backend = CpuBackend(replace(self.options, tile_lanes=plan.tile_lanes))
 
         def compile_step(loop: HloInstruction) -> tuple[LaneProgram, bytes] | None:
             try:
                 program = form(self.module, loop)
-                plan = make_plan(program, options, host_device())
-                code = self._build(program, plan)
-                kernel = compile_kernel(code, options)
+                call = backend.compile(program, backend.plan(program))
             except UnsupportedError:
                 return None
-            return with_code(program, code), custom_call_attributes(kernel)
+            return call.program, call.attributes
 
         return CheckCalls(
             kernel_target=TARGET,
@@ -242,27 +232,19 @@ class _Fusion:
         trip_count = compute_trip_count(loop)
         if trip_count is None or self.options.min_gain == 0:
             return
-        step_us = self._estimate_xla_step_us(loop, is_compiled=is_compiled)
+        step_us = self.backend.xla_step_us(loop, is_compiled=is_compiled)
         check_duration(loop, trip_count, step_us * trip_count)
-
-    def _estimate_xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
-        return estimate_step_us(
-            loop,
-            load_costs(config.cache_dir()),
-            is_compiled=is_compiled,
-            num_cores=host_device().num_cores,
-        )
 
     def _choose(
         self, loop: HloInstruction, program: LaneProgram, plan: Plan, *, is_compiled: bool
     ) -> Gain:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
-        costs, device = load_costs(config.cache_dir()), host_device()
+        kernel_step_us, kernel_call_us = self.backend.kernel_us(program, plan)
         gain = Gain(
             trip_count=program.loop.trip_count,
-            xla_step_us=self._estimate_xla_step_us(loop, is_compiled=is_compiled),
-            kernel_step_us=estimate_kernel_step_us(program, plan, costs, device),
-            kernel_call_us=estimate_kernel_call_us(program, plan, costs, device),
+            xla_step_us=self.backend.xla_step_us(loop, is_compiled=is_compiled),
+            kernel_step_us=kernel_step_us,
+            kernel_call_us=kernel_call_us,
         )
         if not gain.is_worth(self.options.min_gain):
             raise gain.refusal(loop, program.obstacle)
@@ -315,43 +297,6 @@ class _Fusion:
 
 _SEQUENTIAL_OPCODES: Final = frozenset({"while", "call", "conditional"})
 """Opcodes whose computations run as programs of their own, not element by element."""
-
-
-def compile_kernel(code: KernelCode, options: Options) -> Kernel:
-    """Returns the machine code of a kernel, from the cache or fresh from LLVM.
-
-    Raises:
-        OutOfTimeError: if LLVM would probably need longer than there is time.
-    """
-    target = HostTarget.host()
-    max_threads = (options.threads or 0) if code.parallel else 1
-    is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
-    in_order = is_wide and code.is_bitwise
-    layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar} {in_order}"
-    key = compute_key(code.ir, layout, repr(target), options.fingerprint())
-    cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
-
-    def compile_now() -> Kernel:
-        needed_s = _LLVM_S_PER_INSTRUCTION * code.num_instructions
-        if needed_s > budget.remaining_s():
-            raise OutOfTimeError(f"LLVM would need another {needed_s:.1f} s.")
-        return Kernel(
-            key=key,
-            symbol=code.symbol,
-            object_code=compile_object(
-                code.ir, target, vectorise=code.is_scalar, in_order=in_order
-            ),
-            num_tiles=code.num_tiles,
-            max_threads=max_threads,
-            target=target,
-        )
-
-    return cache.get_or_build(key, compile_now)
-
-
-def with_code(program: LaneProgram, code: KernelCode) -> LaneProgram:
-    """Returns a program with what its call has to know of its kernel."""
-    return replace(program, num_tiles=code.num_tiles, scratch_bytes=code.scratch_bytes)
 
 
 def _failure(error: Exception) -> Decision:

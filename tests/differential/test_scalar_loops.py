@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fuselane import pipeline
 from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.backends import cpu
 from tests.differential.comparison import CLOSE, CLOSE_DOUBLE, EXACT, Tolerance
 from tests.differential.harness import Program, check, explain, linear_values
 
@@ -260,7 +260,7 @@ def test_two_loops_one_after_the_other() -> None:
 
 def test_large_uniform_work_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUSELANE_MIN_GAIN")
-    monkeypatch.setattr(pipeline, "load_costs", lambda _: MachineCosts())
+    monkeypatch.setattr(cpu, "load_costs", lambda _: MachineCosts())
 
     def sorting(x: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 100, lambda i, x: jnp.sort(x * 3 % 7 + i), x)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fuselane
+from fuselane.backends import cpu
 from fuselane.fuzz import run, workers
 from fuselane.fuzz.build import Judgement
 from fuselane.fuzz.campaign import Settings, run_campaign
@@ -69,7 +70,7 @@ def test_what_fails_inside_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(fuselane.pipeline, "make_plan", fail)
+    monkeypatch.setattr(cpu, "make_plan", fail)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         failures = run_programs([SMALL]).failures

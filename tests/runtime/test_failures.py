@@ -14,6 +14,7 @@ from jax import lax
 
 import fuselane
 from fuselane import pipeline
+from fuselane.backends import cpu
 from fuselane.codegen import llvm
 from fuselane.decisions import DecisionLog
 from fuselane.errors import CodegenError, VerificationError
@@ -30,18 +31,18 @@ _STAGES: list[tuple[Any, str]] = [
     (form_module, "normalise"),
     (form_module, "find_lanes"),
     (form_module, "find_streams"),
-    (pipeline, "make_plan"),
-    (pipeline, "host_device"),
-    (pipeline, "build_planned"),
-    (pipeline, "compile_kernel"),
-    (pipeline, "compute_key"),
-    (pipeline, "open_cache"),
-    (pipeline, "compile_object"),
+    (cpu, "make_plan"),
+    (cpu, "host_device"),
+    (cpu, "build_planned"),
+    (cpu, "compile_kernel"),
+    (cpu, "compute_key"),
+    (cpu, "open_cache"),
+    (cpu, "compile_object"),
     (llvm, "_parse"),
     (llvm, "_optimise"),
     (llvm, "_emit"),
     (pipeline, "describe"),
-    (pipeline, "custom_call_attributes"),
+    (cpu, "custom_call_attributes"),
     (pipeline, "replace_loop"),
     (pipeline, "copy_donated_arguments"),
     (HloModule, "remove_unused_computations"),
@@ -133,7 +134,7 @@ def test_a_failed_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise CodegenError("injected")
 
-    monkeypatch.setattr(pipeline, "build_planned", fail)
+    monkeypatch.setattr(cpu, "build_planned", fail)
     with pytest.warns(fuselane.FuselaneWarning):
         (loop,) = fuselane.explain(program, argument()).loops
     assert not loop.decision.fused

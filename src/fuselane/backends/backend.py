@@ -1,0 +1,58 @@
+"""What the compiler asks of a kind of processor, between a lane program and its custom call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from fuselane.codegen.plan import Plan
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import LaneProgram
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCall:
+    """A compiled kernel as the custom call that runs it.
+
+    Attributes:
+        program: The lane program, with what the call has to know of its kernel.
+        target: Custom call target.
+        attributes: The call's attributes, as a dictionary in MLIR's syntax.
+        key: Content hash of the kernel.
+    """
+
+    program: LaneProgram
+    target: str
+    attributes: bytes
+    key: str
+
+
+class Backend(Protocol):
+    """One kind of processor, with the user's options."""
+
+    def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
+        """Returns XLA's estimated time for one iteration of a `while`, in microseconds.
+
+        Args:
+            loop: As XLA would run it.
+            is_compiled: Whether XLA compiles the whole loop to one function.
+        """
+        ...
+
+    def plan(self, program: LaneProgram) -> Plan:
+        """Returns how a kernel lays out its work."""
+        ...
+
+    def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:
+        """Returns a kernel's estimated times: of one iteration, and of a call besides."""
+        ...
+
+    def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:
+        """Returns the kernel as machine code, ready to be called.
+
+        Raises:
+            UnsupportedError: if the processor can't run it.
+            OutOfTimeError: if compiling would probably take longer than there is time.
+        """
+        ...

@@ -1,0 +1,97 @@
+"""Kernels for the CPU this process runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from fuselane import budget, config
+from fuselane.analysis.xla_time import estimate_step_us
+from fuselane.backends.backend import KernelCall
+from fuselane.codegen.kernel import KernelCode, build_planned
+from fuselane.codegen.kernel_time import estimate_kernel_call_us, estimate_kernel_step_us
+from fuselane.codegen.llvm import HostTarget, compile_object
+from fuselane.codegen.plan import Plan, make_plan
+from fuselane.config import Options
+from fuselane.device import host_device
+from fuselane.errors import OutOfTimeError
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.program import LaneProgram
+from fuselane.runtime.cache import open_cache
+from fuselane.runtime.costs import load_costs
+from fuselane.runtime.ffi import TARGET, custom_call_attributes
+from fuselane.runtime.kernel import Kernel, compute_key
+
+_LLVM_S_PER_INSTRUCTION: Final = 1e-4
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CpuBackend:
+    """The host's CPU as a `Backend`: kernels are objects that our FFI handler runs."""
+
+    options: Options
+
+    def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
+        """Returns XLA:CPU's time for one iteration, thunk by thunk."""
+        return estimate_step_us(
+            loop,
+            load_costs(config.cache_dir()),
+            is_compiled=is_compiled,
+            num_cores=host_device().num_cores,
+        )
+
+    def plan(self, program: LaneProgram) -> Plan:
+        """Returns the layout: vectors, tiles, threads."""
+        return make_plan(program, self.options, host_device())
+
+    def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:
+        """Returns the times of one iteration and of a call besides, on all threads."""
+        costs, device = load_costs(config.cache_dir()), host_device()
+        return (
+            estimate_kernel_step_us(program, plan, costs, device),
+            estimate_kernel_call_us(program, plan, costs, device),
+        )
+
+    def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:
+        """Returns the kernel, from the cache or fresh from LLVM."""
+        code = build_planned(program, plan, bounds_checks=self.options.bounds_checks)
+        kernel = compile_kernel(code, self.options)
+        return KernelCall(
+            program=replace(program, num_tiles=code.num_tiles, scratch_bytes=code.scratch_bytes),
+            target=TARGET,
+            attributes=custom_call_attributes(kernel),
+            key=kernel.key,
+        )
+
+
+def compile_kernel(code: KernelCode, options: Options) -> Kernel:
+    """Returns the machine code of a kernel, from the cache or fresh from LLVM.
+
+    Raises:
+        OutOfTimeError: if LLVM would probably need longer than there is time.
+    """
+    target = HostTarget.host()
+    max_threads = (options.threads or 0) if code.parallel else 1
+    is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
+    in_order = is_wide and code.is_bitwise
+    layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar} {in_order}"
+    key = compute_key(code.ir, layout, repr(target), options.fingerprint())
+    cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
+
+    def compile_now() -> Kernel:
+        needed_s = _LLVM_S_PER_INSTRUCTION * code.num_instructions
+        if needed_s > budget.remaining_s():
+            raise OutOfTimeError(f"LLVM would need another {needed_s:.1f} s.")
+        return Kernel(
+            key=key,
+            symbol=code.symbol,
+            object_code=compile_object(
+                code.ir, target, vectorise=code.is_scalar, in_order=in_order
+            ),
+            num_tiles=code.num_tiles,
+            max_threads=max_threads,
+            target=target,
+        )
+
+    return cache.get_or_build(key, compile_now)

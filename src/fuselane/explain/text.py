@@ -119,12 +119,12 @@ def _title(module: ModuleModel) -> RenderableType:
 
 
 def _kernel_table(module: ModuleModel, width: int) -> RenderableType | None:
-    ranked = costs.worst_first(costs.kernel_costs(module))
-    if not ranked:
+    groups = _alike(costs.worst_first(costs.kernel_costs(module)))
+    if not groups:
         return None
-    largest = ranked[0].share or 1.0
+    largest = _share(groups[0]) or 1.0
     rows: list[tuple[str, ...]] = [_HEADS]
-    rows += (_kernel_cells(cost, largest) for cost in ranked[:MAX_KERNELS])
+    rows += (_kernel_cells(group, largest) for group in groups[:MAX_KERNELS])
     shown = [column for column in range(len(_HEADS)) if width >= _NARROW or column not in (1, 7)]
     widths: dict[int, int] = {}
     for column in shown:
@@ -132,11 +132,27 @@ def _kernel_table(module: ModuleModel, width: int) -> RenderableType | None:
         widest = max(cell_len(row[column]) for row in rows)
         widths[column] = max(0, min(widest, _MAX_CELLS.get(column, widest), room))
     table = Group(*(_kernel_line(row, widths, "dim" if row is rows[0] else "") for row in rows))
-    rest = ranked[MAX_KERNELS:]
+    rest = [cost for group in groups[MAX_KERNELS:] for cost in group]
     if not rest:
         return table
-    share = sum(cost.share for cost in rest)
-    return Group(table, _more(f"{plural(len(rest), 'more kernel')} with {share:.1%} of the time"))
+    return Group(
+        table, _more(f"{plural(len(rest), 'more kernel')} with {_share(rest):.1%} of the time")
+    )
+
+
+def _alike(ranked: Sequence[KernelCost]) -> list[list[KernelCost]]:
+    """Returns kernels in groups of one line, kind and opcodes, the group that costs most first."""
+    groups: dict[object, list[KernelCost]] = {}
+    for cost in ranked:
+        kernel = cost.kernel
+        opcodes = tuple(sorted(kernel.opcodes.items()))
+        key = (kernel.source, kernel.kind, kernel.emitter, kernel.launches, opcodes)
+        groups.setdefault(key, []).append(cost)
+    return sorted(groups.values(), key=lambda group: -sum(cost.time_us for cost in group))
+
+
+def _share(group: Iterable[KernelCost]) -> float:
+    return sum(cost.share for cost in group)
 
 
 def _kernel_line(row: Sequence[str], widths: Mapping[int, int], style: str) -> Text:
@@ -153,15 +169,16 @@ def _kernel_line(row: Sequence[str], widths: Mapping[int, int], style: str) -> T
     return line
 
 
-def _kernel_cells(cost: KernelCost, largest: float) -> tuple[str, ...]:
-    kernel = cost.kernel
+def _kernel_cells(group: Sequence[KernelCost], largest: float) -> tuple[str, ...]:
+    kernel = group[0].kernel
+    times = "" if len(group) == 1 else f"{len(group)} × "
     return (
-        f"{cost.share:.1%}",
-        _bar(cost.share / largest),
-        format_us(cost.time_us),
-        format_count(kernel.launches),
-        format_bytes(cost.bytes),
-        printable(kernel.name),
+        f"{_share(group):.1%}",
+        _bar(_share(group) / largest),
+        format_us(sum(cost.time_us for cost in group)),
+        times + format_count(kernel.launches),
+        format_bytes(sum(cost.bytes for cost in group)),
+        printable(kernel.name) + ("" if len(group) == 1 else f" +{len(group) - 1}"),
         format_place(kernel.source),
         printable(f"{kernel.kind}: {format_opcodes(kernel.opcodes)}"),
     )
@@ -216,8 +233,8 @@ def _boundary_table(module: ModuleModel) -> RenderableType | None:
     table.add_column(ratio=1)
     for reason, group in inner[:MAX_REASONS]:
         table.add_row(_size(group), _reason_text(reason, group))
-        for boundary in group[:MAX_EDGES]:
-            table.add_row("", _edge_text(boundary))
+        for index, boundary in enumerate(group[:MAX_EDGES]):
+            table.add_row("", _edge_lines(boundary, with_detail=index == 0))
         if group[MAX_EDGES:]:
             table.add_row("", Text(f"  and {len(group) - MAX_EDGES} more", "dim"))
     rest = [boundary for _, group in inner[MAX_REASONS:] for boundary in group]
@@ -244,16 +261,17 @@ def _reason_text(reason: BoundaryReason, group: Sequence[BoundaryModel]) -> Text
     return text.append(reason.sentence, "dim")
 
 
-def _edge_text(boundary: BoundaryModel) -> Text:
-    """Returns one edge, with what is told of it alone."""
-    text = Text()
-    text.append(printable(f"  {boundary.producer} → {boundary.consumer}"))
-    text.append(f"  {_places(boundary)}", "blue")
-    text.append(f"  {_short_shape(boundary.shape)}, {_crossing(boundary)}", "dim")
+def _edge_lines(boundary: BoundaryModel, *, with_detail: bool) -> RenderableType:
+    """Returns one edge and, for the first of its kind, what is told of it alone."""
+    line = Text()
+    line.append(printable(f"{boundary.producer} → {boundary.consumer}"))
+    line.append(f"  {_places(boundary)}", "blue")
+    line.append(f"  {_short_shape(boundary.shape)}, {_crossing(boundary)}", "dim")
+    lines = [Padding(line, (0, 0, 0, 2))]
     own = printable(boundary.decision.detail)
-    if own and own != boundary.decision.reason.sentence:
-        text.append(f"\n    {own}", "dim")
-    return text
+    if with_detail and own and own != boundary.decision.reason.sentence:
+        lines.append(Padding(Text(own, "dim"), (0, 0, 0, 4)))
+    return Group(*lines)
 
 
 def _short_shape(shape: str) -> str:

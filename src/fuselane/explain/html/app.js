@@ -148,7 +148,7 @@ class App {
     const { module } = this;
     const articles = module.advice.map((advice) => make("article", { tabIndex: 0, onclick: () => this.follows(advice), onkeydown: (event) => { if (event.key === "Enter") this.follows(advice); } },
       make("span", { class: "gain" }, advice.gain === null ? "" : `×${advice.gain.toPrecision(3)}`),
-      make("div", {}, make("div", {}, make("span", { class: "rule" }, advice.rule), make("span", { class: "dim" }, `  ${lineLabel(advice.source)}`)), make("div", {}, advice.sentence))));
+      make("div", {}, make("div", {}, make("span", { class: "rule" }, advice.rule), make("span", { class: "dim" }, `  ${lineLabel(advice.source)}`)), make("div", {}, ...prose(advice.sentence)))));
     const notes = module.notes.map((note) => make("p", { class: "dim" }, note));
     if (!articles.length) articles.push(make("p", { class: "none" }, "There is nothing to advise."));
     return make("div", { class: "advice" }, ...articles, ...notes);

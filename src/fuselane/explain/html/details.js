@@ -67,7 +67,7 @@ class Details {
     return [
       make("h2", {}, dot(familyOf(boundary.reason)), ` ${boundary.reason}`),
       make("p", {}, this.nameLink(boundary.producer), " → ", this.nameLink(boundary.consumer)),
-      make("p", {}, boundary.detail || sentence),
+      make("p", {}, ...prose(boundary.detail || sentence)),
       boundary.detail && boundary.detail !== sentence ? make("p", { class: "dim" }, sentence) : null,
       boundary.xla ? make("blockquote", {}, `XLA: ${boundary.xla}`) : null,
       facts([["Value", shortShape(boundary.shape)], ["Each launch", formatBytes(boundary.num_bytes)], ["Each run", boundary.bytes_per_run === null ? "?" : formatBytes(boundary.bytes_per_run)], ["Loop", boundary.loop ? this.loopLink(boundary.loop) : null], ...numbers]),
@@ -84,7 +84,7 @@ class Details {
       make("p", { class: "dim" }, "loop"),
       facts([["Iterations", formatCount(loop.trip_count)], ["Kernels an iteration", formatCount(loop.kernels_per_iteration)], ["Launches a run", formatCount(loop.launches)],
         ["Under Fuselane", loop.fuselane_launches === null ? null : formatCount(loop.fuselane_launches)], ["Carries", formatBytes(loop.carried_bytes)], ["Inside", loop.parent ? this.loopLink(loop.parent) : null], ["Lanes", decision && decision.lanes !== null ? formatCount(decision.lanes) : null]]),
-      ...(verdict ? [make("h3", {}, verdict), make("p", {}, decision.decision.sentence)] : []),
+      ...(verdict ? [make("h3", {}, verdict), make("p", {}, ...prose(decision.decision.sentence))] : []),
       ...this.advice((advice) => advice.loop === loop.name),
       ...this.lines([loop.source]),
       ...list("Kernels, by time", [...kernels].sort((a, b) => b.time_us - a.time_us), (kernel) => [this.nameLink(kernel.name), ` ${formatShare(kernel.share)}`]),
@@ -115,12 +115,12 @@ class Details {
     return list("Not fused with", all, ([boundary, index]) => {
       const other = boundary.producer === name ? boundary.consumer : boundary.producer;
       return [make("div", { class: "reason" }, dot(familyOf(boundary.reason)), make("button", { class: "link", onclick: () => this.app.select({ kind: "boundary", id: index }) }, boundary.reason), make("span", { class: "dim" }, boundary.producer === name ? "to" : "from"), this.nameLink(other)),
-        make("div", { class: "dim" }, `${boundary.detail || DATA.reasons[boundary.reason][0]} ${crossing(boundary)}.`)];
+        make("div", { class: "dim" }, ...prose(`${boundary.detail || DATA.reasons[boundary.reason][0]} ${crossing(boundary)}.`))];
     });
   }
 
   advice(about) {
-    return list("Advice", this.module.advice.filter(about), (advice) => [make("b", {}, advice.gain === null ? advice.rule : `${advice.rule} ×${advice.gain.toPrecision(3)}`), make("div", {}, advice.sentence)]);
+    return list("Advice", this.module.advice.filter(about), (advice) => [make("b", {}, advice.gain === null ? advice.rule : `${advice.rule} ×${advice.gain.toPrecision(3)}`), make("div", {}, ...prose(advice.sentence))]);
   }
 
   neighbours(title, nodes) { return list(title, [...new Set(nodes)], (node) => [this.nameLink(this.module.nameOf(node)), make("span", { class: "dim" }, ` ${this.module.opcode(node)} ${shortShape(this.module.shape(node))}`)]); }

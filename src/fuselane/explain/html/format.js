@@ -23,9 +23,10 @@ function formatCount(number) {
 }
 
 function formatLarge(number) {
+  if (number < 9999.5) return formatCount(number);
   let unit = 0;
-  while (number >= 9999.5 && unit < 5) { number /= 1000; unit++; }
-  return unit ? `${threeDigits(number)} ${" kMGTP"[unit]}` : formatCount(number);
+  while (number >= 999.5 && unit < 5) { number /= 1000; unit++; }
+  return `${threeDigits(number)} ${" kMGTP"[unit]}`;
 }
 
 function formatShare(share) { return `${(100 * share).toFixed(1)}%`; }
@@ -61,4 +62,9 @@ function dot(family) {
   const element = make("span", { class: "dot" });
   element.style.background = familyColour(family);
   return element;
+}
+
+/** A sentence whose names stand between backticks. */
+function prose(text) {
+  return text.split("`").map((part, index) => (index % 2 ? make("span", { class: "mono" }, part) : part));
 }

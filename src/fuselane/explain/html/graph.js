@@ -5,6 +5,8 @@ const CHAR = 7.3;
 const HEAD = 28;
 const PAD = 14;
 const STUB = 12;
+const MAX_BACK = 4; // edges that run back up and are drawn in full
+const LEGEND = 40; // pixels at the bottom that are not for the graph
 const MIN_TEXT_SCALE = 0.42;
 const MAX_OPEN_AT_START = 600;
 
@@ -85,15 +87,18 @@ class Scene {
     const edges = pairs.map((pair) => [places.get(pair.from), places.get(pair.to)]);
     const placed = this.place(key, box.children, edges);
     const head = key === "r" ? 0 : HEAD;
-    const width = Math.max(placed.w, key === "r" ? 0 : 8 + CHAR * this.title(box).length);
-    const shift = (width - placed.w) / 2 + PAD;
+    const back = edges.flatMap(([from, to], index) => (placed.y[from] >= placed.y[to] ? [index] : []));
+    const gutter = back.length && back.length <= MAX_BACK ? 12 * back.length + 6 : 0; // where edges run back up
+    const width = Math.max(placed.w + gutter, key === "r" ? 0 : 8 + CHAR * this.title(box).length);
+    const shift = (width - placed.w - gutter) / 2 + PAD;
     box.children.forEach((child, index) => {
       child.x = placed.x[index] - child.w / 2 + shift;
       child.y = placed.y[index] - child.h / 2 + head + PAD;
     });
     box.links = pairs.map((pair, index) => ({
       ...pair, a: box.children[edges[index][0]], b: box.children[edges[index][1]],
-      far: placed.routes[index] === null,
+      far: placed.routes[index] === null || (!gutter && back.includes(index)),
+      side: back.includes(index) ? shift + placed.w + 12 * (back.indexOf(index) + 0.5) : null,
       route: (placed.routes[index] || []).map(([x, y]) => [x + shift, y + head + PAD]),
       family: this.family(pair.boundaries), bytes: this.bytes(pair.boundaries),
     }));
@@ -105,7 +110,7 @@ class Scene {
     const signature = children.map((child) => `${child.w}x${child.h}`).join();
     const old = this.placed.get(key);
     if (old && old.signature === signature) return old.placed;
-    const placed = placeInLayers(children, edges);
+    const placed = placeAll(children, edges);
     this.placed.set(key, { signature, placed });
     return placed;
   }
@@ -127,7 +132,8 @@ class Scene {
     const { module } = this;
     if (box.key[0] === "c") {
       const number = Number(box.key.slice(1));
-      return box.open ? module.computations[number][0] : `${module.computations[number][0]} (${module.members[number].length})`;
+      const [name, , role] = module.computations[number];
+      return box.open ? `${role}  ${name}` : `${role} (${module.members[number].length})`;
     }
     if (module.kernelAt(box.node) !== undefined || this.canOpen(box.key)) {
       const loop = box.open ? module.loops[module.loopOf.get(module.nameOf(box.node))] : undefined;
@@ -247,8 +253,9 @@ class GraphView {
   fit(animate = true) { const { root } = this.scene; this.frame(0, 0, root.w, root.h, 1.1, animate); }
 
   frame(left, top, w, h, most, animate = true) {
-    const scale = Math.min(most, this.width / (w + 40), this.height / (h + 60));
-    this.moveTo(scale, this.width / 2 - scale * (left + w / 2), this.height / 2 - scale * (top + h / 2), animate);
+    const height = this.height - LEGEND;
+    const scale = Math.min(most, this.width / (w + 40), height / (h + 30));
+    this.moveTo(scale, this.width / 2 - scale * (left + w / 2), height / 2 - scale * (top + h / 2), animate);
   }
 
   moveTo(scale, x, y, animate) {
@@ -277,7 +284,7 @@ class GraphView {
     if (!boxes.length) return;
     const left = Math.min(...boxes.map((b) => b.left)), top = Math.min(...boxes.map((b) => b.top));
     const right = Math.max(...boxes.map((b) => b.left + b.w)), bottom = Math.max(...boxes.map((b) => b.top + b.h));
-    const inView = left * this.scale + this.x > 0 && right * this.scale + this.x < this.width && top * this.scale + this.y > 30 && bottom * this.scale + this.y < this.height - 30;
+    const inView = left * this.scale + this.x > 0 && right * this.scale + this.x < this.width && top * this.scale + this.y > 30 && bottom * this.scale + this.y < this.height - LEGEND;
     if (inView && this.scale > MIN_TEXT_SCALE && scale === undefined) { this.redraw(); return; }
     const most = scale ?? Math.max(0.75, Math.min(1.1, this.scale));
     this.frame(left, top, right - left, bottom - top, most, animate);
@@ -419,7 +426,7 @@ class GraphView {
     if (link.far && !stressed) this.traceStubs(g, box, link); else this.trace(g, box, link);
     g.stroke();
     if (this.scale > 0.3) {
-      const x = box.left + link.toX, y = box.top + (link.b.y > link.a.y ? link.b.y : link.b.y + link.b.h / 2);
+      const x = box.left + link.toX, y = box.top + link.b.y;
       g.fillStyle = g.strokeStyle;
       g.beginPath(); g.moveTo(x, y); g.lineTo(x - 4, y - 7); g.lineTo(x + 4, y - 7); g.fill();
     }
@@ -545,7 +552,7 @@ class GraphView {
       for (const index of link.boundaries.slice(0, 3)) {
         const boundary = module.boundaries[index];
         const text = boundary.detail || DATA.reasons[boundary.reason][0];
-        lines.push(make("p", {}, dot(familyOf(boundary.reason)), ` ${boundary.reason}: ${text}`));
+        lines.push(make("p", {}, dot(familyOf(boundary.reason)), ` ${boundary.reason}: `, ...prose(text)));
         lines.push(make("p", { class: "dim" }, `${shortShape(boundary.shape)}, ${crossing(boundary)}`));
       }
       if (!link.boundaries.length) lines.push(make("p", { class: "dim" }, shortShape(DATA.strings[module.edges[link.edges[0]][2]])));
@@ -603,9 +610,9 @@ function curve(box, link) {
   const { a, b } = link;
   const start = [box.left + link.fromX, box.top + a.y + a.h];
   const end = [box.left + link.toX, box.top + b.y];
-  if (b.y < a.y) { // back to where a loop begins
-    const side = box.left + Math.max(a.x + a.w, b.x + b.w) + 30;
-    return [["M", ...start], ["C", start[0], start[1] + 40, side, start[1] + 20, side, (start[1] + end[1]) / 2], ["C", side, end[1] - 20, end[0], end[1] - 40, ...end]];
+  if (link.side !== null) { // back to where a loop begins
+    const side = box.left + link.side;
+    return [["M", ...start], ["C", start[0], start[1] + 22, side, start[1] + 22, side, start[1] - 14], ["C", side, start[1] - 14, side, end[1] + 14, side, end[1] + 14], ["C", side, end[1] - 22, end[0], end[1] - 22, ...end]];
   }
   const stops = [start, ...link.route.map(([x, y]) => [box.left + x, box.top + y]), end];
   const path = [["M", ...start]];

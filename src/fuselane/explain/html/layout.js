@@ -7,6 +7,63 @@ const PASSAGE = 10; // width kept free for an edge that passes a layer
 const MAX_PASSAGES = 4000;
 const LONG = 10; // layers an edge may pass before it gets no passages, and is drawn as two stubs
 
+const HUB = 24; // edges from which on an instruction is a hub, such as a tuple of all results
+const PART_GAP = 34;
+
+/**
+ * Places items. What only meets in hubs (the step counter, the tuple of all results) is placed part by part,
+ * and parts side by side in rows; hubs go above or below, and their edges are far.
+ */
+function placeAll(items, edges) {
+  const degree = items.map(() => [0, 0]);
+  for (const [from, to] of edges) { degree[from][1]++; degree[to][0]++; }
+  const isHub = degree.map(([ins, outs]) => ins > HUB || outs > HUB);
+  if (!isHub.some(Boolean)) return placeInLayers(items, edges);
+  const parts = findParts(items.length, edges.filter(([from, to]) => !isHub[from] && !isHub[to]), isHub);
+  const all = items.map((_, index) => index);
+  const above = all.filter((index) => isHub[index] && degree[index][1] >= degree[index][0]), below = all.filter((index) => isHub[index] && degree[index][1] < degree[index][0]);
+  const placed = parts.map((part) => placePart(part, items, edges));
+  const x = [], y = [], routes = edges.map(() => null);
+  const area = placed.reduce((sum, part) => sum + (part.w + PART_GAP) * (part.h + PART_GAP), 0);
+  const limit = Math.max(1200, 1.5 * Math.sqrt(area), ...placed.map((part) => part.w));
+  let top = 0, width = 0;
+  const shelve = (boxes, put) => {
+    let left = 0, height = 0;
+    for (const box of boxes) {
+      if (left && left + box.w > limit) { left = 0; top += height + PART_GAP; height = 0; }
+      put(box, left, top);
+      left += box.w + PART_GAP; height = Math.max(height, box.h); width = Math.max(width, left - PART_GAP);
+    }
+    if (boxes.length) top += height + PART_GAP;
+  };
+  const putHub = (hub, left, upper) => { x[hub.index] = left + hub.w / 2; y[hub.index] = upper + hub.h / 2; };
+  const hubs = (list) => list.map((index) => ({ index, w: items[index].w, h: items[index].h }));
+  shelve(hubs(above), putHub);
+  shelve(placed, (part, left, upper) => {
+    part.members.forEach((index, position) => { x[index] = left + part.x[position]; y[index] = upper + part.y[position]; });
+    part.own.forEach((edge, position) => { routes[edge] = part.routes[position]?.map(([px, py]) => [left + px, upper + py]) ?? null; });
+  });
+  shelve(hubs(below), putHub);
+  return { w: width, h: top - PART_GAP, x, y, routes };
+}
+
+/** Returns the connected parts, largest first among equals in the order of their first item. */
+function findParts(count, edges, leftOut) {
+  const parent = Array.from({ length: count }, (_, index) => index);
+  const find = (index) => { while (parent[index] !== index) index = parent[index] = parent[parent[index]]; return index; };
+  for (const [from, to] of edges) parent[find(from)] = find(to);
+  const parts = new Map();
+  for (let index = 0; index < count; index++) if (!leftOut[index]) push(parts, find(index), index);
+  return [...parts.values()].sort((a, b) => b.length - a.length || a[0] - b[0]);
+}
+
+function placePart(members, items, edges) {
+  const places = new Map(members.map((index, position) => [index, position]));
+  const own = [], inner = [];
+  edges.forEach(([from, to], edge) => { if (places.has(from) && places.has(to)) { own.push(edge); inner.push([places.get(from), places.get(to)]); } });
+  return { members, own, ...placeInLayers(members.map((index) => items[index]), inner) };
+}
+
 /**
  * Places items; edges lead from earlier items to later ones, others are ignored.
  * @param {{w: number, h: number}[]} items

@@ -18,6 +18,7 @@ class Module {
     this.computations.forEach(([, caller], computation) => {
       if (caller >= 0) push(this.called, caller, computation);
     });
+    for (const list of this.called.values()) list.sort((a, b) => this.computations[a][2].localeCompare(this.computations[b][2], "en", { numeric: true }));
     this.roots = this.computations.flatMap(([, caller], computation) => (caller < 0 ? [computation] : []));
     this.out = Array.from({ length: this.size }, () => []);
     this.in = Array.from({ length: this.size }, () => []);

@@ -14,7 +14,14 @@ from fuselane.boundary import BoundaryReason
 from fuselane.config import VERSION
 from fuselane.explain import costs
 from fuselane.explain.graph import make_graph
-from fuselane.explain.model import BoundaryModel, KernelModel, ModuleModel, StageModel, to_json
+from fuselane.explain.model import (
+    BoundaryModel,
+    InstructionModel,
+    KernelModel,
+    ModuleModel,
+    StageModel,
+    to_json,
+)
 from fuselane.explain.palette import FAMILIES, Family
 from fuselane.explain.source_text import read_source, windows
 from fuselane.explain.units import file_name
@@ -120,6 +127,7 @@ def _module(module: ModuleModel, lines: _Lines, strings: _Numbered) -> dict[str,
     numbers = {x.name: index for index, x in enumerate(graph.instructions)}
     computations = _Numbered()
     callers = graph.caller
+    roles = {name: role for x in graph.instructions for name, role in _roles(x)}
     columns = {
         "name": [x.name for x in graph.instructions],
         "opcode": [strings.number(x.opcode) for x in graph.instructions],
@@ -140,7 +148,8 @@ def _module(module: ModuleModel, lines: _Lines, strings: _Numbered) -> dict[str,
         "notes": list(module.notes),
         "nodes": columns,
         "computations": [
-            [name, numbers.get(callers.get(name, ""), -1)] for name in computations.items
+            [name, numbers.get(callers.get(name, ""), -1), roles.get(name, name)]
+            for name in computations.items
         ],
         "edges": [
             [numbers[e.producer], numbers[e.consumer], strings.number(e.shape), list(e.boundaries)]
@@ -154,6 +163,15 @@ def _module(module: ModuleModel, lines: _Lines, strings: _Numbered) -> dict[str,
         ],
         "stages": [_stage(stage) for stage in module.stages],
     }
+
+
+def _roles(instruction: InstructionModel) -> Iterable[tuple[str, str]]:
+    """Returns what each computation is to the instruction that calls it."""
+    if instruction.opcode == "while":
+        return zip(instruction.calls, ("body", "condition"), strict=False)
+    if instruction.opcode == "conditional":
+        return ((name, f"branch {index}") for index, name in enumerate(instruction.calls))
+    return ()
 
 
 def _kernel(cost: costs.KernelCost, lines: _Lines) -> dict[str, Any]:

@@ -28,8 +28,10 @@ class SourceView {
     this.files.replaceChildren(...order.map((file) => make("option", { value: String(file) }, DATA.files[file].name)));
     this.files.hidden = !order.length;
     this.file = -1;
-    if (order.length) this.open(order[0]);
-    else {
+    if (order.length) {
+      this.open(order[0]);
+      this.hottest()?.scrollIntoView({ block: "center" });
+    } else {
       byId("path").textContent = "";
       this.code.replaceChildren(make("p", { class: "empty" }, "Nothing in this module says which line it comes from."));
     }
@@ -56,6 +58,11 @@ class SourceView {
     }
     this.code.replaceChildren(...rows);
     this.mark(this.lit || []);
+  }
+
+  hottest() {
+    const lines = [...this.rows.keys()].sort((a, b) => (this.module.timeAt.get(b) || 0) - (this.module.timeAt.get(a) || 0));
+    return this.rows.get(lines[0]);
   }
 
   row(number, text) {

@@ -17,6 +17,8 @@ class Table {
     }, column.title)));
     this.element = make("div", { class: "table", role: "grid", tabIndex: 0, onscroll: () => this.draw(), onkeydown: (event) => this.key(event) }, this.head, this.body);
     this.element.style.setProperty("--columns", columns.map((column) => column.width).join(" "));
+    const least = columns.reduce((sum, column) => sum + Number(column.width.match(/\d+/)[0]), 0);
+    this.element.style.setProperty("--least", `${least}px`);
     this.filter("");
   }
 

@@ -12,18 +12,16 @@ from typing import Any, Final
 
 from jax._src import config as jax_config
 
-from fuselane import config
 from fuselane.xla.captured import CapturedModule
+from fuselane.xla.compilation import Source, capture_source
 from fuselane.xla.dump import read_dump
-from fuselane.xla.gpu import capture_on_gpu
+from fuselane.xla.dump_options import dump_options
 from fuselane.xla.targets import CPU, find_target
 
 MAX_SECONDS: Final = 600.0
 """How long XLA may take in a child process, unless a caller says otherwise."""
 
 _CUDA: Final = "cuda"
-_OUR_PASS: Final = "apply-xla-transforms"
-"""The pass through which XLA calls Fuselane; without it a module is compiled by XLA alone."""
 
 
 def lower(jitted: Any, target: str, *arguments: Any, **keywords: Any) -> Any:
@@ -59,10 +57,11 @@ def capture(
     """
     found = find_target(target)
     if found.gpu is not None:
-        return capture_on_gpu([bytecode(lowered.compiler_ir())], found, max_s=max_s)
+        source = Source(form="mlir", data=bytecode(lowered.compiler_ir()))
+        return (capture_source(source, found, max_s=max_s),)
     with tempfile.TemporaryDirectory(prefix="fuselane-xla-") as folder, not_persistent():
         start = time.perf_counter()
-        lowered.compile(compiler_options=_dump_options(folder))
+        lowered.compile(compiler_options=dump_options(Path(folder)))
         compile_s = time.perf_counter() - start
         return read_dump(Path(folder), found, compile_s=compile_s)
 
@@ -79,14 +78,3 @@ def not_persistent() -> Iterator[None]:
     """Keeps what this thread compiles out of JAX's persistent cache."""
     with jax_config.persistent_cache_min_compile_time_secs(float("inf")):
         yield
-
-
-def _dump_options(folder: str) -> dict[str, Any]:
-    """Returns options for one compilation of XLA's, beside those of the environment."""
-    disabled = [*config.disabled_hlo_passes(), _OUR_PASS]
-    return {
-        "xla_dump_to": folder,
-        "xla_dump_hlo_pass_re": ".*",
-        "xla_dump_hlo_as_proto": True,
-        "xla_disable_hlo_passes": ",".join(disabled),
-    }

@@ -16,6 +16,7 @@ from fuselane.errors import CaptureError
 MAX_FOLDER_BYTES: Final = 8 * 2**30
 """The most a child may write."""
 
+_STDERR: Final = 2
 _POLL_S: Final = 0.05
 _SIZE_POLL_S: Final = 1.0
 
@@ -36,7 +37,7 @@ def run_child(
     Args:
         command: The program and its arguments.
         environment: All of its environment.
-        log: Where what it prints goes; None leaves that to this process's own output.
+        log: Where what it prints goes; None is this process's standard error.
         folder: Where it writes; checked for its size.
         max_s: Seconds it may take.
         watch: Called now and then while it runs.
@@ -45,13 +46,13 @@ def run_child(
     """
     deadline = time.monotonic() + max_s
     with contextlib.ExitStack() as stack:
-        output = None if log is None else stack.enter_context(log.open("wb"))
+        output = _STDERR if log is None else stack.enter_context(log.open("wb"))
         process = subprocess.Popen(
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=output and subprocess.STDOUT,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         stack.callback(_end, process)
@@ -59,10 +60,10 @@ def run_child(
         while process.poll() is None:
             watch()
             if time.monotonic() > deadline:
-                raise CaptureError(f"XLA was stopped after {max_s:g} seconds.")
+                raise CaptureError(f"It took longer than {max_s:g} seconds, so it was stopped.")
             if folder_size.get() > MAX_FOLDER_BYTES:
                 limit = f"{MAX_FOLDER_BYTES / 2**30:g} GiB"
-                raise CaptureError(f"XLA was stopped, as it wrote more than {limit} of dumps.")
+                raise CaptureError(f"XLA wrote more than {limit} of dumps, so it was stopped.")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
         watch()

@@ -1,0 +1,77 @@
+"""XLA's GPU compiler as it is installed: JAX's CUDA plug-in, and tools of NVIDIA's."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import jax
+
+from fuselane.errors import CaptureError
+
+_PLUGINS: Final = {"jax-cuda12-plugin": "cuda_nvcc", "jax-cuda13-plugin": "cu13"}
+"""The packages that hold the compiler, and below `nvidia` the folder with its assembler."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """The GPU compiler as it is installed.
+
+    Attributes:
+        data_dir: A folder with CUDA's `bin/ptxas` and `nvvm/libdevice`, or None where XLA has to
+            look for them itself.
+        ptxas: NVIDIA's assembler, or None if there is none.
+    """
+
+    data_dir: Path | None
+    ptxas: Path | None
+
+
+def find_toolchain() -> Toolchain:
+    """Returns the GPU compiler.
+
+    Raises:
+        CaptureError: if it is not installed, or does not belong to this JAX.
+    """
+    plugin = next((name for name in _PLUGINS if _version(name)), None)
+    if plugin is None or _version(plugin) != jax.__version__:
+        raise CaptureError(_how_to_install(plugin))
+    data_dir = _nvidia_folder(_PLUGINS[plugin])
+    found = shutil.which("ptxas")
+    ptxas = None if found is None else Path(found)
+    if data_dir is not None and (data_dir / "bin" / "ptxas").is_file():
+        ptxas = data_dir / "bin" / "ptxas"
+    return Toolchain(data_dir=data_dir, ptxas=ptxas)
+
+
+def _how_to_install(plugin: str | None) -> str:
+    wanted = plugin or "jax-cuda12-plugin"
+    what = f"`pip install 'fuselane[gpu]' '{wanted}=={jax.__version__}'`"
+    if plugin is None:
+        return f"GPU targets need XLA's GPU compiler, but no GPU: {what}."
+    return (
+        f"GPU targets need {plugin} of JAX's own version, {jax.__version__}, not "
+        f"{_version(plugin)}: {what}."
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _nvidia_folder(name: str) -> Path | None:
+    """Returns the folder of one of NVIDIA's packages, or None."""
+    try:
+        spec = importlib.util.find_spec(f"nvidia.{name}")
+    except ModuleNotFoundError:
+        return None
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(locations[0]) if locations else None

@@ -1,0 +1,224 @@
+"""Files and folders that hold a program in one form or another, and those that hold none."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+from jaxlib import _jax
+
+from fuselane.errors import CaptureError, FuselaneError
+from fuselane.xla import compilation
+from fuselane.xla.capture import bytecode, capture, lower
+from fuselane.xla.captured import CapturedModule
+from fuselane.xla.dump import read_dump
+from fuselane.xla.files import capture_path
+from fuselane.xla.toolchain import find_toolchain
+
+MAX_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Where temporary folders are made; reading files has to leave it empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert not list(folder.iterdir())
+
+
+def program(x: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, 7, lambda _, y: jnp.sin(y) * 2 + x, x)
+
+
+LINE = program.__code__.co_firstlineno + 1
+
+
+@pytest.fixture(scope="module")
+def lowered() -> Any:
+    return jax.jit(program).lower(jnp.ones(100))
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory, lowered: Any) -> Path:
+    """A folder that XLA filled with protos, texts and passes."""
+    folder = tmp_path_factory.mktemp("dump")
+    options = {
+        "xla_dump_to": str(folder),
+        "xla_dump_hlo_as_proto": True,
+        "xla_dump_hlo_as_text": True,
+        "xla_dump_hlo_pass_re": ".*",
+    }
+    lowered.compile(compiler_options=options)
+    return folder
+
+
+def find(folder: Path, end: str) -> Path:
+    (path,) = folder.glob(f"*{end}")
+    return path
+
+
+def check(module: CapturedModule, name: str = "jit_program") -> None:
+    """Whether XLA's way with the program is all there, source lines included."""
+    assert module.name == name
+    assert module.target == "cpu"
+    assert "fusion" in [stage.name for stage in module.stages]
+    assert not module.notes
+    final = module.module()
+    sines = [i for c in final.computations for i in c.instructions if i.opcode == "sine"]
+    assert {str(final.source(sine)).split(" ")[0] for sine in sines} == {f"test_files.py:{LINE}"}
+
+
+@pytest.mark.parametrize("end", [".before_optimizations.hlo.pb", ".before_optimizations.txt"])
+def test_hlo_before_optimizations(dump: Path, tmp_path: Path, end: str) -> None:
+    """As XLA writes it; what a file is called does not matter."""
+    path = tmp_path / "anything"
+    path.write_bytes(find(dump, end).read_bytes())
+    (module,) = capture_path(path, max_s=MAX_S)
+    check(module)
+
+
+@pytest.mark.parametrize("end", ["cpu_after_optimizations.hlo.pb", "cpu_after_optimizations.txt"])
+def test_hlo_after_optimizations_is_read_as_it_is(dump: Path, end: str) -> None:
+    (module,) = capture_path(find(dump, end), max_s=MAX_S)
+    assert module.notes == ("XLA had optimized this module before, so its passes are not shown.",)
+    (stage,) = module.stages
+    assert stage.data == module.final
+    assert any(i.opcode == "fusion" for c in module.module().computations for i in c.instructions)
+
+
+@pytest.mark.parametrize("form", ["text", "bytecode", "artifact"])
+def test_stablehlo(lowered: Any, tmp_path: Path, form: str) -> None:
+    module = lowered.compiler_ir()
+    path = tmp_path / "program.mlir"
+    if form == "text":
+        path.write_text(module.operation.get_asm(enable_debug_info=True))
+    elif form == "bytecode":
+        path.write_bytes(bytecode(module))
+    else:
+        path.write_bytes(_jax.mlir.serialize_portable_artifact(module, "1.0.0"))
+    (captured,) = capture_path(path, max_s=MAX_S)
+    check(captured)
+
+
+def test_exported(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers")
+    path = tmp_path / "program.bin"
+    shape = jax.ShapeDtypeStruct((100,), jnp.float32)
+    path.write_bytes(export.export(jax.jit(program))(shape).serialize())
+    (module,) = capture_path(path, max_s=MAX_S)
+    check(module)
+
+
+def test_exported_for_something_else(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers")
+    path = tmp_path / "program.bin"
+    shape = jax.ShapeDtypeStruct((100,), jnp.float32)
+    path.write_bytes(export.export(jax.jit(program), platforms=["tpu"])(shape).serialize())
+    with pytest.raises(FuselaneError, match="was exported for platforms"):
+        capture_path(path, max_s=MAX_S)
+
+
+def test_a_dump_of_protos(dump: Path) -> None:
+    (module,) = capture_path(dump, max_s=MAX_S)
+    check(module)
+
+
+def test_a_dump_of_texts(dump: Path, tmp_path: Path) -> None:
+    """XLA reads its own text, and shows the same."""
+    for path in dump.glob("*.txt"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (module,) = capture_path(tmp_path, max_s=MAX_S)
+    check(module)
+    (expected,) = capture_path(dump, max_s=MAX_S)
+    assert [stage.name for stage in module.stages] == [stage.name for stage in expected.stages]
+
+
+def test_a_dump_of_a_gpus_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says itself for which GPU it is."""
+    try:
+        find_toolchain()
+    except CaptureError:
+        pytest.skip("the gpu extra is not installed")
+    kept = tmp_path / "kept"
+
+    def read_and_keep(folder: Path, *arguments: Any, **keywords: Any) -> Any:
+        shutil.copytree(folder, kept)
+        return read_dump(folder, *arguments, **keywords)
+
+    monkeypatch.setattr(compilation, "read_dump", read_and_keep)
+    lowered = lower(jax.jit(jnp.sin), "rtx2080ti", jnp.ones(1000))
+    (expected,) = capture(lowered, "rtx2080ti")
+    (module,) = capture_path(kept, max_s=MAX_S)
+    assert dataclasses.replace(module, compile_s=expected.compile_s) == expected
+    with pytest.raises(FuselaneError, match="was compiled for a GPU, not for cpu"):
+        capture_path(kept, "cpu", max_s=MAX_S)
+    (described,) = kept.glob("*gpu_target_config.pbtxt")
+    described.unlink()
+    with pytest.raises(FuselaneError, match="does not say for which GPU; name it with --target"):
+        capture_path(kept, max_s=MAX_S)
+    (module,) = capture_path(kept, "rtx2080ti", max_s=MAX_S)
+    assert module.target == "rtx2080ti"
+
+
+def test_a_folder_compiled_for_something_else(dump: Path) -> None:
+    with pytest.raises(FuselaneError, match="was compiled for a CPU, not for h100"):
+        capture_path(dump, "h100", max_s=MAX_S)
+
+
+TRUNCATED = "truncated"
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "is empty"),
+        (b"hello, world\n", "is text, but neither HLO nor StableHLO"),
+        (b"\x7fELF\x02\x01\x01\x00\xff\xfe", "holds no serialized HLO module"),
+        (b"HloModule m\nENTRY e { ROOT x = f32[ parameter(0) }", "XLA cannot compile this"),
+        (b"HloModule", "XLA cannot compile this"),
+        (b"module { func.func @main( }", "XLA cannot compile this"),
+        (b"ML\xefR\rStableHLO_v1.15.0\x00\x01", "XLA cannot compile this"),
+        (b"module { func.func @f() { return } }", "XLA cannot compile this"),
+        (TRUNCATED, "holds no serialized HLO module"),
+    ],
+)
+def test_bad_files(data: bytes | str, sentence: str, dump: Path, tmp_path: Path) -> None:
+    if isinstance(data, str):
+        data = find(dump, ".before_optimizations.hlo.pb").read_bytes()[:-100]
+    path = tmp_path / "bad"
+    path.write_bytes(data)
+    with pytest.raises(FuselaneError, match=sentence) as caught:
+        capture_path(path, max_s=MAX_S)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def test_folders_without_modules(tmp_path: Path, dump: Path) -> None:
+    with pytest.raises(FuselaneError, match="holds no HLO module that XLA dumped"):
+        capture_path(tmp_path, max_s=MAX_S)
+    first = find(dump, ".before_optimizations.hlo.pb")
+    (tmp_path / first.name).write_bytes(first.read_bytes())  # XLA did not get to the end
+    with pytest.raises(FuselaneError, match="holds no HLO module that XLA dumped"):
+        capture_path(tmp_path, max_s=MAX_S)
+
+
+def test_a_folder_with_damaged_files(tmp_path: Path, dump: Path) -> None:
+    for path in dump.glob("*.hlo.pb"):
+        (tmp_path / path.name).write_bytes(path.read_bytes()[:99])
+    with pytest.raises(FuselaneError, match="hold") as caught:
+        capture_path(tmp_path, max_s=MAX_S)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FuselaneError, match="cannot be read: No such file or directory"):
+        capture_path(tmp_path / "nothing", max_s=MAX_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import jax
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from fuselane.fuzz.build import Built
+from fuselane.fuzz.complexes import FUNCTIONS, parts_of_function
 from fuselane.fuzz.elementwise import RULES
 from fuselane.fuzz.generate import DTYPES, Choice, draw_program
 from fuselane.fuzz.inputs import draw_inputs
-from fuselane.fuzz.kinds import is_floating
+from fuselane.fuzz.kinds import Value, is_floating
 from fuselane.fuzz.operations import OPERATIONS
 from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step, all_steps
 from fuselane.fuzz.shrink import shrink, smaller
@@ -45,7 +47,7 @@ def test_a_choice_is_kept() -> None:
 
 def program_of(operation: str, variant: int, dtype: str, kind: str) -> Program:
     """Returns a program of one operation on two carries of a type."""
-    inner = (Step(FIRST_STEP + 3, "negate", (FIRST_STEP + 2, 0, 0), 0),)
+    inner = (Step(FIRST_STEP + 4, "negate", (FIRST_STEP + 2, 0, 0), 0),)
     body = (Step(FIRST_STEP, operation, (FIRST_CARRY, FIRST_CARRY + 1, 0), variant, inner),)
     carries = (Slot(dtype, (5,), kind), Slot(dtype, (), kind, 1))
     return Program(
@@ -91,6 +93,41 @@ def test_near_operations_do_not_let_differences_grow(name: str) -> None:
         moves = [np.clip(x + generator.choice((-1e-3, 1e-3), x.size), -2, 2) for x in operands]
         farthest = np.max([np.abs(x - y) for x, y in zip(operands, moves, strict=True)], axis=0)
         assert np.all(np.abs(rule.near(*moves) - results) <= farthest * (1 + 1e-6) + 1e-12)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_complex_numbers_do_not_let_differences_grow(name: str) -> None:
+    generator = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x, y = generator.uniform(-2, 2, (2, 20_000))
+        moves = [np.clip(a + generator.choice((-1e-3, 1e-3), a.size), -2, 2) for a in (x, y)]
+        farthest = np.maximum(np.abs(x - moves[0]), np.abs(y - moves[1]))
+        before, after = parts_of_function(name, x, y), parts_of_function(name, *moves)
+        for part, moved in zip(before, after, strict=True):
+            assert np.all(np.abs(part) <= 2)
+            assert np.all(np.abs(moved - part) <= farthest * (1 + 1e-6) + 1e-12)
+
+
+def test_a_program_starts_from_what_the_one_in_front_has_left() -> None:
+    program = program_of("add", 3, "int32", "exact")
+    inputs = draw_inputs(program)
+    left = [Value(jax.numpy.full((4,), 9, np.int32))]
+    for chained in (False, True):
+        built = Built(replace(program, chained=chained))
+        alone, after = built(*inputs), built(*inputs, left)
+        same = [bool(np.all(a == b)) for a, b in zip(alone, after, strict=True)]
+        assert all(same) is not chained
+
+
+def test_gradients_are_those_of_jax() -> None:
+    """The last result is the gradient of the sum over near results, scaled."""
+    program = replace(program_of("multiply", 3, "float32", "near"), outer="gradient")
+    carries, streams = draw_inputs(program)
+    *results, first, second = Built(program)(carries, streams)
+    scan = Built(replace(program, outer="scan"))
+    assert len(scan(carries, streams)) == len(results)
+    assert (first.shape, second.shape) == (carries[0].shape, carries[1].shape)
+    assert 0 < np.abs(first).max() < 1
 
 
 def test_smaller_programs_are_programs() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -45,11 +48,13 @@ def test_a_good_program_is_fused_and_counted() -> None:
     assert outcome.opcodes["add s32"] > 0 and outcome.opcodes["while tuple"] == 0
 
 
-@pytest.mark.parametrize(("wrong_runs", "form"), [((1,), "differs"), ((0,), "xla-differs")])
+@pytest.mark.parametrize(
+    ("wrong_runs", "forms"), [((1,), {1: "differs"}), ((0, 2), {1: "xla-differs"}), ((0,), {})]
+)
 def test_a_difference_is_seen(
-    monkeypatch: pytest.MonkeyPatch, wrong_runs: tuple[int, ...], form: str
+    monkeypatch: pytest.MonkeyPatch, wrong_runs: tuple[int, ...], forms: dict[int, str]
 ) -> None:
-    """One bit of one result; XLA without fusion tells who is right."""
+    """One bit of one result; XLA as users have it and XLA without fusion tell who is right."""
     real, runs = run._call, iter(range(9))
 
     def call(*arguments: Any) -> Any:
@@ -60,8 +65,28 @@ def test_a_difference_is_seen(
 
     monkeypatch.setattr(run, "_call", call)
     failures = run_programs([SMALL, SMALL]).failures
-    assert {i: failure.form for i, failure in failures.items()} == {1: form}
-    assert "1 of 9 differ, first [3]" in failures[1].detail
+    assert {i: failure.form for i, failure in failures.items()} == forms
+    assert all("1 of 9 differ, first [3]" in failure.detail for failure in failures.values())
+
+
+def test_an_argument_that_changes_is_seen() -> None:
+    """Compiled code that writes into what the caller still holds."""
+
+    def write(arguments: list[jax.Array]) -> list[list[jax.Array]]:
+        ctypes.memset(arguments[0].unsafe_buffer_pointer(), 1, 1)
+        return [arguments]
+
+    with pytest.raises(AssertionError, match=r"an argument, int32\[4\], was changed"):
+        run._call(write, [np.zeros(4, np.int32)])
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_programs_in_a_chain(donated: bool) -> None:
+    """One that starts from what another has left, and the gradient of a scan."""
+    link = replace(SMALL, chained=True, donated=donated, outer="gradient")
+    outcome = run_programs([replace(SMALL, donated=donated), link, replace(link, outer="while")])
+    assert not outcome.failures
+    assert set(outcome.reasons) == {"fused"}
 
 
 def test_what_fails_inside_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,14 @@ import jax
 import numpy as np
 from jax import lax
 
-from fuselane.fuzz.builder import Builder
+from fuselane.fuzz.builder import COMPUTED, Builder
 from fuselane.fuzz.inputs import lane_axes
 from fuselane.fuzz.kinds import (
+    NEAR_ULP,
     Kind,
     Value,
     cast,
+    epsilon,
     fit,
     fits,
     full,
@@ -23,9 +25,12 @@ from fuselane.fuzz.kinds import (
     on_grid,
 )
 from fuselane.fuzz.operations import OPERATIONS
-from fuselane.fuzz.program import FIRST_CARRY, FIRST_STREAM, NUMBER, UNIFORM, Program
+from fuselane.fuzz.program import FIRST_CARRY, FIRST_STREAM, NUMBER, UNIFORM, Program, Slot
 
 MAX_WHILE_STEPS: Final = 5
+
+SLOPE_FACTOR: Final = 30.0
+"""How much farther apart gradients, of at most one, may be than the results they come from."""
 
 
 @final
@@ -50,17 +55,55 @@ class Built:
         self._axes = [lane_axes(slot, program.lanes) for slot in self._slots]
         self._made: list[Value] = []
         self._num_carries = len(program.carries)
+        self._start_error = 0.0
         self.judgements: tuple[Judgement, ...] = ()
 
-    def __call__(self, carries: list[jax.Array], streams: list[jax.Array]) -> list[jax.Array]:
-        """Returns the results: last carries, what was accumulated, what was stacked."""
-        if self._program.outer == "while":
+    def __call__(
+        self, carries: list[jax.Array], streams: list[jax.Array], left: Sequence[Value] = ()
+    ) -> list[jax.Array]:
+        """Returns the results: last carries, what was accumulated, what was stacked, gradients.
+
+        Args:
+            carries: The first values of the carries.
+            streams: The streams.
+            left: What the program in front has left, which may take the place of the inputs.
+        """
+        program = self._program
+        if program.chained and left:
+            carries = [
+                self._link(*pair, left) for pair in zip(program.carries, carries, strict=True)
+            ]
+            streams = [
+                self._link(*pair, left) for pair in zip(program.streams, streams, strict=True)
+            ]
+        if program.outer == "while":
             results = self._run_lanes(carries, streams)
             kinds = [*self._judge_carries(MAX_WHILE_STEPS), Judgement(Kind.EXACT)]
+        elif program.outer == "gradient":
+            results, kinds = self._run_with_gradient(carries, streams)
         else:
             results, kinds = self._run_steps(carries, streams)
         self.judgements = tuple(kinds)
         return results
+
+    def values(self, results: Sequence[jax.Array]) -> list[Value]:
+        """Returns the results as values on which others can go on."""
+        pairs = zip(results, self.judgements, strict=True)
+        return [
+            Value(array, judgement.kind, judgement.error)
+            for array, judgement in pairs
+            if judgement.kind in COMPUTED and array.size
+        ]
+
+    def _link(self, slot: Slot, array: jax.Array, left: Sequence[Value]) -> jax.Array:
+        """Returns what a slot starts from: something of its kind that was left, or its input."""
+        kind = Kind(slot.kind)
+        found = [value for value in left if fits(value, kind, slot.dtype)]
+        if kind not in COMPUTED or not found:
+            return array
+        value = found[slot.place % len(found)]
+        self._start_error = max(self._start_error, value.error)
+        return fit(value, kind, slot.dtype, array.shape).array
 
     def _one_lane(
         self, number: jax.Array, uniform: jax.Array, *inputs: jax.Array
@@ -72,7 +115,7 @@ class Built:
             is_carry = i < self._num_carries
             place = FIRST_CARRY + i if is_carry else FIRST_STREAM + i - self._num_carries
             values[place] = Value(array, Kind(slot.kind))
-        builder = Builder(OPERATIONS, values)
+        builder = Builder(OPERATIONS, values, smooth=program.outer == "gradient")
         builder.run(program.body)
         made = []
         for wanted, slot in zip(program.updates, program.carries, strict=False):
@@ -133,7 +176,7 @@ class Built:
             for shape in reduced
         ]
         state = (carries, np.int32(program.seed % 1000), totals)
-        if program.outer == "scan":
+        if program.outer != "counted":
             numbers = lax.iota(np.int32, program.steps)
             (last, uniform, totals), stacked = lax.scan(
                 lambda state, row: self._step(state, row[0], row[1]),
@@ -160,6 +203,40 @@ class Built:
         ]
         results = [*last, uniform, *totals, *stacked]
         return results, kinds[: len(results)]
+
+    def _run_with_gradient(self, carries: list[jax.Array], streams: list[jax.Array]) -> Any:
+        """A scan, and the gradient of a sum of all its near results, scaled to at most one."""
+        inputs = [*carries, *streams]
+        places = [
+            i
+            for i, slot in enumerate(self._slots)
+            if slot.kind == Kind.NEAR.value and slot.dtype in ("float32", "float64")
+        ]
+        kinds: list[Judgement] = []
+
+        def loss(chosen: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+            changed = dict(zip(places, chosen, strict=True))
+            arrays = [changed.get(i, array) for i, array in enumerate(inputs)]
+            results, found = self._run_steps(
+                arrays[: self._num_carries], arrays[self._num_carries :]
+            )
+            kinds[:] = found
+            total = lax.full((), 0.0, np.float32)
+            for array, judgement in zip(results, found, strict=True):
+                if judgement.kind is Kind.NEAR:
+                    flat = lax.convert_element_type(lax.reshape(array, (array.size,)), np.float32)
+                    weights = np.float32(0.25) * (np.arange(array.size, dtype=np.float32) % 5 - 2)
+                    total = total + lax.reduce_sum(flat * weights, (0,))
+            return total, results
+
+        slopes, results = jax.grad(loss, has_aux=True)([inputs[i] for i in places])
+        error = max((k.error for k in kinds if k.kind is Kind.NEAR), default=0.0)
+        judgement = Judgement(Kind.NEAR, SLOPE_FACTOR * (error + NEAR_ULP * epsilon("float32")))
+        scaled = [
+            slope / (np.float32(1) + lax.reduce_max(lax.abs(slope), range(slope.ndim)))
+            for slope in slopes
+        ]
+        return [*results, *scaled], [*kinds, *[judgement] * len(scaled)]
 
     def _reduced_shapes(
         self, carries: list[jax.Array], streams: list[jax.Array]
@@ -211,7 +288,7 @@ class Built:
     def _growth(self, num_steps: int) -> float:
         """Returns how far off near carries are in the end."""
         carried = [v.error for v in self._made[: self._num_carries] if v.kind is Kind.NEAR]
-        return num_steps * max(carried, default=0.0)
+        return self._start_error + num_steps * max(carried, default=0.0)
 
     def _judge_carries(self, num_steps: int) -> list[Judgement]:
         growth = self._growth(num_steps)

@@ -24,7 +24,7 @@ from fuselane.fuzz.program import NUMBER, Step
 LARGEST: Final = 300
 """Elements a value of one lane has at most."""
 
-MAX_DEPTH: Final = 2
+MAX_DEPTH: Final = 3
 """How deep loops and branches nest inside the outer loop."""
 
 Accept = Callable[[Value], bool]
@@ -42,14 +42,22 @@ class Builder:
     Attributes:
         values: All values made so far, by number.
         depth: How many inner loops and branches are around.
+        smooth: Whether all has a gradient: trip counts are constants, and of near values there is
+            no choice of the largest.
     """
 
     def __init__(
-        self, operations: Mapping[str, Operation], values: Mapping[int, Value], depth: int = 0
+        self,
+        operations: Mapping[str, Operation],
+        values: Mapping[int, Value],
+        depth: int = 0,
+        *,
+        smooth: bool = False,
     ) -> None:
         self._operations = operations
         self.values = dict(values)
         self.depth = depth
+        self.smooth = smooth
 
     def run(self, body: Sequence[Step]) -> None:
         """Applies steps in order."""
@@ -111,7 +119,8 @@ class Builder:
     def inner(self, step: Step, extra: Sequence[Value]) -> Builder:
         """Returns a builder that has run the body of a step, which may use all values so far."""
         numbered = {step.number + 1 + i: value for i, value in enumerate(extra)}
-        builder = Builder(self._operations, {**self.values, **numbered}, self.depth + 1)
+        values = {**self.values, **numbered}
+        builder = Builder(self._operations, values, self.depth + 1, smooth=self.smooth)
         builder.run(step.body)
         return builder
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, final
 
 import jax
 import numpy as np
@@ -16,103 +16,138 @@ from fuselane.fuzz.program import NUMBER, Step
 MAX_TRIPS: Final = 9
 """Trips of an inner loop, at most."""
 
-Body = Callable[[jax.Array, jax.Array], jax.Array]
+Arrays = tuple[jax.Array, ...]
+Body = Callable[[jax.Array, Arrays], Arrays]
+
+
+@final
+class _Carried:
+    """What a loop or branch takes and leaves: one value or two, and all that was made of them.
+
+    Attributes:
+        values: Before.
+        arrays: Their arrays.
+    """
+
+    def __init__(self, builder: Builder, step: Step) -> None:
+        self._builder = builder
+        self._step = step
+        self._made: list[Value] = []
+        numbers = step.operands[::2] if step.variant // 5 % 2 else step.operands[:1]
+        self.values = [builder.pick(number) for number in numbers]
+        self.arrays = tuple(value.array for value in self.values)
+
+    def go_on(self, arrays: Sequence[jax.Array], *extra: Value) -> tuple[Arrays, Builder]:
+        """Returns what the body of the step makes of them, and all that it made."""
+        step, values = self._step, self.values
+        current = [value.moved(array) for value, array in zip(values, arrays, strict=True)]
+        inner = self._builder.inner(step, [*extra, *current])
+        new = [inner.next(step, values[0])]
+        if len(values) > 1:
+            first, second = values
+            new.append(inner.like(step.body[0].number if step.body else step.number, second))
+            are_alike = (first.kind, first.dtype, first.shape) == (
+                *(second.kind, second.dtype, second.shape),
+            )
+            if are_alike and step.variant // 10 % 3 == 0:
+                new.reverse()
+        self._made += new
+        return tuple(value.array for value in new), inner
+
+    def after(self, arrays: Sequence[jax.Array], trips: int = MAX_TRIPS) -> Value:
+        """Returns one of them after so many trips at most."""
+        place = self._step.variant // 30 % len(self.values)
+        value = self.values[place]
+        before = max(v.error for v in self.values if v.kind is value.kind)
+        made = max((v.error for v in self._made if v.kind is value.kind), default=0.0)
+        grown = before + trips * max(made - before, 0.0)
+        error = grown if value.kind is Kind.NEAR else max(before, made)
+        return Value(arrays[place], value.kind, error)
 
 
 def loop(builder: Builder, step: Step) -> Value:
     """A loop of as many trips as the lane's value says, the step's number, or a constant, or until
     a value is reached; or one over a dimension."""
-    value = builder.pick(step.operands[0])
+    carried = _Carried(builder, step)
     if builder.depth >= MAX_DEPTH:
-        return value
+        return carried.values[0]
     form = step.variant % 5
     if form == 4:
-        return _scan(builder, step, value)
-    made: list[Value] = []
+        return _scan(builder, step, carried)
 
-    def body(number: jax.Array, carried: jax.Array) -> jax.Array:
-        extra = [Value(number), value.moved(carried)]
-        made.append(builder.inner(step, extra).next(step, value))
-        return made[-1].array
+    def body(number: jax.Array, arrays: Arrays) -> Arrays:
+        return carried.go_on(arrays, Value(number))[0]
 
-    if form == 3:
-        return _after(value, _while(builder, step, value.array, body), made)
+    if form == 3 and not builder.smooth:
+        return carried.after(_while(builder, step, carried.arrays, body))
     trips: Any = np.int32(step.operands[1] % 4)
-    if form == 0:
+    if form == 0 and not builder.smooth:
         trips = builder.count(step.operands[1], 4)
-    if form == 1:
+    if form == 1 and not builder.smooth:
         trips = lax.rem(builder.values[NUMBER].array, np.int32(3))
-    return _after(value, lax.fori_loop(np.int32(0), trips, body, value.array), made)
+    return carried.after(lax.fori_loop(np.int32(0), trips, body, carried.arrays))
 
 
-def _after(value: Value, array: jax.Array, made: list[Value]) -> Value:
-    """Returns a carried value after a loop whose body has made values of it."""
-    largest = max((new.error for new in made), default=0.0)
-    grown = value.error + MAX_TRIPS * max(largest - value.error, 0.0)
-    return Value(array, value.kind, grown if value.kind is Kind.NEAR else max(value.error, largest))
-
-
-def _while(builder: Builder, step: Step, first: jax.Array, body: Body) -> jax.Array:
+def _while(builder: Builder, step: Step, first: Arrays, body: Body) -> Arrays:
     most = lax.bitwise_and(builder.small(step.operands[1]), np.int32(3))
 
-    def goes_on(state: tuple[jax.Array, jax.Array]) -> jax.Array:
-        number, carried = state
+    def goes_on(state: tuple[jax.Array, Arrays]) -> jax.Array:
+        number, arrays = state
         again = lax.lt(number, most)
-        if str(carried.dtype) == "int32":
-            low = lax.bitwise_and(resize(carried, ()), np.int32(7))
+        if str(arrays[0].dtype) == "int32":
+            low = lax.bitwise_and(resize(arrays[0], ()), np.int32(7))
             again |= lax.eq(low, np.int32(3)) & lax.lt(number, np.int32(6))
         return again
 
-    def onward(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def onward(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
         return state[0] + np.int32(1), body(*state)
 
     return lax.while_loop(goes_on, onward, (lax.full((), 0, np.int32), first))[1]
 
 
-def _scan(builder: Builder, step: Step, value: Value) -> Value:
+def _scan(builder: Builder, step: Step, carried: _Carried) -> Value:
     """A scan over the rows of an array, whose last carry or stacked values are taken."""
     rows = builder.array(step.operands[1])
-    made: list[Value] = []
     stacked: list[Value] = []
 
-    def onward(carried: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inner = builder.inner(step, [value.moved(carried), rows.moved(row)])
-        made.append(inner.next(step, value))
+    def onward(arrays: Arrays, row: jax.Array) -> tuple[Arrays, jax.Array]:
+        new, inner = carried.go_on(arrays, rows.moved(row))
         stacked.append(inner.last(step))
         array = stacked[-1].array
-        return made[-1].array, resize(array, array.shape[:1])
+        return new, resize(array, array.shape[:1])
 
     reverse = step.operands[2] % 2 == 1
-    last, found = lax.scan(onward, value.array, rows.array[:MAX_TRIPS], reverse=reverse)
-    carried = _after(value, last, made)
+    last, found = lax.scan(onward, carried.arrays, rows.array[:MAX_TRIPS], reverse=reverse)
+    after = carried.after(last)
     if step.operands[2] % 3:
-        return carried
+        return after
     kind = stacked[-1].kind
-    error = stacked[-1].error + (carried.error if kind is Kind.NEAR else 0)
+    error = stacked[-1].error + (after.error if kind is Kind.NEAR else 0)
     return Value(found, kind, error)
 
 
 def conditional(builder: Builder, step: Step) -> Value:
     """A choice of branches by a value of the lane or the step's number."""
-    value = builder.pick(step.operands[0])
+    carried = _Carried(builder, step)
     if builder.depth >= MAX_DEPTH:
-        return value
-    made = [value]
+        return carried.values[0]
 
-    def computed(carried: jax.Array) -> jax.Array:
-        made.append(builder.inner(step, [value.moved(carried)]).next(step, value))
-        return made[-1].array
+    def computed(*arrays: jax.Array) -> Arrays:
+        return carried.go_on(arrays)[0]
 
-    def turned(carried: jax.Array) -> jax.Array:
-        return lax.rev(carried, (0,)) if carried.ndim else carried
+    def turned(*arrays: jax.Array) -> Arrays:
+        return tuple(lax.rev(array, (0,)) if array.ndim else array for array in arrays)
+
+    def same(*arrays: jax.Array) -> Arrays:
+        return arrays
 
     index = builder.values[NUMBER].array if step.variant % 2 else builder.small(step.operands[1])
     if step.variant % 3 == 0:
         is_odd = lax.ne(lax.bitwise_and(index, np.int32(1)), np.int32(0))
-        array = lax.cond(is_odd, computed, turned, value.array)
+        arrays = lax.cond(is_odd, computed, turned, *carried.arrays)
     else:
-        array = lax.switch(index, (turned, computed, lambda carried: carried), value.array)
-    return Value(array, value.kind, max(new.error for new in made))
+        arrays = lax.switch(index, (turned, computed, same), *carried.arrays)
+    return carried.after(arrays, trips=1)
 
 
 CONTROL: Final[Mapping[str, Operation]] = {"while": loop, "conditional": conditional}

@@ -20,7 +20,7 @@ LANES: Final = (
     *((33,), (5,), (100,), (2,), (1,), (16,), (17,), (8,), (64,), (131,), (7,), (3,)),
     *((7, 5), (2, 33), (3, 2, 4), (1, 9), ()),
 )
-OUTER_LOOPS: Final = ("scan", "scan", "scan", "counted", "while")
+OUTER_LOOPS: Final = ("scan", "scan", "scan", "counted", "while", "gradient")
 STEPS: Final = (3, 2, 4, 1, 5, 3, 2, 4, 9, 70)
 OPTIONS: Final[Sequence[tuple[dict[str, Any], float]]] = (
     *(({}, 6), ({"vector_bits": 128}, 2), ({"vector_bits": 256}, 2), ({"vector_bits": 512}, 2)),
@@ -32,6 +32,8 @@ OPTIONS: Final[Sequence[tuple[dict[str, Any], float]]] = (
 Fuselane would choose."""
 
 WITH_BODY: Final = frozenset({"while", "conditional"})
+KINKED: Final = frozenset({"abs", "maximum", "minimum", "clamp", "sort"})
+"""Operations whose derivatives jump."""
 NUM_STEPS: Final = (1, 2, 2, 3, 3, 4, 5, 8)
 NUM_INNER_STEPS: Final = (1, 1, 2, 3)
 
@@ -64,7 +66,13 @@ class _Draw:
         self._x64 = not narrow or cohort.random() < 0.5
         self._dtypes = choice.dtypes if self._x64 else narrow
         self._operations = choice.operations
-        self._weights = [WEIGHTS[name] for name in choice.operations]
+        self._donated = cohort.random() < 0.2
+        self._depth = 3 if self._random.random() < 0.1 else 2
+        self._outer = self._random.choice(OUTER_LOOPS)
+        if self._outer == "gradient":
+            smooth = tuple(name for name in choice.operations if name not in KINKED)
+            self._operations = smooth or choice.operations
+        self._weights = [WEIGHTS[name] for name in self._operations]
         self._next = FIRST_STEP
 
     def program(self) -> Program:
@@ -72,13 +80,16 @@ class _Draw:
         draw = self._random
         body = self._body(draw.choice(NUM_STEPS), depth=0)
         carries = tuple(self._slot() for _ in range(draw.choice((1, 1, 2, 3))))
+        if self._outer == "gradient":
+            dtype = "float64" if self._x64 and draw.random() < 0.5 else "float32"
+            carries = (*carries, Slot(dtype, draw.choice(SHAPES), Kind.NEAR.value))
         streams = tuple(
             self._slot(has_lanes=draw.random() < 0.7) for _ in range(draw.choice((0, 1, 1, 2)))
         )
         return Program(
             seed=self._seed,
             lanes=draw.choice(LANES),
-            outer=draw.choice(OUTER_LOOPS),
+            outer=self._outer,
             steps=draw.choice(STEPS),
             reverse=draw.random() < 0.3,
             carries=carries,
@@ -89,6 +100,8 @@ class _Draw:
             reductions=tuple(
                 (self._recent(), draw.randrange(8)) for _ in range(draw.choice((0, 0, 0, 1)))
             ),
+            chained=draw.random() < 0.3,
+            donated=self._donated,
             x64=self._x64,
             options=self._options,
         )
@@ -105,8 +118,9 @@ class _Draw:
         self._next += 1
         body: tuple[Step, ...] = ()
         if operation in WITH_BODY:
-            self._next += 2
-            body = self._body(draw.choice(NUM_INNER_STEPS), depth + 1) if depth < 2 else ()
+            self._next += 3
+            count = draw.choice(NUM_INNER_STEPS)
+            body = self._body(count, depth + 1) if depth < self._depth else ()
         return Step(number, operation, (first, second, third), variant, body)
 
     def _recent(self) -> int:

@@ -11,6 +11,7 @@ from jax import lax
 
 from fuselane.fuzz.builder import COMPUTED, EXACT, Builder, Operation
 from fuselane.fuzz.kinds import (
+    INTEGERS,
     Kind,
     Value,
     cast,
@@ -75,16 +76,31 @@ def dynamic_slice(builder: Builder, step: Step) -> Value:
     value = builder.array(step.operands[0])
     size = 1 + step.operands[2] % value.shape[0]
     index = builder.index(step.operands[1])
+    if step.variant % 3 == 0:
+        starts, sizes = _window(builder, step, index, value.shape, size)
+        return value.moved(lax.dynamic_slice(value.array, starts, sizes))
     return value.moved(lax.dynamic_slice_in_dim(value.array, index, size, 0))
+
+
+def _window(
+    builder: Builder, step: Step, index: jax.Array, shape: tuple[int, ...], size: int
+) -> tuple[list[jax.Array], list[int]]:
+    """Returns where a window starts that is cut in every dimension, and its sizes."""
+    first = lax.convert_element_type(index, np.int32)
+    others = [builder.count(step.operands[2] + d, 3) for d in range(1, len(shape))]
+    return [first, *others], [size, *(-(-extent // 2) for extent in shape[1:])]
 
 
 def dynamic_update_slice(builder: Builder, step: Step) -> Value:
     """Writes a window that starts where the lane, or the number of the step, says."""
     value = builder.array(step.operands[0])
     size = 1 + step.operands[2] % value.shape[0]
-    new, kind = _new_rows(builder, step, value, (size, *value.shape[1:]))
-    value = fit(value, kind, value.dtype, value.shape)
     index = builder.index(step.operands[1])
+    if step.variant % 3 == 0:
+        starts, sizes = _window(builder, step, index, value.shape, size)
+        new, kind = _new_rows(builder, step, value, tuple(sizes))
+        return chosen(lax.dynamic_update_slice(value.array, new.array, starts), kind, (value, new))
+    new, kind = _new_rows(builder, step, value, (size, *value.shape[1:]))
     array = lax.dynamic_update_slice_in_dim(value.array, new.array, index, 0)
     return chosen(array, kind, (value, new))
 
@@ -104,7 +120,9 @@ def _new_rows(
 
 def scatter(builder: Builder, step: Step) -> Value:
     """Changes places given by the lane, in and out of range: one, several, rows."""
-    form = step.variant // 4 % 6
+    form = step.variant // 4 % 8
+    if builder.smooth and form in (4, 6):
+        form = 0
     value = builder.array(step.operands[0], COMPUTED if form >= 3 else frozenset(Kind))
     mode = SCATTER_MODES[step.variant % 4]
     size, *rest = value.shape
@@ -133,6 +151,10 @@ def scatter(builder: Builder, step: Step) -> Value:
         return Value(on_grid(value.array.at[indices].add(rows.array, mode="drop")))
     if form == 4 and not is_complex(value.dtype):
         return chosen(value.array.at[index].max(row.array, mode=mode), kind, (value, row))
+    if form == 6 and not is_complex(value.dtype):
+        return chosen(value.array.at[index].min(row.array, mode=mode), kind, (value, row))
+    if form == 7 and value.dtype in INTEGERS:
+        return Value(value.array.at[index].multiply(row.array, mode=mode))
     if kind is Kind.NEAR:
         half = number(0.5, value.dtype)
         return near((value.array * half).at[index].add(row.array * half, mode=mode), value, row)

@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from fuselane.fuzz.builder import Operation
+from fuselane.fuzz.complexes import COMPLEX_FUNCTIONS
 from fuselane.fuzz.control import CONTROL
 from fuselane.fuzz.elementwise import ELEMENTWISE
 from fuselane.fuzz.indexed import INDEXED
 from fuselane.fuzz.structural import STRUCTURAL
 
-OPERATIONS: Final[Mapping[str, Operation]] = {**ELEMENTWISE, **STRUCTURAL, **INDEXED, **CONTROL}
+OPERATIONS: Final[Mapping[str, Operation]] = {
+    **ELEMENTWISE,
+    **COMPLEX_FUNCTIONS,
+    **STRUCTURAL,
+    **INDEXED,
+    **CONTROL,
+}
 
 WEIGHTS: Final[Mapping[str, float]] = {
     **dict.fromkeys(OPERATIONS, 1.0),

@@ -37,7 +37,7 @@ class Step:
         operands: Numbers of the values it works on.
         variant: Chooses among the forms an operation has.
         body: What the body of a loop or branch does; its own values have the numbers `number + 1`
-            and `number + 2`.
+            to `number + 3`.
     """
 
     number: int
@@ -75,8 +75,8 @@ class Program:
     Attributes:
         seed: What it was drawn from, and what its inputs are drawn from.
         lanes: Sizes of the dimensions of lanes; none for a loop without lanes.
-        outer: The loop: `scan`, `counted` with a trip count known at run time only, or `while` with
-            one per lane.
+        outer: The loop: `scan`, `gradient` for a scan and its gradient, `counted` with a trip count
+            known at run time only, or `while` with one per lane.
         steps: Trip count.
         reverse: Whether a scan goes backwards.
         carries: What it carries from step to step.
@@ -86,6 +86,8 @@ class Program:
         results: Numbers of the values that are stacked.
         reductions: Numbers of a value and of what is done with it over all lanes; the odd ones
             are accumulated over the run.
+        chained: Whether it starts from what the program in front of it in the module has left.
+        donated: Whether the module's arguments are given up to it.
         x64: Whether JAX's 64-bit types are on.
         options: Options of Fuselane.
     """
@@ -101,6 +103,8 @@ class Program:
     updates: tuple[int, ...]
     results: tuple[int, ...]
     reductions: tuple[tuple[int, int], ...]
+    chained: bool = False
+    donated: bool = False
     x64: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -18,6 +18,7 @@ import fuselane
 from fuselane.fuzz.build import Built, Judgement
 from fuselane.fuzz.compare import find_difference
 from fuselane.fuzz.inputs import NumpyArray, draw_inputs
+from fuselane.fuzz.kinds import Value
 from fuselane.fuzz.program import Program
 from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.module import HloModule
@@ -92,17 +93,24 @@ class Module:
 
     @staticmethod
     def of(programs: Sequence[Program]) -> Module:
-        """Returns the module; the programs have the same word size."""
+        """Returns the module of programs that share their word size and `donated`."""
         built = [Built(program) for program in programs]
         inputs = [draw_inputs(program) for program in programs]
 
         def fuzz(arguments: list[Any]) -> list[list[jax.Array]]:
-            pairs = zip(built, arguments, strict=True)
-            return [program(*argument) for program, argument in pairs]
+            results: list[list[jax.Array]] = []
+            left: list[Value] = []
+            for program, (carries, streams) in zip(built, arguments, strict=True):
+                results.append(program(carries, streams, left))
+                left = program.values(results[-1])
+            return results
 
         # JAX hands out what it has compiled under this name, and Fuselane is not asked.
         fuzz.__name__ = f"fuzz_{next(_numbers)}"
-        lowered = jax.jit(fuzz, keep_unused=True).lower(inputs)
+        donated = (0,) if programs[0].donated else ()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            lowered = jax.jit(fuzz, keep_unused=True, donate_argnums=donated).lower(inputs)
         return Module(lowered, inputs, [program.judgements for program in built])
 
 
@@ -142,15 +150,8 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     actual = _call(fused, module.inputs)
     clock.lap("run")
     pairs = zip(expected, actual, module.judgements, strict=True)
-    differences = {i: find_difference(*pair) for i, pair in enumerate(pairs)}
-    if any(differences.values()):
-        unfused = module.lowered.compile(compiler_options={**XLA_OPTIONS, **UNFUSED})
-        others = _call(unfused, module.inputs)
-        for i, difference in differences.items():
-            if difference:
-                is_right = not find_difference(others[i], actual[i], module.judgements[i])
-                form = "xla-differs" if is_right else "differs"
-                outcome.failures[i] = Failure(form, difference)
+    if any(find_difference(*pair) for pair in pairs):
+        outcome.failures.update(_judge(module, actual))
     loops = fuselane.decisions().loops[num_before:]
     outcome.reasons.update(loop.decision.reason.code for loop in loops)
     told = [str(warning.message) for warning in caught if "uselane" in str(warning.message)]
@@ -165,8 +166,31 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     clock.lap("compare")
 
 
+def _judge(module: Module, actual: list[list[NumpyArray]]) -> Iterator[tuple[int, Failure]]:
+    """Yields by number the programs whose results differ from those of XLA as users run it."""
+    plain, unfused = (
+        _call(module.lowered.compile(compiler_options=options), module.inputs)
+        for options in (XLA_OPTIONS, {**XLA_OPTIONS, **UNFUSED})
+    )
+    for i, (got, judgements) in enumerate(zip(actual, module.judgements, strict=True)):
+        difference = find_difference(plain[i], got, judgements)
+        if difference:
+            is_right = not find_difference(unfused[i], got, judgements)
+            yield i, Failure("xla-differs" if is_right else "differs", difference)
+
+
 def _call(compiled: Any, inputs: Any) -> list[list[NumpyArray]]:
-    return [[np.asarray(array) for array in part] for part in compiled(inputs)]
+    """Returns the results.
+
+    Raises:
+        AssertionError: if an argument that is still there is no longer what it was.
+    """
+    arguments = jax.device_put(inputs, may_alias=False)
+    results = [[np.asarray(array) for array in part] for part in compiled(arguments)]
+    for before, after in zip(jax.tree.leaves(inputs), jax.tree.leaves(arguments), strict=True):
+        if not after.is_deleted() and np.asarray(after).tobytes() != before.tobytes():
+            raise AssertionError(f"an argument, {before.dtype}{list(before.shape)}, was changed")
+    return results
 
 
 def count_opcodes(compiled: Any, loops: set[str]) -> Counter[str]:

@@ -63,7 +63,8 @@ def _smaller_program(program: Program) -> Iterator[Program]:
             carries = program.carries[:i] + program.carries[i + 1 :]
             updates = program.updates[:i] + program.updates[i + 1 :]
             yield replace(program, carries=carries, updates=updates)
-    plainer: dict[str, Any] = {"outer": "scan", "reverse": False, "options": {}}
+    plainer: dict[str, Any] = {"outer": "scan", "reverse": False, "chained": False}
+    plainer |= {"donated": False, "options": {}}
     if not any(slot.dtype in WIDE for slot in program.carries + program.streams):
         plainer["x64"] = False
     for name, value in plainer.items():

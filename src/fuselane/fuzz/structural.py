@@ -123,7 +123,7 @@ def reduce(builder: Builder, step: Step) -> Value:
         extreme = (lax.reduce_max, lax.reduce_min)[step.variant % 2]
         return Value(extreme(without_denormals(array), axes), Kind.DONE)
     if value.kind is Kind.NEAR:
-        if step.variant % 3:
+        if step.variant % 3 and not builder.smooth:
             extreme = (lax.reduce_max, lax.reduce_min)[step.variant % 2]
             return chosen(extreme(array, axes), Kind.NEAR, (value,))
         share = number(1 / count, value.dtype)
@@ -165,7 +165,9 @@ def dot(builder: Builder, step: Step) -> Value:
             other = builder.pick(step.operands[2], lambda v: v.kind in COMPUTED)
             matrix = fit(other, Kind.NEAR, dtype, (rows, count))
             matrix = matrix.moved(matrix.array * number(0.25 / count, dtype))
-        return near(lax.dot(matrix.array, operand.array), operand, matrix, num_terms=count)
+        result = "float32" if step.variant // 2 % 2 and dtype != "float64" else dtype
+        array = lax.dot(matrix.array, operand.array, preferred_element_type=result)
+        return near(array, operand, matrix, num_terms=count)
     dtype = value.dtype if value.dtype in ("int32", "float64", "int64") else "float32"
     vector = limit(cast(vector, dtype), 2) if is_floating(dtype) else cast(vector, dtype)
     if step.variant % 2:
@@ -195,6 +197,10 @@ def sort(builder: Builder, step: Step) -> Value:
         return Value(lax.sort((first, keys), dimension=axis, num_keys=2)[1])
     other = builder.pick(step.operands[2])
     moved = resize(other.array, keys.shape)
+    if step.variant // 4 % 2:
+        first = fit(builder.exact(step.operands[1]), Kind.EXACT, "uint8", keys.shape).array
+        count = 1 + step.variant // 8 % 2
+        return other.moved(lax.sort((first, keys, moved), dimension=axis, num_keys=count)[2])
     return other.moved(lax.sort((keys, moved), dimension=axis, num_keys=1)[1])
 
 
@@ -213,7 +219,7 @@ def reduce_window(builder: Builder, step: Step) -> Value:
     size = value.shape[axis]
     reverse = step.operands[2] % 2 == 0
     if value.kind is Kind.NEAR:
-        if step.variant % 2:
+        if step.variant % 2 and not builder.smooth:
             return chosen(lax.cummax(value.array, axis, reverse), Kind.NEAR, (value,))
         share = number(1 / size, value.dtype)
         return near(lax.cumsum(value.array * share, axis, reverse), value, num_terms=size)

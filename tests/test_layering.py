@@ -58,7 +58,7 @@ LAYERS: Final = FOUNDATION | {
     "calibration": {"__init__", "analysis.machine_costs", *FOUNDATION},
     "doctor": {"__init__", "machine", "runtime", *FOUNDATION},
     "script": {"__init__", *FOUNDATION},
-    "fuzz": {"__init__", "analysis.support", "hlo", *FOUNDATION},
+    "fuzz": {"__init__", "analysis.support", "hlo", "pipeline", *FOUNDATION},
     "module_file": {"explain", "hlo", "pipeline", *FOUNDATION},
     "cartpole": {"__init__", "machine", *FOUNDATION},
     "cli": {

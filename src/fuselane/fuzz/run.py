@@ -8,13 +8,16 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, final
+from unittest import mock
 
 import jax
 import numpy as np
 
 import fuselane
+from fuselane import pipeline
 from fuselane.fuzz.build import Built, Judgement
 from fuselane.fuzz.compare import find_difference
 from fuselane.fuzz.inputs import NumpyArray, draw_inputs
@@ -143,7 +146,11 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     clock.lap("run")
     num_before = len(fuselane.decisions().loops)
     options = {**programs[0].options, **OPTIONS}
-    with warnings.catch_warnings(record=True) as caught, fuselane.enabled(**options):
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        _watched() as seen,
+        fuselane.enabled(**options),
+    ):
         warnings.simplefilter("always")
         fused = module.lowered.compile(compiler_options=XLA_OPTIONS)
     clock.lap("fuselane")
@@ -162,7 +169,8 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
         for i in range(len(programs)):
             outcome.failures.setdefault(i, Failure("complains", complaint))
     names = {loop.name for loop in loops if loop.decision.fused}
-    outcome.opcodes.update(count_opcodes(plain, names))
+    for data in seen:
+        outcome.opcodes.update(count_opcodes(HloModule.from_bytes(data), names))
     clock.lap("compare")
 
 
@@ -193,11 +201,23 @@ def _call(compiled: Any, inputs: Any) -> list[list[NumpyArray]]:
     return results
 
 
-def count_opcodes(compiled: Any, loops: set[str]) -> Counter[str]:
-    """Counts the instructions in loops of a compiled module by opcode and element type."""
+@contextmanager
+def _watched() -> Iterator[list[bytes]]:
+    """Collects the modules that Fuselane gets to see."""
+    seen: list[bytes] = []
+    transform = pipeline.transform
+
+    def watch(data: bytes, *others: Any) -> bytes | None:
+        seen.append(data)
+        return transform(data, *others)
+
+    with mock.patch.object(pipeline, "transform", watch):
+        yield seen
+
+
+def count_opcodes(module: HloModule, loops: set[str]) -> Counter[str]:
+    """Counts the instructions in loops of a module by opcode and element type."""
     counts: Counter[str] = Counter()
-    (proto,) = compiled.runtime_executable().hlo_modules()
-    module = HloModule.from_bytes(proto.as_serialized_hlo_module_proto())
     roots = [
         called
         for computation in module.computations

@@ -5,9 +5,11 @@
     python benchmarks/soak.py --off                              plain XLA, to compare with
 
 Programs differ in form, sizes and constants, so that each has kernels of its own; every result is
-compared with NumPy's. Printed are memory (RSS), file descriptors, threads and loaded kernels at
-the first and the last tenth of the way. The exit status is 1 if memory or anything else has grown:
-memory by more than 5% after the first tenth.
+compared with NumPy's. Kernels of programs that are gone stay loaded up to a number of them, so a
+process grows until it has unloaded some for the first time. From there on it should not: memory
+(RSS), file descriptors, threads and loaded kernels are compared between the first tenth of the
+rest and the last one, by medians. The exit status is 1 if memory has grown by more than 5% or
+anything else at all, and 2 if the run was too short to tell.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ _NUM_DEVICES: Final = 8
 _MAX_GROWTH: Final = 0.05
 _CLEARED_EVERY: Final = 20
 _SAMPLES: Final = 200
+_MIN_READINGS: Final = 40
 
 Made = tuple[Callable[[Any], Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 """A program, its argument, and its result by NumPy."""
@@ -114,8 +117,8 @@ def cycle(seed: int) -> None:
     np.testing.assert_array_equal(np.asarray(actual), expected)
 
 
-def soak(cycles: int, num_threads: int) -> tuple[Holding, Holding]:
-    """Runs all cycles; returns what was held in the first and the last tenth, by medians."""
+def soak(cycles: int, num_threads: int) -> list[Holding]:
+    """Runs all cycles; returns what was held on the way."""
     seen: list[Holding] = []
     lock = threading.Lock()
 
@@ -136,8 +139,27 @@ def soak(cycles: int, num_threads: int) -> tuple[Holding, Holding]:
     else:
         with ThreadPoolExecutor(num_threads) as pool:
             list(pool.map(visit, range(cycles)))
-    tenth = max(1, len(seen) // 10)
-    return _median(seen[tenth : 2 * tenth]), _median(seen[-tenth:])
+    return seen
+
+
+def find_first_and_last(seen: list[Holding], is_settled: bool) -> tuple[Holding, Holding] | None:
+    """Returns what was held in the first and the last tenth of a run, by medians.
+
+    Args:
+        seen: Readings in order.
+        is_settled: Whether there is nothing to wait for; otherwise the run counts from where
+            kernels were unloaded for the first time.
+    Returns:
+        None if that never happened or too late to compare anything.
+    """
+    pairs = enumerate(itertools.pairwise(seen), start=1)
+    drops = (n for n, (one, other) in pairs if other.kernels < one.kernels)
+    start = 0 if is_settled else next(drops, len(seen))
+    rest = seen[start:]
+    if len(rest) < _MIN_READINGS:
+        return None
+    tenth = len(rest) // 10
+    return _median(rest[:tenth]), _median(rest[-tenth:])
 
 
 def _median(several: list[Holding]) -> Holding:
@@ -147,7 +169,7 @@ def _median(several: list[Holding]) -> Holding:
 
 
 def has_grown(before: Holding, after: Holding) -> bool:
-    """Whether a process holds more than it did, beyond what a table of idle kernels may."""
+    """Whether a process holds more than it did, but for kernels, which come and go."""
     return (
         after.memory_mib > before.memory_mib * (1 + _MAX_GROWTH)
         or after.file_descriptors > before.file_descriptors
@@ -168,10 +190,16 @@ def main() -> int:
         os.environ["FUSELANE_CACHE_DIR"] = folder
         if not arguments.off:
             fuselane.enable(min_gain=0)
-        before, after = soak(arguments.cycles, arguments.threads)
+        seen = soak(arguments.cycles, arguments.threads)
         fuselane.disable()
     fused = sum(loop.fused for loop in fuselane.decisions().loops)
-    print(f"early {before}\nlate  {after}\nof the last loops {fused} were fused")
+    print(f"of the last loops {fused} were fused")
+    found = find_first_and_last(seen, is_settled=arguments.off)
+    if found is None:
+        print(f"too short to tell: {len(table)} kernels are loaded, none has long been unloaded")
+        return 2
+    before, after = found
+    print(f"early {before}\nlate  {after}")
     if arguments.json:
         readings = {"early": asdict(before), "late": asdict(after)}
         arguments.json.write_text(json.dumps(readings, indent=1) + "\n")

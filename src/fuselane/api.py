@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,10 +24,15 @@ from jax._src import cache_key
 from fuselane import config, pipeline
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog
+from fuselane.device import host_device
+from fuselane.explain.build import build_module
 from fuselane.explain.report import Report
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
-from fuselane.xla.capture import not_persistent
+from fuselane.runtime.costs import load_costs
+from fuselane.xla.capture import capture, lower
+from fuselane.xla.captured import CapturedModule
+from fuselane.xla.targets import CPU
 
 _OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
 
@@ -83,7 +87,6 @@ class _Switchboard:
 _context: Final[Any] = jax.make_user_context(None)  # type: ignore[no-untyped-call]
 _switchboard: Final = _Switchboard()
 _log: Final = DecisionLog()
-_explain_numbers: Final = itertools.count()
 
 
 def enable(**options: Any) -> None:
@@ -160,28 +163,45 @@ def jit(function: Callable[..., Any] | None = None, /, **jit_arguments: Any) -> 
     return functools.update_wrapper(scoped, function)
 
 
-def explain(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Report:
-    """Compiles a function afresh and returns what became of its loops. Does not run it.
+def explain(
+    function: Callable[..., Any], /, *arguments: Any, target: str = CPU, **keywords: Any
+) -> Report:
+    """Compiles a function afresh with XLA and returns what became of it. Does not run it.
+
+    The report shows every kernel, loop and boundary with its reason, pass by pass; for `cpu` also
+    what Fuselane makes of the loops, whether it is on or not.
 
     Args:
         function: A function that `jax.jit` takes, or what `jax.jit` returned.
         arguments: What it would be called with; `jax.ShapeDtypeStruct`s do.
-        keywords: The same by name.
+        target: `cpu`, a GPU model such as `h100`, or the path of a GpuTargetConfigProto as text. A
+            keyword of the function's own that has this name can be bound by `functools.partial`.
+        keywords: Further arguments by name.
+    Raises:
+        InputError: for an unknown target.
+        CaptureError: if the GPU compiler is not there, fails or takes too long.
     """
-    if config.switch() is False:
-        return Report(loops=(), note=_OFF_NOTE)
-    current = _switchboard.active or _prepare(config.from_environment())
-    # A key never used before: neither JAX nor its persistent cache can have the result.
-    key = f"explain {next(_explain_numbers)}"
-    setting = _Setting(options=current.options, key=key, log=DecisionLog())
     inner = function.inner if isinstance(function, _Scoped) else function
     jitted: Any = inner if hasattr(inner, "lower") else jax.jit(inner)
-    with _switchboard.scope(setting), not_persistent():
-        lowered = jitted.lower(*arguments, **keywords)
-        lowered.compile()
-    # Another thread may have compiled something else meanwhile.
-    name = lowered.compiler_ir().operation.attributes["sym_name"].value
-    return Report.of(decision for decision in setting.log if decision.module == name)
+    (captured,) = capture(lower(jitted, target, *arguments, **keywords), target)
+    is_off = config.switch() is False
+    log = DecisionLog()
+    if not is_off and captured.target == CPU:
+        setting = _switchboard.active
+        options = config.from_environment() if setting is None else setting.options
+        _decide(captured, options, log)
+    costs, num_cores = load_costs(config.cache_dir()), host_device().num_cores
+    module = build_module(captured, log, costs=costs, num_cores=num_cores)
+    note = _OFF_NOTE if is_off else ""
+    return Report(loops=Report.of(log).loops, modules=(module,), note=note)
+
+
+def _decide(captured: CapturedModule, options: Options, log: DecisionLog) -> None:
+    """Runs the compiler on a module as XLA's hook would have shown it; its failures are warnings,
+    as they are there."""
+    unscheduled = [s for s in captured.stages if not s.is_scheduled]
+    if unscheduled:
+        hook.guard(lambda data: pipeline.transform(data, options, log), unscheduled[-1].data)
 
 
 @final

@@ -60,9 +60,14 @@ def _register() -> None:
 
 
 def _call(module: bytes) -> bytes | None:
-    """Runs the current transformation and keeps its failures from XLA."""
+    """Runs the current transformation as XLA calls it."""
+    return guard(_current[0], module)
+
+
+def guard(transformation: Transformation, module: bytes) -> bytes | None:
+    """Runs a transformation; where it fails, that is a warning, and the module stays as it is."""
     try:
-        return _current[0](module)
+        return transformation(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -8,6 +8,7 @@ from typing import final
 
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.proto import HloModuleProto
 
 
 @final
@@ -28,6 +29,11 @@ class CapturedStage:
     def module(self) -> HloModule:
         """Returns the module, parsed afresh."""
         return HloModule.from_bytes(self.data)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the pass came after scheduling."""
+        return bool(HloModuleProto.FromString(self.data).schedule.sequences)
 
 
 @final

@@ -245,4 +245,4 @@ def test_explain_without_loops() -> None:
     report = fuselane.explain(lambda x: x + 1, argument())
     assert report.loops == ()
     (module,) = report.modules
-    assert [kernel.opcodes for kernel in module.kernels] == [{"add": 1}]
+    assert [kernel.opcodes["add"] for kernel in module.kernels] == [1]

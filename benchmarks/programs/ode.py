@@ -112,8 +112,8 @@ def build_lorenz_trajectory(size: Size) -> Built:
     return jax.vmap(integrate), (starts,)
 
 
-def build_diffrax(is_adaptive: bool, is_saved: bool, size: Size) -> Built:
-    """Diffrax's Tsit5 on Lotka-Volterra, mapped over initial states and rates."""
+def build_diffrax(solver: str, is_adaptive: bool, is_saved: bool, size: Size) -> Built:
+    """One of diffrax's solvers on Lotka-Volterra, mapped over initial states and rates."""
     diffrax = load("diffrax")
     horizon = 0.02 * size.steps
 
@@ -129,7 +129,7 @@ def build_diffrax(is_adaptive: bool, is_saved: bool, size: Size) -> Built:
     def solve(y0: jax.Array, rates: jax.Array) -> Any:
         solution = diffrax.diffeqsolve(
             diffrax.ODETerm(field),
-            diffrax.Tsit5(),
+            getattr(diffrax, solver)(),
             t0=0.0,
             t1=horizon,
             dt0=0.02,
@@ -155,10 +155,11 @@ _QUICK: Final = Size(lanes=50, steps=10)
 _CHAOTIC: Final = Rule(relative=1e-4, spread=0.1, early_steps=100)
 
 _DIFFRAX: Final = {
-    "diffrax-fixed": (False, False, Rule(relative=1e-4)),
+    "diffrax-fixed": ("Tsit5", False, False, Rule(relative=1e-4)),
     # Rounding may make a step be rejected, or one step more or fewer.
-    "diffrax-adaptive": (True, False, Rule(relative=1e-3, share_apart=0.02)),
-    "diffrax-saved": (True, True, Rule(relative=1e-3, share_apart=0.02)),
+    "diffrax-adaptive": ("Tsit5", True, False, Rule(relative=1e-3, share_apart=0.02)),
+    "diffrax-saved": ("Tsit5", True, True, Rule(relative=1e-3, share_apart=0.02)),
+    "diffrax-implicit": ("Kvaerno3", True, False, Rule(relative=1e-3, share_apart=0.02)),
 }
 
 PROGRAMS: Final = (
@@ -201,13 +202,13 @@ PROGRAMS: Final = (
         Program(
             name=f"ode/{name}",
             category=CATEGORY,
-            build=functools.partial(build_diffrax, is_adaptive, is_saved),
+            build=functools.partial(build_diffrax, solver, is_adaptive, is_saved),
             full=Size(lanes=16_384, steps=200),
             quick=_QUICK,
             target=4.0,
             requires=("diffrax",),
             rule=rule,
         )
-        for name, (is_adaptive, is_saved, rule) in _DIFFRAX.items()
+        for name, (solver, is_adaptive, is_saved, rule) in _DIFFRAX.items()
     ),
 )

@@ -83,7 +83,7 @@ def test_an_argument_that_changes_is_seen() -> None:
 @pytest.mark.parametrize("donated", [False, True])
 def test_programs_in_a_chain(donated: bool) -> None:
     """One that starts from what another has left, and the gradient of a scan."""
-    link = replace(SMALL, chained=True, donated=donated, outer="gradient")
+    link = replace(SMALL, chained=True, donated=donated, outer="gradient", unroll=2, remat=donated)
     outcome = run_programs([replace(SMALL, donated=donated), link, replace(link, outer="while")])
     assert not outcome.failures
     assert set(outcome.reasons) == {"fused"}

@@ -178,11 +178,16 @@ class Built:
         state = (carries, np.int32(program.seed % 1000), totals)
         if program.outer != "counted":
             numbers = lax.iota(np.int32, program.steps)
+
+            def onward(state: Any, row: Any) -> Any:
+                return self._step(state, row[0], row[1])
+
             (last, uniform, totals), stacked = lax.scan(
-                lambda state, row: self._step(state, row[0], row[1]),
+                jax.checkpoint(onward) if program.remat else onward,
                 state,
                 (numbers, streams),
                 reverse=program.reverse,
+                unroll=program.unroll,
             )
         else:
 

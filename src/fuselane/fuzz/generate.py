@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,13 @@ SHAPES: Final = (
 LANES: Final = (
     *((33,), (5,), (100,), (2,), (1,), (16,), (17,), (8,), (64,), (131,), (7,), (3,)),
     *((7, 5), (2, 33), (3, 2, 4), (1, 9), ()),
+    *((1000,), (30, 41)),
 )
+MANY_LANES: Final = 500
+"""So many lanes run few steps, and carry little each."""
+FEW_STEPS: Final = 5
+FEW_SHAPES: Final = 9
+"""How many of the shapes are small."""
 OUTER_LOOPS: Final = ("scan", "scan", "scan", "counted", "while", "gradient")
 STEPS: Final = (3, 2, 4, 1, 5, 3, 2, 4, 9, 70)
 OPTIONS: Final[Sequence[tuple[dict[str, Any], float]]] = (
@@ -34,7 +41,7 @@ Fuselane would choose."""
 WITH_BODY: Final = frozenset({"while", "conditional"})
 KINKED: Final = frozenset({"abs", "maximum", "minimum", "clamp", "sort"})
 """Operations whose derivatives jump."""
-NUM_STEPS: Final = (1, 2, 2, 3, 3, 4, 5, 8)
+NUM_STEPS: Final = (1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 8, 14)
 NUM_INNER_STEPS: Final = (1, 1, 2, 3)
 
 
@@ -72,6 +79,8 @@ class _Draw:
         if self._outer == "gradient":
             smooth = tuple(name for name in choice.operations if name not in KINKED)
             self._operations = smooth or choice.operations
+        self._lanes = self._random.choice(LANES)
+        self._has_many_lanes = math.prod(self._lanes) > MANY_LANES
         self._weights = [WEIGHTS[name] for name in self._operations]
         self._next = FIRST_STEP
 
@@ -82,15 +91,17 @@ class _Draw:
         carries = tuple(self._slot() for _ in range(draw.choice((1, 1, 2, 3))))
         if self._outer == "gradient":
             dtype = "float64" if self._x64 and draw.random() < 0.5 else "float32"
-            carries = (*carries, Slot(dtype, draw.choice(SHAPES), Kind.NEAR.value))
+            carries = (*carries, Slot(dtype, draw.choice(SHAPES[:FEW_SHAPES]), Kind.NEAR.value))
         streams = tuple(
             self._slot(has_lanes=draw.random() < 0.7) for _ in range(draw.choice((0, 1, 1, 2)))
         )
         return Program(
             seed=self._seed,
-            lanes=draw.choice(LANES),
+            lanes=self._lanes,
             outer=self._outer,
-            steps=draw.choice(STEPS),
+            steps=min(draw.choice(STEPS), FEW_STEPS)
+            if self._has_many_lanes
+            else draw.choice(STEPS),
             reverse=draw.random() < 0.3,
             carries=carries,
             streams=streams,
@@ -100,6 +111,8 @@ class _Draw:
             reductions=tuple(
                 (self._recent(), draw.randrange(8)) for _ in range(draw.choice((0, 0, 0, 1)))
             ),
+            unroll=draw.choice((1, 1, 1, 1, 2, 3)),
+            remat=draw.random() < 0.3,
             chained=draw.random() < 0.3,
             donated=self._donated,
             x64=self._x64,
@@ -143,5 +156,6 @@ class _Draw:
         kind = Kind.EXACT
         if is_floating(dtype):
             kind = draw.choice((Kind.EXACT, Kind.EXACT, Kind.NEAR, Kind.SPECIAL))
-        shape = draw.choice(SHAPES[:9] if is_complex(dtype) else SHAPES)
+        is_small = is_complex(dtype) or self._has_many_lanes
+        shape = draw.choice(SHAPES[:FEW_SHAPES] if is_small else SHAPES)
         return Slot(dtype, shape, kind.value, draw.randrange(64), has_lanes)

@@ -86,6 +86,8 @@ class Program:
         results: Numbers of the values that are stacked.
         reductions: Numbers of a value and of what is done with it over all lanes; the odd ones
             are accumulated over the run.
+        unroll: How many steps of a scan JAX writes one after another.
+        remat: Whether the gradient computes steps again instead of keeping what they made.
         chained: Whether it starts from what the program in front of it in the module has left.
         donated: Whether the module's arguments are given up to it.
         x64: Whether JAX's 64-bit types are on.
@@ -103,6 +105,8 @@ class Program:
     updates: tuple[int, ...]
     results: tuple[int, ...]
     reductions: tuple[tuple[int, int], ...]
+    unroll: int = 1
+    remat: bool = False
     chained: bool = False
     donated: bool = False
     x64: bool = False

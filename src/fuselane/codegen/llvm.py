@@ -23,7 +23,6 @@ from fuselane.errors import CodegenError
 
 _Result = TypeVar("_Result")
 _emission = threading.Lock()
-_NVPTX = "nvptx64-nvidia-cuda"
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -95,23 +94,27 @@ def assembly(
     return _with_machine(module_ir, target, opt_level, emit)
 
 
-def compile_ptx(module_ir: ir.Module | str, architecture: str, opt_level: int = 2) -> str:
+def compile_ptx(module_ir: ir.Module | str, target: HostTarget, opt_level: int = 2) -> str:
     """Compiles a module to PTX.
 
     Args:
         module_ir: As for `compile_object`; kernels have the calling convention `ptx_kernel`.
-        architecture: Such as "sm_90".
+        target: What `nvptx_target` returned.
         opt_level: As for `compile_object`.
     Raises:
-        CodegenError: as `compile_object`; for an architecture that LLVM does not know it aborts the
-            process, so callers pass only those of `fuselane.gpu`.
+        CodegenError: as `compile_object`.
     """
-    target = HostTarget(triple=_NVPTX, cpu=architecture, features="")
 
     def emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
         return str(machine.emit_assembly(module))
 
     return _with_machine(module_ir, target, opt_level, emit)
+
+
+def nvptx_target(compute_capability: tuple[int, int]) -> HostTarget:
+    """Returns the target for NVIDIA GPUs of a compute capability."""
+    major, minor = compute_capability
+    return HostTarget(triple="nvptx64-nvidia-cuda", cpu=f"sm_{major}{minor}", features="")
 
 
 def optimised_ir(

@@ -12,53 +12,53 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen.entry import GpuEntry
-from fuselane.codegen.kernel import emit_kernel
-from fuselane.codegen.llvm import compile_ptx
-from fuselane.codegen.plan import Plan, make_thread_plan
+from fuselane.codegen.kernel import SYMBOL, emit_kernel
+from fuselane.codegen.plan import Plan
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.gpu import WARP_LANES, GpuDescription
 from fuselane.lanes.program import LaneProgram
 
 _MAX_BLOCK_THREADS: Final = 128
-SYMBOL: Final = "fuselane_kernel"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PtxKernel:
-    """A kernel ready for ptxas.
+class ThreadCode:
+    """A kernel ready for LLVM's NVPTX back end.
 
-    ptx: Text of the module.
+    ir: Text of the module.
     symbol: The kernel's name in it.
     grid_blocks: Thread blocks of a launch.
     block_threads: Threads of a block.
-    plan: How the work is laid out; for reports.
+    num_instructions: As in `KernelCode`.
     """
 
-    ptx: str
+    ir: str
     symbol: str
     grid_blocks: int
     block_threads: int
-    plan: Plan
+    num_instructions: int
 
 
-def build_ptx(program: LaneProgram, gpu: GpuDescription) -> PtxKernel:
+def build_threads(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> ThreadCode:
     """Returns the kernel of a lane program for a GPU.
 
+    Args:
+        program: What the kernel computes.
+        plan: From `make_thread_plan`.
+        gpu: What it is launched on.
     Raises:
         UnsupportedError: for loops whose lanes have to meet in every step, and for lanes that need
             too much memory.
     """
-    if program.meetings:
-        meeting = next(iter(program.meetings))
+    for meeting in program.meetings:
         decision = Reason.CROSS_LANE.decide(
             instruction=meeting.name,
             opcode=meeting.opcode,
-            detail="all lanes meet in each step, which threads of several blocks cannot",
+            detail="all lanes meet in each step, which the threads of several blocks cannot",
         )
         raise UnsupportedError(decision)
-    plan = make_thread_plan(program)
     block_threads = choose_block_threads(plan.num_tiles, gpu)
     module = ir.Module(name=SYMBOL)
     entry = GpuEntry(
@@ -69,14 +69,13 @@ def build_ptx(program: LaneProgram, gpu: GpuDescription) -> PtxKernel:
         num_tiles=plan.num_tiles,
         block_threads=block_threads,
     )
-    emit_kernel(program, plan, entry)
-    major, minor = gpu.compute_capability
-    return PtxKernel(
-        ptx=compile_ptx(module, f"sm_{major}{minor}"),
+    frame = emit_kernel(program, plan, entry)
+    return ThreadCode(
+        ir=str(module),
         symbol=SYMBOL,
         grid_blocks=-(-plan.num_tiles // block_threads),
         block_threads=block_threads,
-        plan=plan,
+        num_instructions=frame.builder.num_instructions,
     )
 
 

@@ -1,0 +1,92 @@
+"""How long XLA:GPU and a kernel of ours take for a step of a loop, by rough estimate.
+
+XLA launches every kernel of a loop's body again in each step; for small arrays launching is all it
+takes. A thread of ours goes on to the next step at once: it is bound by how fast the schedulers of
+its multiprocessor issue, or by how long one instruction waits for the one before.
+
+Source of XLA's side: XLA's `gpu_performance_model_base.h` (launches, bandwidth), with launches at
+the pace at which a stream takes them. None of it has been fitted to measurements yet.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
+from fuselane.analysis.while_loops import compute_trip_count
+from fuselane.gpu import WARP_LANES, GpuDescription
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
+
+LAUNCH_US: Final = 2.0
+"""From the start of one small kernel to that of the next in the same stream."""
+
+CALL_US: Final = 5.0
+"""What a launch of a long kernel takes besides its work."""
+
+_SCHEDULERS: Final = 4
+_LATENCY_CYCLES: Final = 4.0
+"""From an instruction to one that needs its result."""
+
+_FREE: Final = frozenset(
+    {
+        "after-all",
+        "bitcast",
+        "constant",
+        "get-tuple-element",
+        "opt-barrier",
+        "parameter",
+        "partition-id",
+        "replica-id",
+        "tuple",
+    }
+)
+
+
+def estimate_launched_step_us(loop: HloInstruction, gpu: GpuDescription) -> float:
+    """Returns XLA's time for one iteration of a `while`, nested loops included, in microseconds."""
+    return sum(_computation_us(c, gpu) for c in (loop.condition, loop.body))
+
+
+def _computation_us(computation: HloComputation, gpu: GpuDescription) -> float:
+    return sum(_instruction_us(instruction, gpu) for instruction in computation.instructions)
+
+
+def _instruction_us(instruction: HloInstruction, gpu: GpuDescription) -> float:
+    opcode = instruction.opcode
+    if opcode in _FREE:
+        return 0.0
+    if opcode == "while":
+        count = compute_trip_count(instruction)
+        steps = UNKNOWN_TRIP_COUNT if count is None else count
+        return steps * estimate_launched_step_us(instruction, gpu)
+    if opcode == "call":
+        return _computation_us(instruction.to_apply, gpu)
+    if opcode == "conditional":
+        branches = [_computation_us(c, gpu) for c in instruction.called_computations]
+        return LAUNCH_US + max(branches)
+    moved = sum(shape.byte_size for shape in _arrays(instruction))
+    return max(LAUNCH_US, moved / gpu.memory_bytes_per_s * 1e6)
+
+
+def _arrays(instruction: HloInstruction) -> list[Shape]:
+    result = instruction.shape
+    shapes = [operand.shape for operand in instruction.operands]
+    shapes += result.tuple_shapes if result.is_tuple else [result]
+    return [shape for shape in shapes if not shape.is_tuple]
+
+
+def estimate_thread_step_us(lane_ops: float, num_threads: int, gpu: GpuDescription) -> float:
+    """Returns a kernel's time for one step with a thread for each lane, in microseconds.
+
+    Args:
+        lane_ops: Instructions of one step of one lane.
+        num_threads: Lanes.
+        gpu: Where.
+    """
+    warps = -(-num_threads // WARP_LANES)
+    warps_per_scheduler = -(-warps // (_SCHEDULERS * gpu.num_multiprocessors))
+    issue_cycles = WARP_LANES * _SCHEDULERS / gpu.fp32_units
+    cycles = lane_ops * max(_LATENCY_CYCLES, warps_per_scheduler * issue_cycles)
+    return cycles / (gpu.clock_ghz * 1e3)

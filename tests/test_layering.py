@@ -51,7 +51,7 @@ LAYERS: Final = FOUNDATION | {
         "runtime",
         *FOUNDATION,
     },
-    "api": {"explain", "fusion", "pipeline", "runtime", "xla", *FOUNDATION},
+    "api": {"backends.gpu", "explain", "fusion", "pipeline", "runtime", "xla", *FOUNDATION},
     "__init__": {"api", "explain", "runtime.warning", *FOUNDATION},
     "plugin": {"__init__", "api", "config", "errors"},
     "machine": {"device"},

@@ -22,11 +22,13 @@ import jax
 from jax._src import cache_key
 
 from fuselane import config, pipeline
+from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.device import host_device
 from fuselane.explain.build import build_module
 from fuselane.explain.report import Report
+from fuselane.gpu import GpuDescription
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.costs import load_costs
@@ -248,6 +250,8 @@ _preparing: Final = threading.Lock()
 def _prepare_once(options: Options) -> _Setting:
     open_cache(config.cache_dir(), options.cache_mib * 2**20)
     _install()
+    if options.gpu:
+        _install_on_gpus()
     return _Setting(options=options, key=f"fuselane {options.fingerprint()}", log=_log)
 
 
@@ -259,6 +263,20 @@ def _install() -> None:
     hook.install(_transform)
     before: Callable[[], str] = cache_key.custom_hook
     cache_key.custom_hook = functools.partial(_persistent_key, before)
+
+
+@functools.cache
+def _install_on_gpus() -> None:
+    """Connects Fuselane to XLA's GPU compilers, once per process."""
+    hook.install_on_gpus(_transform_for_gpu)
+
+
+def _transform_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
+    setting = _switchboard.active
+    if setting is None or not setting.options.gpu or setting.options.verify:
+        return None
+    backend = GpuBackend(setting.options, gpu)
+    return pipeline.transform(data, setting.options, setting.log, backend)
 
 
 def _transform(data: bytes) -> bytes | None:

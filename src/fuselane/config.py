@@ -56,6 +56,9 @@ class Options:
             where they differ by more than rounding. For finding bugs: programs get much slower.
         verify_hlo: Check the HLO after every stage, at some cost in compile time; `verify` does so
             too.
+        gpu: Also replace loops that XLA compiles for NVIDIA GPUs. Off by default, as long as it has
+            been checked by compilers only and not been measured on a GPU; `verify` leaves such
+            loops to XLA.
         bounds_checks: Guard every load and store of kernels; one that leaves its memory aborts the
             process with a sentence that names the kernel. For finding bugs: kernels get slower.
     """
@@ -69,6 +72,7 @@ class Options:
     cache_mib: int = 256
     verify: bool = False
     verify_hlo: bool = False
+    gpu: bool = False
     bounds_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ Numbers are of the reference boards. Their sources, by the letters below:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, final
 
@@ -217,3 +217,26 @@ GPUS: Final = MappingProxyType(
     }
 )
 """By the names `--target` takes."""
+
+
+def describe_gpu(
+    name: str, compute_capability: tuple[int, int], num_multiprocessors: int
+) -> GpuDescription | None:
+    """Returns the description of a GPU that is there, or None if it is too old.
+
+    A model not in GPUS is described by the one of them that comes closest: of the newest compute
+    capability that is not newer, with as many multiprocessors as it really has.
+
+    Args:
+        name: As its driver calls it.
+        compute_capability: Major and minor number.
+        num_multiprocessors: Streaming multiprocessors.
+    """
+    for gpu in GPUS.values():
+        if gpu.name == name:
+            return gpu
+    older = [gpu for gpu in GPUS.values() if gpu.compute_capability <= compute_capability]
+    if not older:
+        return None
+    closest = max(older, key=lambda gpu: gpu.compute_capability)
+    return replace(closest, name=name, num_multiprocessors=num_multiprocessors)

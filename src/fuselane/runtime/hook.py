@@ -1,4 +1,4 @@
-"""The place where XLA hands us its modules.
+"""The places where XLA hands us its modules: one in its CPU compiler, one in each GPU client's.
 
 XLA calls a registered transformation once or more per compilation, on a thread of its own that
 Python has not seen before, after its own fusion passes and before scheduling. The transformation
@@ -7,13 +7,16 @@ registered here never raises and, when it fails, leaves the module as it was.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import jaxlib
+from jax._src import xla_bridge
 
+from fuselane.gpu import GpuDescription, describe_gpu
 from fuselane.runtime.warning import warn_once
 
 NAME: Final = "fuselane"
@@ -22,6 +25,8 @@ _PRE_SCHEDULER: Final = 0
 """Value of jax.extend.xla.PipelineStage.PRE_SCHEDULER."""
 
 Transformation = Callable[[bytes], bytes | None]
+
+_GPU_PLATFORMS: Final = frozenset({"cuda", "gpu"})
 
 _lock = threading.Lock()
 _current: list[Transformation] = []
@@ -57,6 +62,47 @@ def _register() -> None:
         xla = importlib.import_module("jax.extend.xla")
         stage = xla.PipelineStage.PRE_SCHEDULER
         xla.register_hlo_module_transformation(_call, name=NAME, stage=stage, platforms="cpu")
+
+
+def install_on_gpus(transformation: Callable[[GpuDescription, bytes], bytes | None]) -> None:
+    """Makes XLA's GPU compilers call a function with every module; to be called once.
+
+    Those of clients still to come too. The function gets the client's GPU, and else as for
+    `install`.
+    """
+    xla_bridge.register_backend_initialization_hook(
+        functools.partial(_register_client, transformation)
+    )
+
+
+def _register_client(
+    transformation: Callable[[GpuDescription, bytes], bytes | None], client: Any
+) -> None:
+    """Registers the hook with one client of XLA's, if that is one for NVIDIA GPUs we know."""
+    if client.platform not in _GPU_PLATFORMS:
+        return
+    try:
+        gpu = _describe_client(client)
+        if gpu is None:
+            return
+        register = jaxlib._xla.register_xla_transform_c_api
+        register(client, NAME, _PRE_SCHEDULER, functools.partial(_call_on_gpu, transformation, gpu))
+    except Exception as error:
+        warn_once(f"Fuselane leaves programs for the GPU to XLA: {describe(error)}")
+
+
+def _describe_client(client: Any) -> GpuDescription | None:
+    device = client.local_devices()[0]
+    major, _, minor = str(device.compute_capability).partition(".")
+    return describe_gpu(device.device_kind, (int(major), int(minor or 0)), int(device.core_count))
+
+
+def _call_on_gpu(
+    transformation: Callable[[GpuDescription, bytes], bytes | None],
+    gpu: GpuDescription,
+    module: bytes,
+) -> bytes | None:
+    return guard(functools.partial(transformation, gpu), module)
 
 
 def _call(module: bytes) -> bytes | None:

@@ -1,0 +1,94 @@
+"""Loops of different kinds, small, for back ends that cannot run or not fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def _angles(x: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, 20, lambda i, x: x + 0.1 * jnp.sin(x) * jnp.exp(-x), x)
+
+
+def _drawn(x: jax.Array) -> jax.Array:
+    def step(carry: tuple[jax.Array, jax.Array], _: None) -> Any:
+        x, key = carry
+        key, own = jax.random.split(key)
+        return (x + jax.random.normal(own, x.shape), key), None
+
+    return lax.scan(step, (x, jax.random.PRNGKey(3)), None, length=6)[0][0]
+
+
+def _rows(x: jax.Array) -> Any:
+    def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = x * 0.5 + row
+        return x, x > 0
+
+    return lax.scan(step, x, jnp.arange(5 * x.size, dtype=x.dtype).reshape(5, *x.shape))
+
+
+def _matrices(x: jax.Array) -> jax.Array:
+    state = jnp.stack([x, x + 1, x * 2], axis=1)
+    weights = jnp.asarray(np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3))
+    return lax.fori_loop(0, 7, lambda i, s: jnp.tanh(s @ weights), state)
+
+
+def _collatz(x: jax.Array) -> jax.Array:
+    def one(n: jax.Array) -> jax.Array:
+        def step(carry: Any) -> Any:
+            n, count = carry
+            return jnp.where(n % 2 == 0, n // 2, 3 * n + 1), count + 1
+
+        return lax.while_loop(lambda carry: carry[0] != 1, step, (n, jnp.int32(0)))[1]
+
+    return jax.vmap(one)(jnp.abs(x).astype(jnp.int32) + 1)
+
+
+def _boards(x: jax.Array) -> jax.Array:
+    def one(x: jax.Array) -> jax.Array:
+        def step(i: jax.Array, board: jax.Array) -> jax.Array:
+            at = (board[i] + i + jnp.abs(x).astype(jnp.int32)) % 9
+            return board.at[at].add(i + 1)
+
+        return lax.fori_loop(0, 8, step, jnp.zeros(9, jnp.int32))
+
+    return jax.vmap(one)(x)
+
+
+def _totals(x: jax.Array) -> Any:
+    def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        x = x * 1.01 + 0.5
+        return x, x.sum()
+
+    return lax.scan(step, x, None, length=6)
+
+
+def _guarded(x: jax.Array) -> jax.Array:
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.where(x > 30, jnp.log1p(jnp.abs(x)) ** 1.5, x * 1.3 + 0.2)
+
+    return lax.fori_loop(0, 25, step, x)
+
+
+def _sorted(x: jax.Array) -> jax.Array:
+    state = jnp.stack([x, -x, x * 2, 1 - x], axis=1)
+    return lax.fori_loop(0, 4, lambda i, s: jnp.sort(s * 0.9 + i, axis=1)[:, ::-1], state)
+
+
+LOOPS: Final[Mapping[str, Callable[[jax.Array], Any]]] = {
+    "angles": _angles,
+    "drawn": _drawn,
+    "rows": _rows,
+    "matrices": _matrices,
+    "collatz": _collatz,
+    "boards": _boards,
+    "totals": _totals,
+    "guarded": _guarded,
+    "sorted": _sorted,
+}
+"""Functions of an f32 array of one dimension, the lanes."""

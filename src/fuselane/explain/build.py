@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Final, final
+from typing import Final
 
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.xla_time import estimate_thunk_us
 from fuselane.decisions import LoopDecision
 from fuselane.explain.boundaries import describe_boundaries
 from fuselane.explain.edges import find_edges
+from fuselane.explain.gpu_time import estimate_kernel_us
 from fuselane.explain.hlo_cost import HloCost
-from fuselane.explain.kernels import describe_kernels
+from fuselane.explain.kernels import Clock, describe_kernels
 from fuselane.explain.launches import Launch, Launches, find_launches
 from fuselane.explain.loops import describe_loops
 from fuselane.explain.model import InstructionModel, ModuleModel
@@ -30,6 +31,7 @@ from fuselane.explain.provenance import Provenance
 from fuselane.explain.timeline import describe_stages
 from fuselane.explain.why import Judge
 from fuselane.explain.why_cpu import CpuRefusals
+from fuselane.explain.why_gpu import GpuRefusals
 from fuselane.hlo.module import HloModule
 from fuselane.xla.captured import CapturedModule, CapturedStage
 
@@ -57,13 +59,17 @@ def build_module(
     earlier = [stage.module for stage in _earlier(captured)]
     unfused = _unfused(captured)
     provenance = Provenance(module, launches.callers, earlier)
-    clock = _CpuClock(costs or MachineCosts(), num_cores)
+    clock = _choose_clock(captured, costs or MachineCosts(), num_cores)
     own = [d for d in decisions if d.module == captured.name] if captured.target == CPU else []
-    judge = Judge(CpuRefusals(captured.module(), unfused and unfused.module).why)
+    if captured.gpu is None:
+        rules = CpuRefusals(captured.module(), unfused and unfused.module).why
+    else:
+        rules = GpuRefusals(captured, module).why
+    judge = Judge(rules)
     return ModuleModel(
         name=captured.name,
         target=captured.target,
-        kernels=describe_kernels(launches, provenance, clock.time_us),
+        kernels=describe_kernels(launches, provenance, clock, captured),
         loops=describe_loops(launches, provenance, own),
         boundaries=describe_boundaries(find_edges(module, launches), judge, provenance),
         stages=describe_stages(captured.stages),
@@ -87,20 +93,19 @@ def _earlier(captured: CapturedModule) -> list[CapturedStage]:
     return [stage for stage in (unfused, *captured.stages[:1]) if stage is not None]
 
 
-@final
-class _CpuClock:
-    """XLA:CPU's time for kernels."""
-
-    def __init__(self, costs: MachineCosts, num_cores: int) -> None:
-        self._costs = costs
-        self._num_cores = num_cores
-
-    def time_us(self, launch: Launch, cost: HloCost) -> float:
-        """Returns the modelled time of one launch."""
-        carried = launch.loop.shape.byte_size if launch.loop else int(cost.num_bytes)
-        return estimate_thunk_us(
-            launch.instruction, self._costs, footprint=carried, num_cores=self._num_cores
+def _choose_clock(captured: CapturedModule, costs: MachineCosts, num_cores: int) -> Clock:
+    """Returns the target's model of how long kernels take."""
+    gpu = captured.gpu
+    if gpu is not None:
+        return lambda launch, _: estimate_kernel_us(
+            launch.instruction, gpu, captured.usage.get(launch.instruction.name)
         )
+
+    def time_us(launch: Launch, cost: HloCost) -> float:
+        carried = launch.loop.shape.byte_size if launch.loop else int(cost.num_bytes)
+        return estimate_thunk_us(launch.instruction, costs, footprint=carried, num_cores=num_cores)
+
+    return time_us
 
 
 def _describe_instructions(

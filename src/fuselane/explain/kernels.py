@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from fuselane.explain.emitters import get_emitter, get_kind
@@ -13,6 +14,7 @@ from fuselane.explain.model import ArrayModel, KernelModel
 from fuselane.explain.provenance import Provenance
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.source_lines import SourceLine
+from fuselane.xla.captured import CapturedModule
 
 _HOLDERS: Final = frozenset({"call", "conditional", "fusion", "while"})
 _UNCOUNTED: Final = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
@@ -22,10 +24,29 @@ Clock = Callable[[Launch, HloCost], float]
 
 
 def describe_kernels(
-    launches: Launches, provenance: Provenance, clock: Clock
+    launches: Launches, provenance: Provenance, clock: Clock, captured: CapturedModule
 ) -> tuple[KernelModel, ...]:
     """Returns the kernels of a module in the order of its schedule."""
-    return tuple(_describe(launch, provenance, clock) for launch in launches.kernels.values())
+    kernels = (_describe(launch, provenance, clock) for launch in launches.kernels.values())
+    return tuple(_add_usage(kernel, captured) for kernel in kernels)
+
+
+def _add_usage(kernel: KernelModel, captured: CapturedModule) -> KernelModel:
+    """Returns a kernel with what it takes of a GPU, if that is known."""
+    usage = captured.usage.get(kernel.name)
+    if usage is None:
+        return kernel
+    occupancy = None
+    if captured.gpu is not None and usage.block_threads:
+        occupancy = captured.gpu.occupancy(usage.block_threads, usage.registers, usage.shared_bytes)
+    return replace(
+        kernel,
+        registers=usage.registers,
+        spill_bytes=usage.spill_bytes,
+        shared_bytes=usage.shared_bytes,
+        block_threads=usage.block_threads or None,
+        occupancy=occupancy,
+    )
 
 
 def _describe(launch: Launch, provenance: Provenance, clock: Clock) -> KernelModel:

@@ -1,0 +1,168 @@
+"""What XLA:GPU itself said about two kernels of its final module.
+
+XLA records what its fusion pass refused and how long it expects kernels to take, under the names
+instructions had then. Later passes rename fusions, so each kernel's name is followed back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, final
+
+from fuselane.boundary import BoundaryDecision, BoundaryReason
+from fuselane.explain.edges import Edge
+from fuselane.explain.emitters import get_wrapped
+from fuselane.explain.units import plural
+from fuselane.fusion.opcodes import is_fusible
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.xla.captured import CapturedModule, CapturedStage, XlaRefusal
+
+_RENAMING: Final = "rename_fusions"
+_REASONS: Final[Sequence[tuple[str, BoundaryReason]]] = (
+    ("output of the root", BoundaryReason.EXIT),
+    ("producer is not fusible", BoundaryReason.NOT_FUSIBLE),
+    ("consumer is not fusible", BoundaryReason.NOT_FUSIBLE),
+    ("bitcast", BoundaryReason.NOT_FUSIBLE),
+    ("contain a reduce", BoundaryReason.REDUCTION_INTO_REDUCTION),
+    ("create a loop fusion", BoundaryReason.REDUCTION_REUSE),
+    ("output of scatter", BoundaryReason.IN_PLACE),
+    ("in-place", BoundaryReason.IN_PLACE),
+    ("DUS", BoundaryReason.IN_PLACE),
+    ("multiple dus", BoundaryReason.IN_PLACE),
+    ("shared memory usage", BoundaryReason.BUDGET),
+    ("unnested reductions in fusion", BoundaryReason.BUDGET),
+    ("allowed budget", BoundaryReason.BUDGET),
+    ("code duplication", BoundaryReason.CODE_DUPLICATION),
+    ("huge IR", BoundaryReason.CODE_DUPLICATION),
+    ("too large IR", BoundaryReason.CODE_DUPLICATION),
+    ("execute slower", BoundaryReason.SLOWER),
+    ("can not be tiled", BoundaryReason.NOT_FUSIBLE),
+    ("valid tilings", BoundaryReason.NOT_FUSIBLE),
+    ("heroless fusion", BoundaryReason.NOT_FUSIBLE),
+    ("can not be duplicated", BoundaryReason.DUPLICATION),
+    ("cannot duplicate", BoundaryReason.DUPLICATION),
+    ("would be duplicated", BoundaryReason.EXPENSIVE_DUPLICATION),
+    ("different loop shapes", BoundaryReason.LOOP_SHAPES),
+    ("different shapes", BoundaryReason.LOOP_SHAPES),
+)
+"""Fragments of XLA's sentences, and what they come down to."""
+
+
+@final
+class GpuRefusals:
+    """XLA:GPU's answers for the kernels of one module."""
+
+    def __init__(self, captured: CapturedModule, module: HloModule) -> None:
+        self._former = _find_former_names(captured.stages, module)
+        self._pairs: dict[tuple[str, str], XlaRefusal] = {}
+        self._whole: dict[str, XlaRefusal] = {}
+        for refusal in captured.refusals:
+            if refusal.consumer:
+                self._pairs[refusal.producer, refusal.consumer] = refusal
+            else:
+                self._whole[refusal.producer] = refusal
+
+    def why(self, edge: Edge) -> BoundaryDecision | None:
+        """Returns why XLA did not fuse a kernel into another, or None if nothing tells."""
+        producer, consumer = (self._former[i.name] for i in (edge.producer, edge.consumer))
+        whole = self._whole.get(producer)
+        if whole is not None:
+            return _from_refusal(whole, edge)
+        other = _find_unfusible_user(edge.producer, edge.consumer)
+        if other is not None:
+            return _for_other_user(edge.producer, other, "")
+        priced = self._pairs.get((producer, consumer))
+        if priced is not None:
+            return _from_price(priced, edge)
+        return None
+
+
+def _from_refusal(refusal: XlaRefusal, edge: Edge) -> BoundaryDecision:
+    """Answers in XLA's words, which are about all users of the producer."""
+    other = _find_unfusible_user(edge.producer, edge.consumer)
+    if other is not None and "consumer is not fusible" in refusal.reason:
+        return _for_other_user(edge.producer, other, refusal.reason)
+    reason = next(
+        (reason for words, reason in _REASONS if words in refusal.reason),
+        BoundaryReason.NOT_FUSIBLE,
+    )
+    if get_wrapped(edge.producer).opcode == "concatenate" and len(edge.producer.users) > 1:
+        reason = BoundaryReason.CONCATENATE_USERS
+    detail = f"XLA kept `{edge.producer.name}` apart from what reads it: {refusal.reason}."
+    return BoundaryDecision(reason=reason, detail=detail, xla=refusal.reason)
+
+
+def _for_other_user(
+    producer: HloInstruction, other: HloInstruction, words: str
+) -> BoundaryDecision:
+    """Answers for a value that something needs in memory anyway."""
+    detail = (
+        f"`{producer.name}` is also needed in memory, by `{other.name}` ({other.opcode}); XLA fuses"
+        " a producer into all of its users or into none."
+    )
+    numbers = {"users": len(producer.users)}
+    return BoundaryDecision(
+        reason=BoundaryReason.MULTI_OUTPUT, detail=detail, xla=words, numbers=numbers
+    )
+
+
+def _from_price(priced: XlaRefusal, edge: Edge) -> BoundaryDecision | None:
+    fused, unfused = priced.us_fused, priced.us_unfused
+    if fused is None or unfused is None:
+        return None
+    num_users = len(edge.producer.users)
+    numbers = {"us_fused": fused, "us_unfused": unfused, "users": num_users}
+    reason, what = BoundaryReason.SLOWER, ""
+    if num_users > 1:
+        what = f" in each of its {plural(num_users, 'user')}"
+        if holds_concatenate(edge.producer):
+            reason = BoundaryReason.CONCATENATE_USERS
+    detail = (
+        f"XLA expects {fused:.1f} µs with `{edge.producer.name}` computed{what or ' where it is read'}"
+        f" and {unfused:.1f} µs as it is."
+    )
+    return BoundaryDecision(reason=reason, detail=detail, numbers=numbers)
+
+
+def holds_concatenate(kernel: HloInstruction) -> bool:
+    """Whether a kernel's result is a concatenation."""
+    if kernel.opcode != "fusion":
+        return kernel.opcode == "concatenate"
+    root = kernel.called_computations[0].root
+    while root.opcode in ("bitcast", "copy"):
+        root = root.operands[0]
+    return root.opcode == "concatenate"
+
+
+def _find_unfusible_user(
+    producer: HloInstruction, consumer: HloInstruction
+) -> HloInstruction | None:
+    """Returns another user of a value that no fusion can hold, or None."""
+    for user in producer.users:
+        if user is consumer or user.opcode == "get-tuple-element":
+            continue
+        if user.opcode in ("tuple", "copy") or not is_fusible(user):
+            return user
+    return None
+
+
+def _find_former_names(stages: Sequence[CapturedStage], module: HloModule) -> dict[str, str]:
+    """Returns the names that the final module's instructions had before fusions were renamed.
+
+    Renaming keeps ids. A fusion made later around one instruction stands for that.
+    """
+    renamed: dict[str, str] = {}
+    for before, after in itertools.pairwise(stages):
+        if after.name == _RENAMING:
+            old = {i.id: i.name for c in before.module().computations for i in c.instructions}
+            new = {i.id: i.name for c in after.module().computations for i in c.instructions}
+            renamed = {name: old[key] for key, name in new.items() if key in old}
+    former: dict[str, str] = {}
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            name = instruction.name
+            wrapped = get_wrapped(instruction).name.rpartition(".")[0]
+            former[name] = renamed.get(name) or (wrapped if name.startswith("wrapped_") else name)
+    return former

@@ -102,7 +102,7 @@ def _for_other_user(
         f"`{producer.name}` is also needed in memory, by `{other.name}` ({other.opcode}); XLA fuses"
         " a producer into all of its users or into none."
     )
-    numbers = {"users": len(producer.users)}
+    numbers = {"users": float(len(producer.users))}
     return BoundaryDecision(
         reason=BoundaryReason.MULTI_OUTPUT, detail=detail, xla=words, numbers=numbers
     )
@@ -114,14 +114,14 @@ def _from_price(priced: XlaRefusal, edge: Edge) -> BoundaryDecision | None:
         return None
     num_users = len(edge.producer.users)
     numbers = {"us_fused": fused, "us_unfused": unfused, "users": num_users}
-    reason, what = BoundaryReason.SLOWER, ""
+    reason, where = BoundaryReason.SLOWER, "where it is read"
     if num_users > 1:
-        what = f" in each of its {plural(num_users, 'user')}"
+        where = f"in each of its {plural(num_users, 'user')}"
         if holds_concatenate(edge.producer):
             reason = BoundaryReason.CONCATENATE_USERS
     detail = (
-        f"XLA expects {fused:.1f} µs with `{edge.producer.name}` computed{what or ' where it is read'}"
-        f" and {unfused:.1f} µs as it is."
+        f"XLA expects {fused:.1f} µs with `{edge.producer.name}` computed {where} and"
+        f" {unfused:.1f} µs as it is."
     )
     return BoundaryDecision(reason=reason, detail=detail, numbers=numbers)
 

@@ -41,6 +41,7 @@ def browser() -> Iterator[Any]:
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     """Opens the page of some modules, and sees to it that it neither complains nor connects."""
     complaints: list[str] = []
+    requests: list[str] = []
     pages: list[Any] = []
 
     def open_page(*modules: ModuleModel, fragment: str = "", **options: Any) -> Any:
@@ -49,10 +50,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
         page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda request: request.url.startswith("file:") or complaints.append(request.url),
-        )
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri() + fragment)
         pages.append(page)
         return page
@@ -61,6 +59,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     for page in pages:
         page.close()
     assert complaints == []
+    assert all(url.startswith("file:") for url in requests)
 
 
 @pytest.fixture

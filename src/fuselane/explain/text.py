@@ -201,7 +201,9 @@ def _loop_table(module: ModuleModel) -> RenderableType | None:
 def _loop_line(loop: LoopModel) -> Text:
     line = Text()
     line.append(printable(loop.name), "bold")
-    line.append(f"  {plural(loop.trip_count, 'iteration')}")
+    runs = _runs(loop)
+    line.append(f"  {f'{format_count(runs)} × ' if runs > 1 else ''}")
+    line.append(plural(loop.trip_count, "iteration"))
     if loop.kernels_per_iteration is not None:
         line.append(f" × {plural(loop.kernels_per_iteration, 'kernel')}")
     if loop.launches is not None:
@@ -211,6 +213,12 @@ def _loop_line(loop: LoopModel) -> Text:
     line.append(f"  carries {format_bytes(loop.carried_bytes)}", "dim")
     line.append(f"  {format_place(loop.source)}", "blue")
     return line
+
+
+def _runs(loop: LoopModel) -> int:
+    """Returns how often a loop inside another one is begun in a run."""
+    once = (loop.trip_count or 0) * (loop.kernels_per_iteration or 0)
+    return round(loop.launches / once) if loop.launches and once else 1
 
 
 def _outcome(loop: LoopDecision) -> Text:

@@ -121,12 +121,12 @@ class App {
       return new Table([
         number("Bytes", "92px", (row) => boundary(row).bytes_per_run ?? boundary(row).num_bytes, formatBytes, "Crossing in a run"),
         { title: "Reason", width: "minmax(180px, .8fr)", dot: (row) => familyOf(boundary(row).reason), text: (row) => boundary(row).reason, value: (row) => boundary(row).reason },
-        { title: "Producer", width: "minmax(150px, 1fr)", mono: true, text: (row) => boundary(row).producer, value: (row) => boundary(row).producer },
-        { title: "Consumer", width: "minmax(150px, 1fr)", mono: true, text: (row) => boundary(row).consumer, value: (row) => boundary(row).consumer },
+        { title: "Producer", width: "minmax(190px, 1fr)", mono: true, text: (row) => boundary(row).producer, value: (row) => boundary(row).producer },
+        { title: "Consumer", width: "minmax(190px, 1fr)", mono: true, text: (row) => boundary(row).consumer, value: (row) => boundary(row).consumer },
         { title: "Value", width: "minmax(130px, .8fr)", mono: true, text: (row) => shortShape(boundary(row).shape), value: (row) => boundary(row).shape },
         { ...line((row) => boundary(row).source), title: "Made at" },
         { ...line((row) => boundary(row).consumer_source), title: "Read at" },
-        { title: "Why", width: "minmax(260px, 2.6fr)", text: (row) => boundary(row).detail || DATA.reasons[boundary(row).reason][0], value: (row) => boundary(row).detail },
+        { title: "Why", width: "minmax(260px, 2.6fr)", text: (row) => (boundary(row).detail || DATA.reasons[boundary(row).reason][0]).replaceAll("`", ""), value: (row) => boundary(row).detail },
       ], numbers(module.boundaries), (id) => this.select({ kind: "boundary", id }), 0);
     }
     const loop = (row) => module.loops[row];
@@ -140,7 +140,7 @@ class App {
       number("Carries", "90px", (row) => loop(row).carried_bytes, formatBytes),
       line((row) => loop(row).source),
       { title: "Fuselane", width: "minmax(150px, .8fr)", text: verdict, value: verdict },
-      { title: "Why", width: "minmax(260px, 2.6fr)", text: (row) => loop(row).decision?.decision.sentence || "", value: (row) => loop(row).decision?.decision.sentence || "" },
+      { title: "Why", width: "minmax(260px, 2.6fr)", text: (row) => (loop(row).decision?.decision.sentence || "").replaceAll("`", ""), value: (row) => loop(row).decision?.decision.sentence || "" },
     ], numbers(module.loops), (id) => this.select({ kind: "loop", id }), 0);
   }
 

@@ -328,7 +328,7 @@ class GraphView {
   colours() {
     const style = getComputedStyle(document.documentElement);
     const get = (name) => style.getPropertyValue(`--${name}`).trim();
-    this.c = Object.fromEntries(["ground", "panel", "raised", "line", "text", "dim", "faint", "accent", "heat", "accent-soft", "heat-soft"].map((name) => [name, get(name)]));
+    this.c = Object.fromEntries(["ground", "panel", "raised", "node", "node-line", "text", "dim", "faint", "accent", "heat", "accent-soft", "heat-soft"].map((name) => [name, get(name)]));
     this.redraw();
   }
 
@@ -362,6 +362,7 @@ class GraphView {
     for (const link of ordered) if (!this.isStressed(link)) this.drawLink(g, box, link);
     for (const link of ordered) if (this.isStressed(link)) this.drawLink(g, box, link);
     for (const child of box.children) this.drawBox(g, child, depth + 1);
+    if (box.node >= 0 && this.scale < MIN_TEXT_SCALE * 0.7) this.drawSign(g, box);
   }
 
   isStressed(link) {
@@ -379,22 +380,34 @@ class GraphView {
     g.fillText(this.clip(`▾ ${this.scene.title(box)}`, box.w - 20), box.left + 12, box.top + HEAD / 2 + 3);
   }
 
+  /** The name of a loop seen from afar, as large as elsewhere. */
+  drawSign(g, box) {
+    const title = this.scene.title(box), width = CHAR * title.length + 10;
+    if (width > box.w * this.scale || box.h * this.scale < 60) return;
+    g.save();
+    g.translate(box.left, box.top); g.scale(1 / this.scale, 1 / this.scale);
+    g.fillStyle = this.c.raised; g.beginPath(); g.roundRect(3, 3, width, 17, 4); g.fill();
+    g.fillStyle = this.c.text; g.fillText(title, 8, 12);
+    g.restore();
+  }
+
   drawLeaf(g, box) {
     const { module } = this;
     const kernel = box.node >= 0 ? module.kernels[module.kernelAt(box.node)] : undefined;
     const chosen = this.chosen?.key === box.key, lit = this.litKeys.has(box.key), hovered = this.hovered?.box === box;
     const canOpen = this.scene.canOpen(box.key);
     g.globalAlpha = this.quiet && !lit && !chosen ? 0.35 : 1;
-    g.fillStyle = lit || chosen ? this.c.panel : kernel || canOpen ? this.c.panel : this.c.raised;
+    g.fillStyle = kernel || canOpen ? this.c.node : this.c.raised;
     g.beginPath(); g.roundRect(box.left, box.top, box.w, box.h, box.h > 30 ? 7 : 5); g.fill();
     if (lit || chosen) { g.fillStyle = this.c["accent-soft"]; g.fill(); }
     if (kernel) {
       g.save(); g.clip();
-      g.fillStyle = this.c["heat-soft"]; g.fillRect(box.left, box.top, box.w * (kernel.share / module.maxShare), box.h);
+      const close = this.scale >= MIN_TEXT_SCALE; // from afar colour has to do without words
+      g.fillStyle = this.c[close ? "heat-soft" : "heat"]; g.fillRect(box.left, box.top, box.w * (kernel.share / module.maxShare), box.h);
       g.fillStyle = this.c.heat; g.globalAlpha *= 0.25 + 0.75 * (kernel.share / module.maxShare); g.fillRect(box.left, box.top, 4, box.h);
       g.restore();
     }
-    g.strokeStyle = lit || chosen ? this.c.accent : hovered ? this.c.dim : this.c.line;
+    g.strokeStyle = lit || chosen ? this.c.accent : hovered ? this.c.dim : this.c["node-line"];
     g.lineWidth = chosen ? 2.5 : lit ? 1.6 : 1; g.stroke();
     if (this.scale >= MIN_TEXT_SCALE) this.drawLabel(g, box, kernel, canOpen);
     g.globalAlpha = 1;
@@ -403,14 +416,16 @@ class GraphView {
   drawLabel(g, box, kernel, canOpen) {
     const two = box.h > 30, left = box.left + (two ? 13 : 9);
     g.fillStyle = kernel || canOpen ? this.c.text : this.c.dim;
-    g.fillText(this.clip(this.scene.title(box), box.w - (two ? 34 : 14)), left, box.top + (two ? 14 : box.h / 2 + 0.5));
+    g.fillText(this.clip(this.scene.title(box), box.w - (two ? 32 : 14)), left, box.top + (two ? 14 : box.h / 2 + 0.5));
     if (two) { g.fillStyle = this.c.dim; g.fillText(this.clip(this.scene.subtitle(box), box.w - 20), left, box.top + 29); }
     if (canOpen && two) { g.fillStyle = this.c.faint; g.fillText("▸", box.left + box.w - 17, box.top + 14); }
   }
 
   clip(text, width) {
-    const most = Math.max(1, Math.floor(width / CHAR));
-    return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+    const most = Math.max(1, Math.floor(width / CHAR + 0.2));
+    if (text.length <= most) return text;
+    const end = most > 12 ? 4 : 0; // names differ at their ends
+    return `${text.slice(0, most - 1 - end)}…${text.slice(text.length - end)}`;
   }
 
   drawLink(g, box, link) {
@@ -421,7 +436,7 @@ class GraphView {
     const plain = link.family < 0 || link.family === EDGE_FAMILY;
     g.strokeStyle = link.family >= 0 ? familyColour(link.family) : this.c.faint;
     g.globalAlpha = filtered && !stressed ? 0.12 : stressed ? 1 : this.quiet ? 0.25 : plain ? 0.55 : 0.9;
-    g.lineWidth = (stressed ? 2.6 : plain ? 1 : 1.7) / Math.min(1, Math.max(this.scale, 0.3));
+    g.lineWidth = (stressed ? 2.6 : plain ? 1 : 1.7) / Math.min(1, Math.max(1.4 * this.scale, 0.4));
     g.beginPath();
     if (link.far && !stressed) this.traceStubs(g, box, link); else this.trace(g, box, link);
     g.stroke();

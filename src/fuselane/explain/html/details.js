@@ -105,7 +105,7 @@ class Details {
       const [file, number, fn] = DATA.lines[line];
       const text = (DATA.files[file].pieces.find(([first, rows]) => number >= first && number < first + rows.length) || [number, [""]]);
       const code = (text[1][number - text[0]] || "").trim();
-      return [make("button", { class: "link", onclick: () => this.app.select({ kind: "line", id: line }) }, lineLabel(line)), fn ? ` ${fn}` : "", make("div", { class: "mono dim" }, code)];
+      return [make("button", { class: "link", onclick: () => this.app.select({ kind: "line", id: line }) }, lineLabel(line)), fn ? ` ${fn.replaceAll(".<locals>", "")}` : "", make("div", { class: "mono dim" }, code)];
     });
   }
 

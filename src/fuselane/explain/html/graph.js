@@ -6,7 +6,6 @@ const HEAD = 28;
 const PAD = 14;
 const STUB = 12;
 const MAX_BACK = 4; // edges that run back up and are drawn in full
-const LEGEND = 40; // pixels at the bottom that are not for the graph
 const MIN_TEXT_SCALE = 0.42;
 const MAX_OPEN_AT_START = 600;
 
@@ -235,11 +234,15 @@ class GraphView {
   resize() {
     const ratio = window.devicePixelRatio || 1;
     const { width, height } = this.canvas.parentElement.getBoundingClientRect();
-    const first = !this.width;
+    const first = !this.width, dx = width - this.width, dy = height - this.height;
     Object.assign(this, { width, height, ratio });
     this.canvas.width = Math.round(width * ratio); this.canvas.height = Math.round(height * ratio);
     this.map.width = Math.round(130 * ratio); this.map.height = Math.round(130 * ratio);
-    if (first && this.scene) this.start();
+    if (this.scene && (dx || dy || first)) {
+      if (first) this.start();
+      else if (this.fitted) this.fit(false);
+      else this.moveTo(this.scale, this.x + dx / 2, this.y + dy / 2, false);
+    }
     this.redraw();
   }
 
@@ -250,16 +253,25 @@ class GraphView {
 
   // ---- moving
 
-  fit(animate = true) { const { root } = this.scene; this.frame(0, 0, root.w, root.h, 1.1, animate); }
+  /** Shows everything, and goes on doing so while the window changes, until something is moved. */
+  fit(animate = true) {
+    const { root } = this.scene;
+    this.frame(0, 0, root.w, root.h, 1.1, animate);
+    this.fitted = true;
+  }
+
+  /** The pixels at the bottom that are not for the graph. */
+  legend() { return byId("legend").offsetHeight + 14; }
 
   frame(left, top, w, h, most, animate = true) {
-    const height = this.height - LEGEND;
+    const height = this.height - this.legend();
     const scale = Math.min(most, this.width / (w + 40), height / (h + 30));
     this.moveTo(scale, this.width / 2 - scale * (left + w / 2), height / 2 - scale * (top + h / 2), animate);
   }
 
   moveTo(scale, x, y, animate) {
     cancelAnimationFrame(this.motion);
+    this.fitted = false;
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     if (!animate || calm) { Object.assign(this, { scale, x, y }); this.redraw(); return; }
     const from = { scale: this.scale, x: this.x, y: this.y }, begin = performance.now();
@@ -284,7 +296,7 @@ class GraphView {
     if (!boxes.length) return;
     const left = Math.min(...boxes.map((b) => b.left)), top = Math.min(...boxes.map((b) => b.top));
     const right = Math.max(...boxes.map((b) => b.left + b.w)), bottom = Math.max(...boxes.map((b) => b.top + b.h));
-    const inView = left * this.scale + this.x > 0 && right * this.scale + this.x < this.width && top * this.scale + this.y > 30 && bottom * this.scale + this.y < this.height - LEGEND;
+    const inView = left * this.scale + this.x > 0 && right * this.scale + this.x < this.width && top * this.scale + this.y > 30 && bottom * this.scale + this.y < this.height - this.legend();
     if (inView && this.scale > MIN_TEXT_SCALE && scale === undefined) { this.redraw(); return; }
     const most = scale ?? Math.max(0.75, Math.min(1.1, this.scale));
     this.frame(left, top, right - left, bottom - top, most, animate);
@@ -464,6 +476,8 @@ class GraphView {
 
   drawMap() {
     const { root } = this.scene;
+    this.map.hidden = this.view.left <= 0 && this.view.top <= 0 && this.view.right >= root.w && this.view.bottom >= root.h;
+    if (this.map.hidden) return;
     const g = this.map.getContext("2d");
     const size = 130, scale = Math.min(size / root.w, size / root.h) * 0.94;
     const dx = (size - root.w * scale) / 2, dy = (size - root.h * scale) / 2;

@@ -3,6 +3,7 @@
 const FONT = '12px ui-monospace, "SF Mono", "JetBrains Mono", "Cascadia Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace';
 const CHAR = 7.3;
 const HEAD = 28;
+const DOUBLE_MS = 450; // between the clicks of a double click
 const PAD = 14;
 const STUB = 12;
 const MAX_BACK = 4; // edges that run back up and are drawn in full
@@ -525,10 +526,6 @@ class GraphView {
       if (drag && !drag.moved) this.click(event.offsetX, event.offsetY);
     });
     canvas.addEventListener("pointerleave", () => { this.hovered = null; this.tip.hidden = true; this.redraw(); });
-    canvas.addEventListener("dblclick", (event) => {
-      const { box } = this.hit(event.offsetX, event.offsetY);
-      if (box) this.toggle(box.key);
-    });
     const travel = (event) => {
       const { scale, dx, dy } = this.mapScale;
       const x = (event.offsetX - dx) / scale, y = (event.offsetY - dy) / scale;
@@ -553,7 +550,14 @@ class GraphView {
   }
 
   click(sx, sy) {
+    const now = performance.now(), last = this.clicked;
+    this.clicked = null;
+    if (last && now - last.now < DOUBLE_MS && Math.hypot(sx - last.sx, sy - last.sy) < 6) {
+      if (last.box) this.toggle(last.box.key); // what the first click was on: the graph may have moved since
+      return;
+    }
     const { box, link } = this.hit(sx, sy);
+    this.clicked = { now, sx, sy, box };
     if (link?.boundaries.length) { this.app.select({ kind: "boundary", id: link.boundaries[0] }); return; }
     if (!box || box.key[0] === "c") { if (box) this.toggle(box.key); else this.app.select(null); return; }
     const y = (sy - this.y) / this.scale, x = (sx - this.x) / this.scale;

@@ -25,6 +25,7 @@ from typing import Any, final
 
 import jax
 import pytest
+from fuselane.xla.gpu import find_toolchain
 
 import fuselane
 from fuselane.backends import cpu
@@ -37,7 +38,6 @@ from fuselane.gpu import GPUS, GpuDescription
 from fuselane.lanes.program import LaneProgram
 from fuselane.machine import describe_machine
 from fuselane.xla.captured import KernelUsage
-from fuselane.xla.gpu import find_toolchain
 from fuselane.xla.ptxas import assemble
 from programs import PROGRAMS
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import pytest
+from fuselane.xla.gpu import capture_on_gpu
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
@@ -27,7 +28,6 @@ from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.tupled import make_tupled
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
 from fuselane.xla.capture import capture, lower
-from fuselane.xla.gpu import capture_on_gpu
 from fuselane.xla.targets import find_target
 from tests.backends.programs import LOOPS
 from tests.xla.test_gpu import needs_gpu_extra

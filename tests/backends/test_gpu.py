@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -191,3 +195,15 @@ def test_cartpole_is_one_launch(name: str) -> None:
     for kernel in usage:
         assert kernel.registers <= 64
         assert kernel.spill_bytes == 0
+
+
+def test_the_gpu_benchmark_says_that_there_is_no_gpu() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
+    environment = {"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
+    if shutil.which("nvidia-smi", path=environment["PATH"]):
+        pytest.skip("there is one")
+    run = subprocess.run(
+        [str(script)], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert run.returncode == 2
+    assert run.stderr.strip().endswith("nvidia-smi is missing.")

@@ -1,0 +1,1 @@
+"""What `benchmarks/gpu.sh` runs on a machine with an NVIDIA GPU."""

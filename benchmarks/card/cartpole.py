@@ -1,0 +1,177 @@
+"""CartPole on a GPU: plain XLA, XLA with its loops in command buffers, Fuselane, CUDA by hand.
+
+python -m card.cartpole OUT.json --seconds S
+
+All engines take turns in this process; results are compared after a few steps, and by how often
+environments are reset after all of them (see docs/design/0002).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core
+from jax._src.interpreters import mlir
+from jaxlib.mlir import ir
+
+import fuselane
+from card.nvrtc import NvrtcError, compile_cuda
+from fuselane.cartpole.constants import STEPS_WITHOUT_RESET
+from fuselane.cartpole.problem import Problem, make_problem
+from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
+from fuselane.runtime.ptx_call import PTX_TARGET
+
+SIZES: Final = ((2048, 10_000), (64, 10_000), (16_384, 10_000), (131_072, 1000), (1_048_576, 1000))
+COMMAND_BUFFERS: Final = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,WHILE,CONDITIONAL"}
+BLOCK_THREADS: Final = 32
+ROUNDS: Final = 5
+SLOW_S: Final = 8.0
+
+Run = Callable[[], Any]
+
+
+def main() -> int:
+    """Measures until the time is over; writes what there is after each variant."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=150)
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    rows: list[dict[str, Any]] = []
+    for num_envs, num_steps in SIZES:
+        problem = make_problem(num_envs, num_steps)
+        for variant in VARIANTS:
+            if time.monotonic() > deadline:
+                rows.append({"skipped": f"{variant} {num_envs} x {num_steps}: no time left"})
+                continue
+            rows.append(measure(variant, problem))
+            options.out.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+            print(rows[-1], file=sys.stderr, flush=True)
+    options.out.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    return int(any(row.get("wrong") for row in rows))
+
+
+def measure(variant: str, problem: Problem) -> dict[str, Any]:
+    """Returns the median milliseconds of each engine on one variant, and what went wrong."""
+    row: dict[str, Any] = {
+        "variant": variant,
+        "envs": problem.num_envs,
+        "steps": problem.num_steps,
+        "ms": {},
+        "compile_s": {},
+        "failed": {},
+        "wrong": {},
+    }
+    engines: dict[str, Callable[[int], Run]] = {
+        "xla": lambda steps: jax_run(variant, problem, steps),
+        "command buffers": lambda steps: jax_run(variant, problem, steps, **COMMAND_BUFFERS),
+        "fuselane": lambda steps: fused_run(variant, problem, steps),
+    }
+    if variant == PEER_VARIANT:
+        engines["cuda by hand"] = lambda steps: cuda_run(problem, steps)
+    runs: dict[str, Run] = {}
+    expected = np.asarray(engines["xla"](STEPS_WITHOUT_RESET)())
+    for name, make in engines.items():
+        try:
+            off = float(np.abs(np.asarray(make(STEPS_WITHOUT_RESET)()) - expected).max())
+            if not off < 1e-5:
+                row["wrong"][name] = off
+            start = time.perf_counter()
+            runs[name] = make(problem.num_steps)
+            row["compile_s"][name] = time.perf_counter() - start
+            runs[name]()
+        except Exception as error:
+            runs.pop(name, None)
+            row["failed"][name] = f"{type(error).__name__}: {error}"[:500]
+    row["ms"] = time_in_turns(runs)
+    return row
+
+
+def time_in_turns(runs: dict[str, Run]) -> dict[str, float]:
+    """Returns medians; engines that are slow run less often."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            if sum(times[name]) > SLOW_S * 1e3:
+                continue
+            start = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def jax_run(variant: str, problem: Problem, num_steps: int, **options: Any) -> Run:
+    """Returns how to run a variant as XLA compiles it."""
+    arguments = VARIANTS[variant].get_arguments(problem)
+    lowered = jax.jit(VARIANTS[variant].make_rollout(num_steps)).lower(*arguments)
+    compiled = lowered.compile(compiler_options=options or None)
+    return lambda: compiled(*arguments).block_until_ready()
+
+
+def fused_run(variant: str, problem: Problem, num_steps: int) -> Run:
+    """Returns how to run a variant under Fuselane, which has to have fused its loop."""
+    with fuselane.enabled(gpu=True):
+        before = len(fuselane.decisions().loops)
+        run = jax_run(variant, problem, num_steps)
+        loops = fuselane.decisions().loops[before:]
+    if not any(loop.fused for loop in loops) and num_steps > STEPS_WITHOUT_RESET:
+        reasons = "; ".join(loop.decision.sentence for loop in loops) or "no loop was seen"
+        raise RuntimeError(f"not fused: {reasons}")
+    return run
+
+
+def cuda_run(problem: Problem, num_steps: int) -> Run:
+    """Returns how to run the kernel written by hand."""
+    device = jax.devices()[0]
+    architecture = "compute_" + str(device.compute_capability).replace(".", "")
+    source = Path(__file__).with_name("cartpole.cu").read_text(encoding="utf-8")
+    try:
+        ptx = compile_cuda(source, architecture)
+    except NvrtcError as error:
+        raise RuntimeError(str(error)) from error
+    sizes = jnp.array([num_steps, problem.pool_rows, problem.num_envs], jnp.int32)
+    kernel = jax.jit(_ptx_call(ptx, "cartpole", problem.num_envs))
+    arguments = (problem.state, problem.actions, problem.resets, sizes)
+    return lambda: kernel(*arguments).block_until_ready()
+
+
+def _ptx_call(ptx: str, name: str, num_threads: int) -> Callable[..., Any]:
+    """Returns a JAX function that launches a kernel; its result is like its first argument."""
+    primitive = core.Primitive("ptx_call")
+    primitive.def_abstract_eval(lambda first, *_: first)  # type: ignore[no-untyped-call]
+
+    def lower(ctx: Any, *operands: Any) -> Any:
+        def i32(value: int) -> Any:
+            return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
+
+        sizes = dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
+        sizes |= {"grid_x": -(-num_threads // BLOCK_THREADS), "block_x": BLOCK_THREADS}
+        attributes = {name_: i32(size) for name_, size in (sizes | {"shared_mem_bytes": 0}).items()}
+        texts = {"name": name, "kernel_type": "ptx", "kernel_data": ptx}
+        attributes |= {key: ir.StringAttr.get(text) for key, text in texts.items()}
+        attributes["output_indices"] = ir.ArrayAttr.get([i32(len(operands))])
+        del ctx
+        return mlir.custom_call(
+            PTX_TARGET,
+            result_types=[operands[0].type],
+            operands=operands,
+            backend_config=attributes,
+            api_version=4,
+        ).results
+
+    mlir.register_lowering(primitive, lower)
+    return primitive.bind
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,7 +25,6 @@ from typing import Any, final
 
 import jax
 import pytest
-from fuselane.xla.gpu import find_toolchain
 
 import fuselane
 from fuselane.backends import cpu
@@ -39,6 +38,7 @@ from fuselane.lanes.program import LaneProgram
 from fuselane.machine import describe_machine
 from fuselane.xla.captured import KernelUsage
 from fuselane.xla.ptxas import assemble
+from fuselane.xla.toolchain import find_toolchain
 from programs import PROGRAMS
 
 

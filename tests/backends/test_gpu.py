@@ -12,7 +12,6 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import pytest
-from fuselane.xla.gpu import capture_on_gpu
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
@@ -32,6 +31,7 @@ from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.tupled import make_tupled
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
 from fuselane.xla.capture import capture, lower
+from fuselane.xla.compilation import Source, capture_source
 from fuselane.xla.targets import find_target
 from tests.backends.programs import LOOPS
 from tests.xla.test_gpu import needs_gpu_extra
@@ -186,8 +186,8 @@ def test_cartpole_is_one_launch(name: str) -> None:
     options = Options(cache_mib=0, verify_hlo=True)
     out = pipeline.transform(stage.data, options, DecisionLog(), GpuBackend(options, H100))
     assert out is not None
-    source = _jax.mlir.hlo_to_stablehlo(out)
-    (after,) = capture_on_gpu([source], find_target("h100"), max_s=300)
+    source = Source(form="mlir", data=_jax.mlir.hlo_to_stablehlo(out))
+    after = capture_source(source, find_target("h100"), max_s=300)
     assert "kWhile" in before.thunks
     assert "kWhile" not in after.thunks
     assert after.thunks.count("fuselane_kernel") == 1

@@ -21,10 +21,11 @@ from fuselane.fuzz.build import Judgement
 from fuselane.fuzz.campaign import Settings, run_campaign
 from fuselane.fuzz.compare import find_difference
 from fuselane.fuzz.generate import draw_program
+from fuselane.fuzz.inputs import sharded_axes
 from fuselane.fuzz.kinds import Kind
 from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step
 from fuselane.fuzz.reproducer import replay, write_reproducer
-from fuselane.fuzz.run import Failure, run_programs
+from fuselane.fuzz.run import Failure, Module, run_programs
 
 SMALL = Program(
     seed=5,
@@ -72,12 +73,27 @@ def test_a_difference_is_seen(
 def test_an_argument_that_changes_is_seen() -> None:
     """Compiled code that writes into what the caller still holds."""
 
-    def write(arguments: list[jax.Array]) -> list[list[jax.Array]]:
-        ctypes.memset(arguments[0].unsafe_buffer_pointer(), 1, 1)
-        return [arguments]
+    def write(arguments: list[tuple[list[jax.Array], list[jax.Array]]]) -> list[list[jax.Array]]:
+        ((carries, streams),) = arguments
+        ctypes.memset(carries[0].unsafe_buffer_pointer(), 0xAB, 4)
+        return [streams]
 
-    with pytest.raises(AssertionError, match=r"an argument, int32\[4\], was changed"):
-        run._call(write, [np.zeros(4, np.int32)])
+    with pytest.raises(AssertionError, match=r"an argument, int32\[9\], was changed"):
+        run._call(write, Module.of([SMALL]))
+
+
+def test_programs_on_two_devices() -> None:
+    """Their loops are fused on each, and what they take is spread over both."""
+    spread = replace(SMALL, lanes=(18,), devices=2)
+    carries, streams = sharded_axes(spread)
+    assert (carries, streams) == ([0, 0], [1])
+    pool = workers.Workers(1)
+    try:
+        outcome = pool.run_one([spread, replace(spread, lanes=(9,))])
+    finally:
+        pool.stop()
+    assert not outcome.failures
+    assert set(outcome.reasons) == {"fused"}
 
 
 @pytest.mark.parametrize("donated", [False, True])
@@ -87,6 +103,12 @@ def test_programs_in_a_chain(donated: bool) -> None:
     outcome = run_programs([replace(SMALL, donated=donated), link, replace(link, outer="while")])
     assert not outcome.failures
     assert set(outcome.reasons) == {"fused"}
+
+
+def test_what_xla_refuses_is_no_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "XLA_OPTIONS", {"xla_no_such_option": True})
+    (failure,) = run_programs([SMALL]).failures.values()
+    assert failure.form == "xla-refuses" and failure.is_xlas
 
 
 def test_what_fails_inside_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ MAX_FAILURES: Final = 20
 MAX_SHRUNK: Final = 3
 """How many programs on which XLA disagrees with itself are shrunk."""
 
-XLA_DIFFERS: Final = "xla-differs"
 
 SECONDS_PER_REPORT: Final = 30.0
 
@@ -95,7 +94,7 @@ class Results:
             f"{count:,} programs from seed {self.seed} on, "
             f"{count / max(self.seconds, 1e-9):.2f} per second; {self.share_fused:.1%} of "
             f"{self.outcome.reasons.total():,} loops fused; "
-            f"{len(self.findings)} failures; XLA disagrees with itself on {len(self.xla_findings)}"
+            f"{len(self.findings)} failures; {len(self.xla_findings)} of XLA itself"
         )
 
     def lines(self) -> Iterator[str]:
@@ -214,7 +213,7 @@ def _examine(
         for i, failure in outcome.failures.items():
             seed = programs[i].seed
             say(f"seed {seed}: {failure.form}: {failure.detail}")
-            if failure.form == XLA_DIFFERS and len(results.xla_findings) >= MAX_SHRUNK:
+            if failure.is_xlas and len(results.xla_findings) >= MAX_SHRUNK:
                 results.xla_findings.append(Finding(seed, failure, None))
             elif workers.run_one([programs[i]]).failures:
                 _add(results, _shrink(workers, programs[i : i + 1], folder, say))
@@ -225,8 +224,8 @@ def _examine(
 
 
 def _add(results: Results, finding: Finding) -> None:
-    is_ours = finding.failure.form != XLA_DIFFERS
-    (results.findings if is_ours else results.xla_findings).append(finding)
+    found = results.xla_findings if finding.failure.is_xlas else results.findings
+    found.append(finding)
 
 
 def _shrink(workers: Workers, programs: Sequence[Program], folder: Path, say: Say) -> Finding:

@@ -10,7 +10,15 @@ from typing import Any, Final, final
 
 from fuselane.fuzz.kinds import COMPLEX, FLOATS, INTEGERS, WIDE, Kind, is_complex, is_floating
 from fuselane.fuzz.operations import OPERATIONS, WEIGHTS
-from fuselane.fuzz.program import COHORT, FIRST_STEP, UNIFORM, Program, Slot, Step
+from fuselane.fuzz.program import (
+    COHORT,
+    FIRST_STEP,
+    MAX_DEVICES,
+    UNIFORM,
+    Program,
+    Slot,
+    Step,
+)
 
 DTYPES: Final = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
 SHAPES: Final = (
@@ -74,6 +82,7 @@ class _Draw:
         self._dtypes = choice.dtypes if self._x64 else narrow
         self._operations = choice.operations
         self._donated = cohort.random() < 0.2
+        self._devices = MAX_DEVICES if cohort.random() < 0.06 else 1
         self._depth = 3 if self._random.random() < 0.1 else 2
         self._outer = self._random.choice(OUTER_LOOPS)
         if self._outer == "gradient":
@@ -115,6 +124,7 @@ class _Draw:
             remat=draw.random() < 0.3,
             chained=draw.random() < 0.3,
             donated=self._donated,
+            devices=self._devices,
             x64=self._x64,
             options=self._options,
         )

@@ -42,6 +42,16 @@ def lane_axes(slot: Slot, lanes: Sequence[int]) -> list[int | None]:
     return [(slot.place >> n) % rank for n, rank in enumerate(ranks)]
 
 
+def sharded_axes(program: Program) -> tuple[list[int | None], list[int | None]]:
+    """Returns the dimension that is spread over devices of every carry and every stream."""
+    can_be = bool(program.lanes) and program.lanes[0] % program.devices == 0
+    carries, streams = (
+        [lane_axes(slot, program.lanes)[0] if can_be else None for slot in slots]
+        for slots in (program.carries, program.streams)
+    )
+    return carries, [None if axis is None else axis + 1 for axis in streams]
+
+
 def full_shape(slot: Slot, lanes: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape of a slot's array, lanes included."""
     shape = list(slot.shape)

@@ -17,6 +17,8 @@ from typing import Any, Final, final
 COHORT: Final = 12
 """Programs whose seeds, divided by this, agree share a module, its options and its word size."""
 
+MAX_DEVICES: Final = 2
+
 NUMBER: Final = 0
 """The number of the value that is the number of the loop's step."""
 UNIFORM: Final = 1
@@ -90,6 +92,7 @@ class Program:
         remat: Whether the gradient computes steps again instead of keeping what they made.
         chained: Whether it starts from what the program in front of it in the module has left.
         donated: Whether the module's arguments are given up to it.
+        devices: Over how many devices the first dimension of the lanes is spread, where it can be.
         x64: Whether JAX's 64-bit types are on.
         options: Options of Fuselane.
     """
@@ -109,6 +112,7 @@ class Program:
     remat: bool = False
     chained: bool = False
     donated: bool = False
+    devices: int = 1
     x64: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ import fuselane
 from fuselane import pipeline
 from fuselane.fuzz.build import Built, Judgement
 from fuselane.fuzz.compare import find_difference
-from fuselane.fuzz.inputs import NumpyArray, draw_inputs
+from fuselane.fuzz.inputs import NumpyArray, draw_inputs, sharded_axes
 from fuselane.fuzz.kinds import Value
 from fuselane.fuzz.program import Program
 from fuselane.hlo.computation import reachable_computations
@@ -50,12 +50,17 @@ class Failure:
     Attributes:
         form: A word for the sort of failure: `differs`, `complains`, `crash`, `hang`, or an
             exception's name; `xla-differs` if XLA disagrees with itself and Fuselane with only one
-            of its answers.
+            of its answers; `xla-refuses` if plain XLA does not compile it.
         detail: One line.
     """
 
     form: str
     detail: str
+
+    @property
+    def is_xlas(self) -> bool:
+        """Whether it is a failure of XLA alone."""
+        return self.form.startswith("xla-")
 
 
 @final
@@ -93,10 +98,11 @@ class Module:
     lowered: Any
     inputs: list[Any]
     judgements: list[tuple[Judgement, ...]]
+    shardings: Any
 
     @staticmethod
     def of(programs: Sequence[Program]) -> Module:
-        """Returns the module of programs that share their word size and `donated`."""
+        """Returns the module of programs that share their word size, `donated` and `devices`."""
         built = [Built(program) for program in programs]
         inputs = [draw_inputs(program) for program in programs]
 
@@ -113,8 +119,25 @@ class Module:
         donated = (0,) if programs[0].donated else ()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            lowered = jax.jit(fuzz, keep_unused=True, donate_argnums=donated).lower(inputs)
-        return Module(lowered, inputs, [program.judgements for program in built])
+            shardings = list(map(_shardings, programs))
+            function = jax.jit(
+                fuzz, keep_unused=True, donate_argnums=donated, in_shardings=(shardings,)
+            )
+            lowered = function.lower(inputs)
+        return Module(lowered, inputs, [program.judgements for program in built], shardings)
+
+
+def _shardings(program: Program) -> tuple[list[Any], list[Any]]:
+    """Returns how the carries and streams of a program are spread over devices."""
+    devices = jax.devices("cpu")[: program.devices]
+    mesh = jax.make_mesh((len(devices),), ("devices",), devices=devices)
+
+    def spread(axis: int | None) -> jax.sharding.NamedSharding:
+        names = () if axis is None else (*[None] * axis, "devices")
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*names))
+
+    carries, streams = sharded_axes(program)
+    return list(map(spread, carries)), list(map(spread, streams))
 
 
 def run_programs(programs: Sequence[Program]) -> Outcome:
@@ -131,9 +154,22 @@ def run_programs(programs: Sequence[Program]) -> Outcome:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].name}:{frames[-1].lineno}" if frames else ""
         text = str(error).strip().partition("\n")[0][:400]
-        failure = Failure(type(error).__name__, f"{text} ({place})")
+        form = "xla-refuses" if _xla_refuses(programs) else type(error).__name__
+        failure = Failure(form, f"{text} ({place})")
         outcome.failures = dict.fromkeys(range(len(programs)), failure)
     return outcome
+
+
+def _xla_refuses(programs: Sequence[Program]) -> bool:
+    """Whether XLA alone does not compile programs, as users run it."""
+    try:
+        with jax.enable_x64(programs[0].x64):
+            Module.of(programs).lowered.compile(compiler_options=XLA_OPTIONS)
+    except jax.errors.JaxRuntimeError:
+        return True
+    except Exception:  # of JAX's, or of the fuzzer's own
+        return False
+    return False
 
 
 def _run(programs: Sequence[Program], outcome: Outcome) -> None:
@@ -142,7 +178,7 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     clock.lap("trace")
     plain = module.lowered.compile(compiler_options=REFERENCE)
     clock.lap("xla")
-    expected = _call(plain, module.inputs)
+    expected = _call(plain, module)
     clock.lap("run")
     num_before = len(fuselane.decisions().loops)
     options = {**programs[0].options, **OPTIONS}
@@ -154,7 +190,7 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
         warnings.simplefilter("always")
         fused = module.lowered.compile(compiler_options=XLA_OPTIONS)
     clock.lap("fuselane")
-    actual = _call(fused, module.inputs)
+    actual = _call(fused, module)
     clock.lap("run")
     pairs = zip(expected, actual, module.judgements, strict=True)
     if any(find_difference(*pair) for pair in pairs):
@@ -177,7 +213,7 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
 def _judge(module: Module, actual: list[list[NumpyArray]]) -> Iterator[tuple[int, Failure]]:
     """Yields by number the programs whose results differ from those of XLA as users run it."""
     plain, unfused = (
-        _call(module.lowered.compile(compiler_options=options), module.inputs)
+        _call(module.lowered.compile(compiler_options=options), module)
         for options in (XLA_OPTIONS, {**XLA_OPTIONS, **UNFUSED})
     )
     for i, (got, judgements) in enumerate(zip(actual, module.judgements, strict=True)):
@@ -187,13 +223,14 @@ def _judge(module: Module, actual: list[list[NumpyArray]]) -> Iterator[tuple[int
             yield i, Failure("xla-differs" if is_right else "differs", difference)
 
 
-def _call(compiled: Any, inputs: Any) -> list[list[NumpyArray]]:
+def _call(compiled: Any, module: Module) -> list[list[NumpyArray]]:
     """Returns the results.
 
     Raises:
         AssertionError: if an argument that is still there is no longer what it was.
     """
-    arguments = jax.device_put(inputs, may_alias=False)
+    inputs = module.inputs
+    arguments = jax.device_put(jax.tree.map(np.copy, inputs), module.shardings)
     results = [[np.asarray(array) for array in part] for part in compiled(arguments)]
     for before, after in zip(jax.tree.leaves(inputs), jax.tree.leaves(arguments), strict=True):
         if not after.is_deleted() and np.asarray(after).tobytes() != before.tobytes():

@@ -64,7 +64,7 @@ def _smaller_program(program: Program) -> Iterator[Program]:
             updates = program.updates[:i] + program.updates[i + 1 :]
             yield replace(program, carries=carries, updates=updates)
     plainer: dict[str, Any] = {"outer": "scan", "reverse": False, "chained": False}
-    plainer |= {"donated": False, "unroll": 1, "remat": False, "options": {}}
+    plainer |= {"donated": False, "devices": 1, "unroll": 1, "remat": False, "options": {}}
     if not any(slot.dtype in WIDE for slot in program.carries + program.streams):
         plainer["x64"] = False
     for name, value in plainer.items():

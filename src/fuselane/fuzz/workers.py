@@ -12,7 +12,7 @@ from typing import Final, final
 import jax
 
 import fuselane
-from fuselane.fuzz.program import Program
+from fuselane.fuzz.program import MAX_DEVICES, Program
 from fuselane.fuzz.run import Failure, Outcome, run_programs
 
 TIMEOUT_S: Final = 300.0
@@ -138,6 +138,7 @@ class Workers:
 def _work(connection: Connection) -> None:
     """What a worker does: batches in, outcomes out."""
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", MAX_DEVICES)
     fuselane.disable()  # whatever the environment says
     gc.freeze()
     gc.disable()  # what it would find can wait for the next cleaning

@@ -170,8 +170,8 @@ def explain(
 ) -> Report:
     """Compiles a function afresh with XLA and returns what became of it. Does not run it.
 
-    The report shows every kernel, loop and boundary with its reason, pass by pass; for `cpu` also
-    what Fuselane makes of the loops, whether it is on or not.
+    The report shows every kernel, loop and boundary with its reason, pass by pass, and what
+    Fuselane makes of the loops, whether it is on or not; for a GPU, with its option `gpu`.
 
     Args:
         function: A function that `jax.jit` takes, or what `jax.jit` returned.
@@ -188,7 +188,7 @@ def explain(
     (captured,) = capture(lower(jitted, target, *arguments, **keywords), target)
     is_off = config.switch() is False
     log = DecisionLog()
-    if not is_off and captured.target == CPU:
+    if not is_off:
         setting = _switchboard.active
         options = config.from_environment() if setting is None else setting.options
         _decide(captured, options, log)
@@ -202,8 +202,11 @@ def _decide(captured: CapturedModule, options: Options, log: DecisionLog) -> Non
     """Runs the compiler on a module as XLA's hook would have shown it; its failures are warnings,
     as they are there."""
     unscheduled = [s for s in captured.stages if not s.is_scheduled]
+    backend = None if captured.gpu is None else GpuBackend(options, captured.gpu)
     if unscheduled:
-        hook.guard(lambda data: pipeline.transform(data, options, log), unscheduled[-1].data)
+        hook.guard(
+            lambda data: pipeline.transform(data, options, log, backend), unscheduled[-1].data
+        )
 
 
 @final

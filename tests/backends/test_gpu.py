@@ -15,6 +15,7 @@ import pytest
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
+import fuselane
 from fuselane import pipeline
 from fuselane.backends.gpu import GpuBackend
 from fuselane.cartpole.variants import VARIANTS
@@ -207,3 +208,13 @@ def test_the_gpu_benchmark_says_that_there_is_no_gpu() -> None:
     )
     assert run.returncode == 2
     assert run.stderr.strip().endswith("nvidia-smi is missing.")
+
+
+@needs_gpu_extra
+def test_explain_tells_what_becomes_of_loops_on_a_gpu() -> None:
+    report = fuselane.explain(LOOPS["angles"], lanes(2048), target="h100")
+    (module,) = report.modules
+    (loop,) = module.loops
+    assert loop.decision is not None and loop.decision.fused
+    assert loop.launches is not None and loop.launches >= 20
+    assert loop.fuselane_launches == 1

@@ -35,7 +35,6 @@ from fuselane.explain.why_gpu import GpuRefusals
 from fuselane.hlo.module import HloModule
 from fuselane.xla.captured import CapturedModule, CapturedStage
 
-CPU: Final = "cpu"
 _FUSION_PASSES: Final = frozenset({"fusion", "priority-fusion"})
 
 
@@ -60,7 +59,7 @@ def build_module(
     unfused = _unfused(captured)
     provenance = Provenance(module, launches.callers, earlier)
     clock = _choose_clock(captured, costs or MachineCosts(), num_cores)
-    own = [d for d in decisions if d.module == captured.name] if captured.target == CPU else []
+    own = [d for d in decisions if d.module == captured.name]
     if captured.gpu is None:
         rules = CpuRefusals(captured.module(), unfused and unfused.module).why
     else:

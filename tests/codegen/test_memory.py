@@ -128,6 +128,23 @@ def test_runs_stored(element: PrimitiveType, width: int, lanes: int | None, leng
     assert_same_bytes(target, expected)
 
 
+def test_squares_of_runs_are_transposed() -> None:
+    """One instruction for each register and bit of a row's number: 4 * 8 * 3 for 16 by 16."""
+    count, element = 16, PrimitiveType.F32
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        block = make_block(function, count)
+        values = load_runs(function.builder, start, element, count, block)
+        store_runs(function.builder, values[::-1], end, element, block)
+
+    source, target = numbered(element, count * count), untouched(element, count * count)
+    text = run(emit, source, target)
+    joins_and_splits = 2 * count + count
+    assert text.count("shufflevector") <= 2 * 96 + joins_and_splits
+    expected = source.reshape(count, count)[:, ::-1]
+    assert_same_bytes(target, np.ascontiguousarray(expected).ravel())
+
+
 @pytest.mark.parametrize(("width", "stride"), [(1, 1), (8, 1), (8, 2)])
 def test_every_byte_but_zero_is_true(width: int, stride: int) -> None:
     """Whatever a byte holds, what is stored is 0 or 1."""

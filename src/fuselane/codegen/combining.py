@@ -9,7 +9,7 @@ from llvmlite import ir
 from fuselane.codegen.arrays import Array, Place, View, widen
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element
-from fuselane.codegen.types import constant, is_vector, width_of
+from fuselane.codegen.types import constant, is_vector, shuffle, width_of
 from fuselane.hlo.combiners import identity
 from fuselane.hlo.shape import PrimitiveType
 
@@ -71,9 +71,7 @@ def _combine_neighbours(
 ) -> ir.Value:
     """Returns `low[0] + low[1], low[2] + low[3], .., high[0] + high[1], ..`."""
     width = width_of(low)
-    even, odd = (
-        builder.shuffle_vector(low, high, _places(range(first, 2 * width, 2))) for first in (0, 1)
-    )
+    even, odd = (shuffle(builder, low, high, range(first, 2 * width, 2)) for first in (0, 1))
     return combine(builder, combiner, even, odd, element)
 
 
@@ -93,22 +91,18 @@ def _join(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
             joined = builder.insert_element(joined, part, ir.Constant(_I32, number))
         return joined
     while len(parts) > 1:
-        places = _places(range(2 * width_of(parts[0])))
+        places = range(2 * width_of(parts[0]))
         parts = [
-            builder.shuffle_vector(low, high, places)
+            shuffle(builder, low, high, places)
             for low, high in zip(parts[::2], parts[1::2], strict=True)
         ]
     return parts[0]
 
 
-def _places(numbers: range) -> ir.Constant:
-    return ir.Constant(ir.VectorType(_I32, len(numbers)), list(numbers))
-
-
 def _part(builder: ir.IRBuilder, value: ir.Value, start: int, size: int) -> ir.Value:
     if size == 1:
         return builder.extract_element(value, ir.Constant(_I32, start))
-    return builder.shuffle_vector(value, value, _places(range(start, start + size)))
+    return shuffle(builder, value, value, range(start, start + size))
 
 
 def without_missing(place: Place, array: Array, combiner: str) -> Array:

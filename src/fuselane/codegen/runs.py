@@ -4,12 +4,14 @@
 
 Short ones are moved as one wide vector and shuffled in one go. LLVM's time for that grows with the
 square of the width; longer ones are moved vector by vector, and runs of an even length are taken
-apart into the even and the odd elements, again and again.
+apart into the even and the odd elements, again and again. Where both a run and the block's lanes
+fill registers, they are squares, of which each register holds a row: those are transposed. For
+16 lanes of 16 floats that is a third of the instructions, and of LLVM's time (12 ms for 36).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +19,6 @@ from llvmlite import ir
 
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.memory import (
-    I32,
     LaneBlock,
     element_pointer,
     load_lanes,
@@ -25,10 +26,14 @@ from fuselane.codegen.memory import (
     store,
     to_memory,
 )
+from fuselane.codegen.types import shuffle
 from fuselane.hlo.shape import PrimitiveType
 
 _MAX_WIDE: Final = 64
 """Elements that are shuffled in one go."""
+
+_ROW_BYTES: Final = 32
+"""What a row of a square has. Two of them fill a register of AVX-512, at the cost of a shuffle."""
 
 
 def load_runs(
@@ -50,6 +55,20 @@ def load_runs(
             load_lanes(builder, at, element, 1, block, invariant=invariant)
             for at in _places_of(builder, pointer, element, length)
         ]
+    side = _side_of_squares(length, block, element)
+    if side:
+        rows = [
+            load_lanes(
+                builder,
+                element_pointer(builder, pointer, i64(lane * length + start), element),
+                element,
+                1,
+                _row(builder, block, lane, side),
+                invariant=invariant,
+            )
+            for lane, start in _places_of_rows(length, block, side)
+        ]
+        return _take_squares_apart(builder, rows, length, side)
     pieces = _num_pieces(length, block)
     parts = [
         load_lanes(
@@ -80,14 +99,124 @@ def store_runs(
         return
     pieces = _num_pieces(length, block)
     raw = [to_memory(builder, value, element) for value in values]
+    side = _side_of_squares(length, block, element)
+    if side:
+        rows = _put_squares_together(builder, raw, block.width, side)
+        for (lane, start), row in zip(_places_of_rows(length, block, side), rows, strict=True):
+            address = element_pointer(builder, pointer, i64(lane * length + start), element)
+            _store(builder, row, address, element, _row(builder, block, lane, side))
+        return
     for piece, mixed in enumerate(_put_together(builder, raw, length // pieces)):
         start = i64(piece * _piece_width(length, block))
         address = element_pointer(builder, pointer, start, element)
-        mask = _piece(builder, block, length, piece).mask
-        if mask is None:
-            builder.store(mixed, address, align=element.byte_size)
-        else:
-            masked_store(builder, mixed, address, replace(block, width=mixed.type.count, mask=mask))
+        _store(builder, mixed, address, element, _piece(builder, block, length, piece))
+
+
+def _store(
+    builder: ir.IRBuilder,
+    value: ir.Value,
+    address: ir.Value,
+    element: PrimitiveType,
+    block: LaneBlock,
+) -> None:
+    if block.mask is None:
+        builder.store(value, address, align=element.byte_size)
+    else:
+        masked_store(builder, value, address, block)
+
+
+# Squares: as many neighbouring elements as lanes, a register for each lane.
+
+
+def _side_of_squares(length: int, block: LaneBlock, element: PrimitiveType) -> int:
+    """Returns how many elements and lanes a square has, 0 if the block's runs are not made of
+    squares."""
+    side = _ROW_BYTES // element.byte_size
+    groups, rest = divmod(block.width, side)
+    is_power_of_two = groups.bit_count() == 1
+    return side if is_power_of_two and not rest and length % side == 0 else 0
+
+
+def _places_of_rows(length: int, block: LaneBlock, side: int) -> list[tuple[int, int]]:
+    """Returns lane and first element of every row, square by square."""
+    return [
+        (lane, start)
+        for group in range(0, block.width, side)
+        for start in range(0, length, side)
+        for lane in range(group, group + side)
+    ]
+
+
+def _row(builder: ir.IRBuilder, block: LaneBlock, lane: int, side: int) -> LaneBlock:
+    """Returns a block whose lanes are elements of one lane's run."""
+    mask = block.mask
+    if mask is not None:
+        mask = shuffle(builder, mask, mask, [lane] * side)
+    return replace(block, width=side, mask=mask)
+
+
+def _take_squares_apart(
+    builder: ir.IRBuilder, rows: Sequence[ir.Value], length: int, side: int
+) -> list[ir.Value]:
+    """Returns a vector of all lanes for each element of a run, given the rows of all squares."""
+    squares = [_transpose(builder, rows[at : at + side]) for at in range(0, len(rows), side)]
+    per_group = length // side
+    groups = [
+        [column for square in squares[at : at + per_group] for column in square]
+        for at in range(0, len(squares), per_group)
+    ]
+    return [_join(builder, parts) for parts in zip(*groups, strict=True)]
+
+
+def _put_squares_together(
+    builder: ir.IRBuilder, values: Sequence[ir.Value], width: int, side: int
+) -> list[ir.Value]:
+    """Returns the rows of all squares, given a vector of all lanes for each element."""
+    rows: list[ir.Value] = []
+    for group in range(0, width, side):
+        lanes = range(group, group + side)
+        parts = [v if width == side else shuffle(builder, v, v, lanes) for v in values]
+        for at in range(0, len(parts), side):
+            rows += _transpose(builder, parts[at : at + side])
+    return rows
+
+
+def _transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns the columns of a square, whose side is a power of two.
+
+    For each bit of row and place one instruction a row: those without the bit swap what they hold
+    at places with it for what those with the bit hold at places without. The highest bit comes
+    first, as whole halves of registers may be loaded where they belong.
+    """
+    side = len(rows)
+    bits = [1 << number for number in range(side.bit_length() - 1)]
+    values = list(rows)
+    for bit in [*bits[-1:], *bits[:-1]]:
+        low = [place + side - bit if place & bit else place for place in range(side)]
+        high = [place + side if place & bit else place + bit for place in range(side)]
+        for row in range(side):
+            if not row & bit:
+                pair = values[row], values[row + bit]
+                values[row] = shuffle(builder, *pair, low)
+                values[row + bit] = shuffle(builder, *pair, high)
+    return values
+
+
+def _join(builder: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
+    """Returns one vector that holds several of a length, one after the other.
+
+    The last one is repeated until there are as many as a power of two.
+    """
+    joined = list(parts)
+    while len(joined) > 1:
+        if len(joined) % 2:
+            joined.append(joined[-1])
+        size = joined[0].type.count
+        joined = [
+            shuffle(builder, left, right, range(2 * size))
+            for left, right in zip(joined[::2], joined[1::2], strict=True)
+        ]
+    return joined[0]
 
 
 def _places_of(
@@ -119,7 +248,7 @@ def _piece(builder: ir.IRBuilder, block: LaneBlock, length: int, piece: int) -> 
     if mask is not None:
         first = piece * width
         owners = [place // length for place in range(first, first + width)]
-        mask = _shuffle(builder, mask, mask, owners)
+        mask = shuffle(builder, mask, mask, owners)
     return replace(block, width=width, mask=mask)
 
 
@@ -134,7 +263,7 @@ def _take_apart(builder: ir.IRBuilder, parts: Sequence[ir.Value], length: int) -
     if len(parts) == 1:
         (whole,) = parts
         return [
-            _shuffle(builder, whole, whole, range(first, whole.type.count, length))
+            shuffle(builder, whole, whole, range(first, whole.type.count, length))
             for first in range(length)
         ]
     width = parts[0].type.count
@@ -142,7 +271,7 @@ def _take_apart(builder: ir.IRBuilder, parts: Sequence[ir.Value], length: int) -
     halves = [
         _take_apart(
             builder,
-            [_shuffle(builder, *pair, range(start, 2 * width, 2)) for pair in pairs],
+            [shuffle(builder, *pair, range(start, 2 * width, 2)) for pair in pairs],
             length,
         )
         for start in (0, 1)
@@ -160,29 +289,13 @@ def _put_together(builder: ir.IRBuilder, values: Sequence[ir.Value], length: int
     for even, odd in zip(evens, odds, strict=True):
         for first in (0, width // 2):
             places = [first + place // 2 + width * (place % 2) for place in range(width)]
-            parts.append(_shuffle(builder, even, odd, places))
+            parts.append(shuffle(builder, even, odd, places))
     return parts
 
 
 def _interleave(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
     """Returns one vector with the first lanes of all values, then their second lanes, and so on."""
     length, width = len(values), values[0].type.count
-    joined = list(values)
-    while len(joined) > 1:
-        if len(joined) % 2:
-            joined.append(joined[-1])
-        size = joined[0].type.count
-        joined = [
-            _shuffle(builder, left, right, range(2 * size))
-            for left, right in zip(joined[::2], joined[1::2], strict=True)
-        ]
+    joined = _join(builder, values)
     order = [(place % length) * width + place // length for place in range(length * width)]
-    return _shuffle(builder, joined[0], joined[0], order)
-
-
-def _shuffle(
-    builder: ir.IRBuilder, left: ir.Value, right: ir.Value, order: Iterable[int]
-) -> ir.Value:
-    places = list(order)
-    mask = ir.Constant(ir.VectorType(I32, len(places)), places)
-    return builder.shuffle_vector(left, right, mask)
+    return shuffle(builder, joined, joined, order)

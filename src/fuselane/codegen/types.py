@@ -8,7 +8,8 @@ else looks the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -214,6 +215,21 @@ def constant_value(value: ir.Value) -> int | float | None:
         scalar = scalar_type(value)
         return number & ((1 << scalar.width) - 1) if isinstance(scalar, ir.IntType) else number
     return number if isinstance(number, float) else None
+
+
+def shuffle(
+    builder: ir.IRBuilder, left: ir.Value, right: ir.Value, places: Iterable[int]
+) -> ir.Value:
+    """Returns the lanes at some places of two vectors, those of the second one counted on."""
+    return builder.shuffle_vector(left, right, _places_constant(tuple(places)))
+
+
+@lru_cache(maxsize=4096)
+def _places_constant(places: tuple[int, ...]) -> ir.Constant:
+    index = ir.IntType(32)
+    text = f"<{', '.join(f'i32 {place}' for place in places)}>"
+    values = tuple(ir.Constant(index, place) for place in places)
+    return TextConstant(vector_of(index, len(places)), text, values)
 
 
 def splat(builder: ir.IRBuilder, scalar: ir.Value, width: int) -> ir.Value:

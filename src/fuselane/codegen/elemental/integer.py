@@ -14,6 +14,7 @@ from fuselane.codegen.types import (
     integer_constant,
     like,
     scalar_type,
+    shuffle,
 )
 from fuselane.hlo.shape import PrimitiveType
 
@@ -142,8 +143,7 @@ def _emit_mulhi(builder: ir.IRBuilder, is_signed: bool, lhs: ir.Value, rhs: ir.V
     if isinstance(lhs.type, ir.VectorType) and width >= 32:
         count = lhs.type.count
         halves = builder.bitcast(product, ir.VectorType(ir.IntType(width), 2 * count))
-        upper = ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(1, 2 * count, 2)))
-        return builder.shuffle_vector(halves, ir.Constant(halves.type, ir.Undefined), upper)
+        return shuffle(builder, halves, halves, range(1, 2 * count, 2))
     return builder.trunc(builder.lshr(product, integer_constant(wide, width)), lhs.type)
 
 

@@ -433,6 +433,38 @@ def test_work_is_done_once() -> None:
     assert text.count('call <16 x float> @"llvm.sqrt') == 1
 
 
+@layouts
+def test_long_code_is_emitted_once_for_all_elements(lanes: int, options: Settings) -> None:
+    """Eight sums of eight cosines each, of values in registers: one loop of eight cosines."""
+    body = f"""
+      z = f32[] constant(0)
+      left = f32[{lanes},8,8] broadcast(e0), dimensions={{0,1}}
+      right = f32[{lanes},8,8] broadcast(e0), dimensions={{0,2}}
+      products = f32[{lanes},8,8] multiply(left, right)
+      waves = f32[{lanes},8,8] cosine(products)
+      y = f32[{lanes},8] reduce(waves, z), dimensions={{1}}, to_apply=add_f32"""
+    module = counting_loop(body, ["y"], [f"f32[{lanes},8]"], trip_count=3)
+
+    def step(i: int, x: NumpyArray) -> Sequence[NumpyArray]:
+        return (np.cos(x[:, :, None] * x[:, None, :]).sum(axis=1),)
+
+    compiled, values = compile_loop(module, **options), some([lanes, 8])
+    expected = iterate(step, 3, values)[-1]
+    np.testing.assert_allclose(compiled.run(values)[-1], expected, atol=1e-3)
+    assert compiled.code.ir.count('@"fuselane.cosine.<') == 8 + 1
+
+
+def test_loops_of_dots_are_not_simplified_again() -> None:
+    """Where most of the work is products of long rows; few products are emitted one by one."""
+    has_dots = []
+    for size in (4, 64):
+        shape, weights = f"f32[64,{size}]", f"f32[{size},{size}]"
+        body = f"y = {shape} dot(e0, e1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+        module = counting_loop(body, ["y", "e1"], [shape, weights])
+        has_dots.append(compile_loop(module).code.has_dots)
+    assert has_dots == [False, True]
+
+
 @pytest.mark.parametrize("columns", [1, 70])
 @pytest.mark.parametrize("extra", [{}, {16: 3, 27: 3, 28: 15}])
 def test_values_pass_from_sweep_to_sweep(columns: int, extra: dict[int, int]) -> None:

@@ -63,6 +63,20 @@ def test_threads_have_to_be_woken() -> None:
     assert calls[1] - calls[0] == pytest.approx(COSTS.wake_us)
 
 
+def test_what_lanes_make_together_is_not_moved_for_each_lane() -> None:
+    """A gradient of 16 by 16 weights: 4 MiB if each of 4096 lanes had its own."""
+    x, total = "f32[4096,16]", "f32[16,16]"
+    body = f"""
+      dot = {total} dot(e0, e1), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+      total = {total} add(e2, dot)"""
+    program = form_program(counting_loop(body, ["e0", "e1", "total"], [x, x, total]))
+    assert any(element.combiner for element in program.loop.elements)
+    plan = make_plan(program, Options(), DEVICE)
+    own_us = COSTS.moving_us(2 << 22, 1 << 22)
+    assert estimate_kernel_call_us(program, plan, COSTS, DEVICE) < own_us / 4
+    assert estimate_kernel_step_us(program, plan, COSTS, DEVICE) < own_us
+
+
 def test_nested_loops_count_all_their_steps() -> None:
     nested = """
     w0 = (s32[], f32[4096]) tuple(zero, e0)

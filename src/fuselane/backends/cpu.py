@@ -75,7 +75,8 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
     max_threads = (options.threads or 0) if code.parallel else 1
     is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
     in_order = is_wide and code.is_bitwise
-    layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar} {in_order}"
+    opt_level = 1 if code.has_dots else 2
+    layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar} {in_order} {opt_level}"
     key = compute_key(code.ir, layout, repr(target), options.fingerprint())
     cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
 
@@ -87,7 +88,7 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
             key=key,
             symbol=code.symbol,
             object_code=compile_object(
-                code.ir, target, vectorise=code.is_scalar, in_order=in_order
+                code.ir, target, opt_level, vectorise=code.is_scalar, in_order=in_order
             ),
             num_tiles=code.num_tiles,
             max_threads=max_threads,

@@ -135,6 +135,7 @@ class Emitter:
         element: Elemental,
         home: Scratch | None = None,
         operands: Iterable[HloInstruction] | None = None,
+        is_long: bool = False,
     ) -> None:
         """Decides where an instruction's elements live: registers, nowhere (a view) or scratch.
 
@@ -150,6 +151,7 @@ class Emitter:
             element: How an element of it comes about.
             home: Where to store it whatever the above says; see `codegen.liveness`.
             operands: What `element` reads, if not the instruction's operands.
+            is_long: Whether a loop makes its elements, few as they may be; see `codegen.code_size`.
         """
         sources = instruction.operands if operands is None else operands
         arrays = [v for o in sources if isinstance(v := self.values[o], Array)]
@@ -165,6 +167,8 @@ class Emitter:
             self.values[instruction] = home
         elif self.stays_view(instruction) and (in_front or view.size > self.max_unrolled):
             self.values[instruction] = view
+        elif is_long:
+            self.values[instruction] = self.in_scratch(view, max_unrolled=1)
         else:
             self.values[instruction] = self.materialize(view)
 
@@ -214,15 +218,22 @@ class Emitter:
             return array
         return self.in_scratch(array)
 
-    def in_scratch(self, array: Array) -> Scratch:
-        """Returns a copy of the array in scratch memory."""
+    def in_scratch(self, array: Array, max_unrolled: int | None = None) -> Scratch:
+        """Returns a copy of the array in scratch memory; see `copy`."""
         scratch = new_scratch(self.place, array.shape, array.lane)
-        self.copy(array, scratch)
+        self.copy(array, scratch, max_unrolled)
         return scratch
 
-    def copy(self, source: Array, target: Stored) -> None:
-        """Stores every element of one array to another of the same shape."""
-        self.store(target, source, (0,) * len(target.shape.dimensions))
+    def copy(self, source: Array, target: Stored, max_unrolled: int | None = None) -> None:
+        """Stores every element of one array to another of the same shape.
+
+        Args:
+            source: What is copied.
+            target: Where to.
+            max_unrolled: The most elements for which there is no loop; by default the emitter's.
+        """
+        limit = self.max_unrolled if max_unrolled is None else max_unrolled
+        store_window(self.place, target, source, (0,) * len(target.shape.dimensions), limit)
 
     def store(self, target: Stored, update: Array, starts: Sequence[Index]) -> None:
         """Stores an array into the window of another that starts at an index."""

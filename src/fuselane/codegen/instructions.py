@@ -10,6 +10,7 @@ from llvmlite import ir
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen import gathers, movement, slices
 from fuselane.codegen.arrays import Array, Literal
+from fuselane.codegen.code_size import is_long
 from fuselane.codegen.dots import emit_dot
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element
@@ -62,8 +63,12 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
     elif opcode == "dynamic-update-slice":
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
     else:
-        home = find_home(emitter, instruction)
-        emitter.define(instruction, elemental_of(emitter, instruction), home)
+        emitter.define(
+            instruction,
+            elemental_of(emitter, instruction),
+            find_home(emitter, instruction),
+            is_long=is_long(emitter, instruction),
+        )
 
 
 def elemental_of(emitter: Emitter, instruction: HloInstruction) -> Elemental:

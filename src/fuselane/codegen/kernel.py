@@ -11,7 +11,7 @@ counters) is then computed once per step and tile, and rows of streams are touch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -21,6 +21,7 @@ from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_
 from fuselane.codegen.arrays import Memory, Partial
 from fuselane.codegen.bounds import guard
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
+from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import CpuEntry, KernelEntry
 from fuselane.codegen.frame import Frame
@@ -49,6 +50,7 @@ _BITWISE_OPCODES: Final = frozenset(
     {"xor", "or", "and", "shift-left", "shift-right-logical", "shift-right-arithmetic"}
 )
 _MIN_BITWISE: Final = 0.3
+_MIN_DOTS: Final = 0.3
 
 
 @final
@@ -64,6 +66,7 @@ class KernelCode:
     plan: How the work is laid out; for reports.
     num_instructions: How many of LLVM's there are, but for the bodies of functions of its own.
     is_bitwise: Whether much of the work is on bits, as random numbers are.
+    has_dots: Whether much of the work is dots, whose loops are emitted as they are to be.
     """
 
     ir: str
@@ -74,6 +77,7 @@ class KernelCode:
     plan: Plan
     num_instructions: int
     is_bitwise: bool
+    has_dots: bool
 
     @property
     def is_scalar(self) -> bool:
@@ -129,7 +133,8 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         parallel=plan.parallel,
         plan=plan,
         num_instructions=frame.builder.num_instructions,
-        is_bitwise=_count_bitwise(program) > _MIN_BITWISE,
+        is_bitwise=_share(program, _is_bitwise) > _MIN_BITWISE,
+        has_dots=_share(program, lambda i: _is_dot(i, program)) > _MIN_DOTS,
     )
 
 
@@ -146,16 +151,23 @@ def emit_kernel(program: LaneProgram, plan: Plan, entry: KernelEntry) -> Frame:
     return frame
 
 
-def _count_bitwise(program: LaneProgram) -> float:
-    """Returns the share of bitwise work in what every block does: random bits, for the most part.
+def _is_bitwise(instruction: HloInstruction) -> bool:
+    """Whether an instruction is work on bits, such as random numbers: long chains of operations on
+    few values."""
+    return instruction.opcode in _BITWISE_OPCODES
 
-    That is long chains of operations on few values.
-    """
+
+def _is_dot(instruction: HloInstruction, program: LaneProgram) -> bool:
+    return instruction.opcode == "dot" and is_looped_dot(instruction, program)
+
+
+def _share(program: LaneProgram, is_wanted: Callable[[HloInstruction], bool]) -> float:
+    """Returns the share of some instructions in the work that every block does."""
     skipped = {part for guards in program.guards.values() for g in guards for part in g.parts}
-    bitwise = total = 0.0
+    wanted = total = 0.0
 
     def count(computation: HloComputation, times: float) -> None:
-        nonlocal bitwise, total
+        nonlocal wanted, total
         for instruction in computation.instructions:
             if instruction in skipped:
                 continue
@@ -166,10 +178,10 @@ def _count_bitwise(program: LaneProgram) -> float:
                 lane = program.lane_dimensions.get
                 operations = times * instruction_cost(instruction, lane, lambda _: None)
                 total += operations
-                bitwise += operations if instruction.opcode in _BITWISE_OPCODES else 0.0
+                wanted += operations if is_wanted(instruction) else 0.0
 
     count(program.loop.instruction.body, 1.0)
-    return bitwise / max(total, 1.0)
+    return wanted / max(total, 1.0)
 
 
 def _emit_tile(frame: Frame, tile: ir.Value, panels: Mapping[HloInstruction, Panels]) -> None:

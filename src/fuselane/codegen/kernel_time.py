@@ -14,7 +14,7 @@ from fuselane.codegen.schedule import inner_runs
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import ElementKind, LaneProgram
+from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _LOADING: Final = 0.3
 """Cycles that a product of a dot takes longer where most need loads of their own."""
@@ -38,7 +38,7 @@ def estimate_kernel_call_us(
 ) -> float:
     """Returns what one call of a kernel takes besides its steps: the call, state in and out."""
     moved = sum(
-        element.shape.byte_size
+        _state_bytes(element, plan)
         for element in program.loop.elements
         if element.kind is ElementKind.STATE
     )
@@ -85,8 +85,16 @@ def _scratch_traffic(program: LaneProgram, plan: Plan, costs: MachineCosts) -> f
     if plan.tile_vectors == 1:
         return 0.0
     state = sum(
-        element.shape.byte_size
+        _state_bytes(element, plan)
         for element in program.loop.elements
         if element.kind is ElementKind.STATE and element.lane_dimension is not None
     )
     return costs.moving_us(2 * state, state / plan.num_tiles)
+
+
+def _state_bytes(element: LoopElement, plan: Plan) -> int:
+    """Returns the size of a state; what lanes make together is a row for each tile."""
+    if not element.combiner or element.lane_dimension is None:
+        return element.shape.byte_size
+    rows = element.shape.dimensions[element.lane_dimension]
+    return element.shape.byte_size // rows * plan.num_tiles

@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
+from fuselane.codegen.code_size import is_long
 from fuselane.codegen.cuts import cuts_along
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index, unflatten
@@ -43,7 +44,8 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
         return _accumulate(emitter, instruction, arrays, starts, index)
 
     if count == 1:
-        emitter.define(instruction, lambda index: accumulate(index)[0])
+        long = is_long(emitter, instruction)
+        emitter.define(instruction, lambda index: accumulate(index)[0], is_long=long)
         return
     lane = _reduced_lane(instruction, arrays[0])
     emitter.values[instruction] = _elements_of_tuple(

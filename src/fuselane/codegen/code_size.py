@@ -1,0 +1,56 @@
+"""Which results are made in a loop although their elements would fit registers: those of long code.
+
+    %e = f32[4096,8,8] exponential(..)       a view: its reader makes the elements it needs
+    %r = f32[4096,8] reduce(%e, ..)          8 elements, each of 8 exponentials
+
+Unrolled, that is 64 copies of an exponential's code; in a loop over the result's elements it is 8,
+and a store and a load of each element. LLVM takes in proportion to the code, and a step that is
+longer than what a processor keeps decoded is slower for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.codegen.arrays import View
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.vector_timing import timing_of
+from fuselane.hlo.instruction import HloInstruction
+
+_MAX_UNROLLED_CODE: Final = 600.0
+_MIN_ELEMENT_CODE: Final = 60.0
+"""Machine instructions for which a result is made in a loop: of all its elements, and of each, so
+that those of the loop do not matter."""
+
+
+def is_long(emitter: Emitter, instruction: HloInstruction) -> bool:
+    """Returns whether a result, and the views it reads, are too much code to be unrolled.
+
+    Never where a lane is a thread, whose registers are many and whose memory is far.
+    """
+    lane = emitter.lane(instruction)
+    if lane is None or not instruction.shape.is_array or emitter.place.block.width == 1:
+        return False
+    size = residual_size(instruction.shape.dimensions, lane)
+    code = _count_instructions(emitter, instruction)
+    return size > 1 and code > _MAX_UNROLLED_CODE and code > size * _MIN_ELEMENT_CODE
+
+
+def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
+    """Returns about how many machine instructions an unrolled result takes, for one vector."""
+    of_views = sum(
+        _count_instructions(emitter, operand)
+        for operand in set(instruction.operands)
+        if isinstance(emitter.values.get(operand), View)
+    )
+    shape = instruction.shape
+    if instruction.opcode == "reduce":
+        shape = instruction.operands[0].shape
+        lane = emitter.lane(instruction.operands[0])
+    elif instruction.opcode in ELEMENTWISE_OPCODES:
+        lane = emitter.lane(instruction)
+    else:
+        return of_views
+    return of_views + residual_size(shape.dimensions, lane) * timing_of(instruction).instructions

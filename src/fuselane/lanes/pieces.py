@@ -176,9 +176,9 @@ def _describe(
     """Yields the cluster that ends with an instruction if one of its versions is worth it."""
     if not can_join(last):
         return
+    between = _between(computation, selects, last)
     for side in (2,) if is_rare(predicate) else (1, 2):
-        skipped = needed_only_by(selects, 3 - side, can_join)
-        members = _between(computation, selects, last) | skipped
+        members = between | needed_only_by(selects, 3 - side, can_join)
         members |= _products(members, can_join)
         instructions = tuple(i for i in computation.instructions if i in members)
         usual = _usual(instructions, selects, side)
@@ -201,7 +201,7 @@ def _between(
     """Returns the selects and what is made from them, as far as the last instruction needs it."""
     reached = set(selects)
     for instruction in computation.instructions:
-        if any(operand in reached for operand in instruction.operands):
+        if not reached.isdisjoint(instruction.operands):
             reached.add(instruction)
     needed: set[HloInstruction] = set()
     stack = [last]

@@ -264,7 +264,10 @@ def flatten(builder: ir.IRBuilder, index: Sequence[Index], dimensions: Sequence[
         index = [widened(builder, coordinate) for coordinate in index]
     position: Index = 0
     for coordinate, size in zip(index, dimensions, strict=True):
-        position = join(builder, position, coordinate, size)
+        if isinstance(coordinate, int) and isinstance(position, int):  # as most are
+            position = position * size + coordinate
+        else:
+            position = join(builder, position, coordinate, size)
     return position
 
 
@@ -324,7 +327,7 @@ def reshape(
 
 def residual_dimensions(dimensions: tuple[int, ...], lane: int | None) -> tuple[int, ...]:
     """Returns the dimensions of what one lane holds of an array."""
-    return tuple(size for axis, size in enumerate(dimensions) if axis != lane)
+    return dimensions if lane is None else (*dimensions[:lane], *dimensions[lane + 1 :])
 
 
 def residual_size(dimensions: tuple[int, ...], lane: int | None) -> int:

@@ -237,6 +237,6 @@ def test_selects_are_stored_whole() -> None:
 def test_lane_constants() -> None:
     function = Function([])
     assert str(lane_numbers(3, 32)) == "<3 x i32> <i32 0, i32 1, i32 2>"
-    assert "i1 1, i1 1" in str(all_lanes(make_block(function, 2)))
+    assert "splat (i1 1)" in str(all_lanes(make_block(function, 2)))
     block = make_block(function, 2, lanes=1)
     assert all_lanes(block) is block.mask

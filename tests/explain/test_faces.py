@@ -180,6 +180,28 @@ def test_the_graph_keeps_boundaries_whatever_their_ends() -> None:
     assert [(e.producer, e.consumer, e.boundaries) for e in edges] == [("state", "add.5", (0,))]
 
 
+def test_a_module_that_calls_itself_has_faces(tmp_path: Path) -> None:
+    """XLA knows no recursion, but files may come from anywhere."""
+    module = rollout_module()
+    calls = {"fusion.3": ("body",), "fusion.4": ("fused_step", "condition"), "sine.1": ("main",)}
+    instructions = tuple(
+        dataclasses.replace(x, calls=calls.get(x.name, x.calls), opcode=opcode)
+        for x in module.instructions
+        for opcode in ["fusion" if x.name in calls else x.opcode]
+    )
+    twisted = dataclasses.replace(module, instructions=(*instructions, instructions[0]))
+    graph = make_graph(twisted)
+    inside = {x.name: x.computation for x in graph.instructions}
+    for computation in graph.caller:
+        path = [computation]
+        while path[-1] in graph.caller:
+            path.append(inside[graph.caller[path[-1]]])
+            assert len(path) == len(set(path))
+    report = Report.of_modules([twisted])
+    report.html(tmp_path / "report.html")
+    assert report.dot() and report.model_explorer()
+
+
 def test_every_reason_has_a_family() -> None:
     assert set(FAMILIES) == set(BoundaryReason)
 

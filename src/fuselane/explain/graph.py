@@ -6,6 +6,7 @@ from what computes a value to what reads it, past these; each carries the bounda
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -82,8 +83,25 @@ def make_graph(module: ModuleModel) -> Graph:
     return Graph(
         instructions=tuple(drawn.values()),
         edges=tuple(edges.values()),
-        caller={name: caller[name] for name in caller if caller[name] in drawn},
+        caller=_without_cycles(caller, drawn),
     )
+
+
+def _without_cycles(
+    caller: Mapping[str, str], drawn: Mapping[str, InstructionModel]
+) -> dict[str, str]:
+    """Returns the callers that are drawn and, at last, not within what they call.
+
+    XLA knows no recursion; a file that does must not make a face run for ever.
+    """
+    kept: dict[str, str] = {}
+    for computation, name in caller.items():
+        around = drawn[name].computation if name in drawn else computation
+        while around != computation and around in kept:
+            around = drawn[kept[around]].computation
+        if around != computation:
+            kept[computation] = name
+    return kept
 
 
 def _computations(module: ModuleModel) -> tuple[dict[str, str], set[str]]:

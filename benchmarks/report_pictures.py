@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("docs/images"))
     folder: Path = parser.parse_args().folder
     with sync_playwright() as driver, tempfile.TemporaryDirectory() as scratch:
-        browser = driver.chromium.launch(
+        browser: Any = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         for picture in PICTURES:

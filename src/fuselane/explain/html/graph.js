@@ -341,7 +341,7 @@ class GraphView {
   colours() {
     const style = getComputedStyle(document.documentElement);
     const get = (name) => style.getPropertyValue(`--${name}`).trim();
-    this.c = Object.fromEntries(["ground", "panel", "raised", "node", "node-line", "text", "dim", "faint", "accent", "heat", "accent-soft", "heat-soft"].map((name) => [name, get(name)]));
+    this.c = Object.fromEntries(["ground", "panel", "raised", "node", "node-far", "node-line", "text", "dim", "faint", "accent", "heat", "accent-soft", "heat-soft"].map((name) => [name, get(name)]));
     this.redraw();
   }
 
@@ -386,7 +386,7 @@ class GraphView {
   drawFrame(g, box, depth) {
     const chosen = this.chosen?.key === box.key, lit = this.litKeys.has(box.key);
     g.fillStyle = depth % 2 ? this.c.panel : this.c.ground;
-    g.strokeStyle = chosen || lit ? this.c.accent : this.c.faint; g.lineWidth = chosen ? 2 : 1;
+    g.strokeStyle = chosen || lit ? this.c.accent : this.c.faint; g.lineWidth = Math.max(chosen ? 2 : 1, 0.6 / this.scale);
     g.beginPath(); g.roundRect(box.left, box.top, box.w, box.h, 10); g.fill(); g.stroke();
     if (this.scale < MIN_TEXT_SCALE * 0.7) return;
     g.fillStyle = this.c.dim;
@@ -410,12 +410,12 @@ class GraphView {
     const chosen = this.chosen?.key === box.key, lit = this.litKeys.has(box.key), hovered = this.hovered?.box === box;
     const canOpen = this.scene.canOpen(box.key);
     g.globalAlpha = this.quiet && !lit && !chosen ? 0.35 : 1;
-    g.fillStyle = kernel || canOpen ? this.c.node : this.c.raised;
+    const close = this.scale >= MIN_TEXT_SCALE; // from afar colour has to do without words
+    g.fillStyle = !close ? this.c["node-far"] : kernel || canOpen ? this.c.node : this.c.raised;
     g.beginPath(); g.roundRect(box.left, box.top, box.w, box.h, box.h > 30 ? 7 : 5); g.fill();
     if (lit || chosen) { g.fillStyle = this.c["accent-soft"]; g.fill(); }
     if (kernel) {
       g.save(); g.clip();
-      const close = this.scale >= MIN_TEXT_SCALE; // from afar colour has to do without words
       g.fillStyle = this.c[close ? "heat-soft" : "heat"]; g.fillRect(box.left, box.top, box.w * (kernel.share / module.maxShare), box.h);
       g.fillStyle = this.c.heat; g.globalAlpha *= 0.25 + 0.75 * (kernel.share / module.maxShare); g.fillRect(box.left, box.top, 4, box.h);
       g.restore();

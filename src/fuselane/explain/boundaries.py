@@ -28,6 +28,7 @@ def _describe(edge: Edge, judge: Judge, provenance: Provenance) -> BoundaryModel
         num_bytes=edge.num_bytes,
         bytes_per_run=None if edge.count is None else edge.num_bytes * edge.count,
         decision=judge.decide(edge),
+        crossing=edge.kind.name.lower(),
         loop=edge.loop.name if edge.loop else "",
         source=source,
         consumer_source=consumer_source,

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.xla_time import estimate_thunk_us
 from fuselane.decisions import LoopDecision
+from fuselane.explain.advice.rule import View
+from fuselane.explain.advice.rules import give_advice
 from fuselane.explain.boundaries import describe_boundaries
 from fuselane.explain.edges import find_edges
-from fuselane.explain.gpu_time import estimate_kernel_us
+from fuselane.explain.gpu_time import LAUNCH_US, estimate_kernel_us
 from fuselane.explain.hlo_cost import HloCost
 from fuselane.explain.kernels import Clock, describe_kernels
 from fuselane.explain.launches import Launch, Launches, find_launches
@@ -58,14 +61,15 @@ def build_module(
     earlier = [stage.module for stage in _earlier(captured)]
     unfused = _unfused(captured)
     provenance = Provenance(module, launches.callers, earlier)
-    clock = _choose_clock(captured, costs or MachineCosts(), num_cores)
+    machine = costs or MachineCosts()
+    clock = _choose_clock(captured, machine, num_cores)
     own = [d for d in decisions if d.module == captured.name]
     if captured.gpu is None:
         rules = CpuRefusals(captured.module(), unfused and unfused.module).why
     else:
         rules = GpuRefusals(captured, module).why
     judge = Judge(rules)
-    return ModuleModel(
+    model = ModuleModel(
         name=captured.name,
         target=captured.target,
         kernels=describe_kernels(launches, provenance, clock, captured),
@@ -76,6 +80,7 @@ def build_module(
         compile_s=captured.compile_s,
         notes=captured.notes,
     )
+    return replace(model, advice=give_advice(_view(model, captured, machine)))
 
 
 def _unfused(captured: CapturedModule) -> CapturedStage | None:
@@ -90,6 +95,17 @@ def _earlier(captured: CapturedModule) -> list[CapturedStage]:
     """Returns the stages in which to look for lines that were lost since, latest first."""
     unfused = _unfused(captured)
     return [stage for stage in (unfused, *captured.stages[:1]) if stage is not None]
+
+
+def _view(model: ModuleModel, captured: CapturedModule, costs: MachineCosts) -> View:
+    """Returns the module as the rules of advice see it."""
+    gpu = captured.gpu
+    return View(
+        module=model,
+        launch_us=costs.thunk_us if gpu is None else LAUNCH_US,
+        bytes_per_us=costs.cached_bytes_per_us if gpu is None else gpu.memory_bytes_per_s / 1e6,
+        first=captured.stages[0].module if captured.stages else None,
+    )
 
 
 def _choose_clock(captured: CapturedModule, costs: MachineCosts, num_cores: int) -> Clock:

@@ -168,6 +168,9 @@ class BoundaryModel:
         num_bytes: What the consumer reads of it per launch.
         bytes_per_run: Times launches; None if they are unknown.
         decision: Why.
+        crossing: How the value gets there: `dataflow` from kernel to kernel; `initial`, `carried`,
+            `invariant` or `final` through a loop's state; `predicate`, `branch`, `entry`, `exit` or
+            `constant`.
         loop: Name of the innermost loop it is in, or "".
         source: The user's line of the producer, or None.
         consumer_source: The user's line of the consumer, or None.
@@ -181,6 +184,7 @@ class BoundaryModel:
     num_bytes: int
     bytes_per_run: int | None
     decision: BoundaryDecision
+    crossing: str = "dataflow"
     loop: str = ""
     source: SourceLine | None = None
     consumer_source: SourceLine | None = None

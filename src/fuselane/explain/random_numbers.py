@@ -29,11 +29,18 @@ _MIN_SHARE: Final = 0.6
 
 def is_random(instruction: HloInstruction) -> bool:
     """Whether an instruction is a step in making random numbers."""
-    if instruction.opcode in _OPCODES:
+    target = instruction.custom_call_target if instruction.opcode == "custom-call" else ""
+    return is_random_name(instruction.opcode, instruction.metadata.op_name, target)
+
+
+def is_random_name(opcode: str, op_name: str, target: str = "") -> bool:
+    """Whether an instruction of this opcode, JAX's name and, if it is a call, the callee's is a
+    step in making random numbers."""
+    if opcode in _OPCODES:
         return True
-    if instruction.opcode == "custom-call" and _TARGETS.search(instruction.custom_call_target):
+    if opcode == "custom-call" and _TARGETS.search(target):
         return True
-    return bool(_NAMES.search(instruction.metadata.op_name))
+    return bool(_NAMES.search(op_name))
 
 
 def makes_random_numbers(kernel: HloInstruction) -> bool:

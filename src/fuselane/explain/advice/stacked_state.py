@@ -1,0 +1,98 @@
+"""Advice about loop state that every iteration puts together and takes apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from fuselane.explain.advice.rule import Rule, View
+from fuselane.explain.model import AdviceModel, BoundaryModel, KernelModel
+from fuselane.explain.units import format_bytes, plural
+
+
+def _find(view: View) -> Iterable[AdviceModel]:
+    for kernel in view.module.kernels:
+        if not kernel.loop or "concatenate" not in kernel.opcodes:
+            continue
+        if view.makes_random_numbers(kernel):
+            continue
+        chain = list(_chain(view, kernel))
+        if not any(_is_carried(boundary) for boundary in chain):
+            continue
+        parts = max(len(m.operands) for m in view.members[kernel.name] if m.opcode == "concatenate")
+        if not any("slice" in view.kernels[b.consumer].opcodes for b in chain if _reads(view, b)):
+            continue
+        gain = view.gain(_saved_us(view, chain))
+        if gain is None:
+            continue
+        place = next(m for m in view.members[kernel.name] if m.opcode == "concatenate")
+        sentence = (
+            f"`{kernel.name}` concatenates {plural(parts, 'array')} into the state of"
+            f" `{kernel.loop}`, {format_bytes(chain[0].num_bytes)} that the next iteration takes"
+            f" apart again. Carry the {parts} arrays as a tuple."
+        )
+        yield AdviceModel(
+            rule=RULE.name,
+            sentence=sentence,
+            gain=gain,
+            source=place.source or kernel.source,
+            kernels=(kernel.name, *(b.consumer for b in chain if _is_copy(view, b))),
+            loop=kernel.loop,
+        )
+
+
+def _chain(view: View, kernel: KernelModel) -> Iterator[BoundaryModel]:
+    """Yields the boundaries from a kernel on, through copies and what only selects elements."""
+    seen, stack = {kernel.name}, [kernel.name]
+    while stack:
+        for boundary in view.outgoing.get(stack.pop(), ()):
+            if boundary.loop != kernel.loop:
+                continue
+            yield boundary
+            consumer = view.kernels.get(boundary.consumer)
+            if consumer is None or consumer.name in seen or _is_carried(boundary):
+                continue
+            if consumer.kind == "copy" or boundary.shape == consumer.outputs[0].shape:
+                seen.add(consumer.name)
+                stack.append(consumer.name)
+
+
+def _is_carried(boundary: BoundaryModel) -> bool:
+    return boundary.crossing == "carried"
+
+
+def _is_copy(view: View, boundary: BoundaryModel) -> bool:
+    return boundary.consumer in view.kernels and view.kernels[boundary.consumer].kind == "copy"
+
+
+def _reads(view: View, boundary: BoundaryModel) -> bool:
+    return boundary.consumer in view.kernels
+
+
+def _saved_us(view: View, chain: Iterable[BoundaryModel]) -> float:
+    """Returns the time of copies of the state, and of the kernels' way through memory."""
+    saved = 0.0
+    for consumer, boundary in {b.consumer: b for b in chain}.items():
+        kernel = view.kernels.get(consumer)
+        if kernel is None:
+            continue
+        if kernel.kind == "copy":
+            saved += view.time_us(kernel)
+        elif not _is_carried(boundary):
+            moved = 2 * boundary.num_bytes / view.bytes_per_us
+            saved += view.launches(kernel) * (view.launch_us + moved)
+    return saved
+
+
+RULE: Final = Rule(
+    name="stacked-state",
+    summary=(
+        "State that is stacked into one array at the end of each iteration, and sliced at the start"
+        " of the next, makes a kernel that decides for every element which part it belongs to, a"
+        " copy of the whole, and a boundary where several users need it. As a tuple of arrays"
+        " nothing has to be put together."
+    ),
+    before="return jnp.stack([position, velocity]), None",
+    after="return (position, velocity), None",
+    find=_find,
+)

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from fuselane.boundary import BoundaryReason
+from fuselane.errors import InputError
 from fuselane.explain.graph import make_graph
 from fuselane.explain.model import SCHEMA_VERSION, BoundaryModel, KernelModel, ModuleModel
 from fuselane.explain.palette import FAMILIES
@@ -51,6 +52,57 @@ def test_json_follows_its_schema() -> None:
         3001,
         2,
     )
+
+
+def test_json_is_read_back() -> None:
+    """What was written is what is read, so that a report kept can be compared with another."""
+    report = Report.of_modules([rollout_module(), large_module(num_instructions=300)], note="x")
+    again = Report.from_json(report.json())
+    assert again == report
+    assert again.text(width=100) == report.text(width=100)
+    assert Report.from_json(Report(note="Off.").json()) == Report(note="Off.")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "The report cannot be read"),
+        ("[]", "This JSON is not a report"),
+        ('{"a": 1}', "This JSON is not a report"),
+        ('{"schema": 0}', "The report has schema 0"),
+        (f'{{"schema": {SCHEMA_VERSION}}}', "The report cannot be read: KeyError"),
+        ("[" * 200_000, "nested too deeply"),
+    ],
+)
+def test_bad_json_is_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Report.from_json(text)
+
+
+def test_json_with_a_field_of_another_type_is_refused() -> None:
+    """Nothing of a report that was tampered with gets further than its reader."""
+    values = json.loads(Report.of_modules([rollout_module()]).json())
+
+    def places(value: Any) -> list[tuple[Any, Any]]:
+        found: list[tuple[Any, Any]] = []
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            found.append((value, key))
+            if isinstance(item, dict | list):
+                found += places(item)
+        return found
+
+    derived = {"time_us", "share", "bytes", "intensity", "modelled_us", "bytes_moved", "launches"}
+    refused = 0
+    for holder, key in places(values["modules"]):
+        if key in derived | {"fuselane_launches"}:
+            continue
+        before, holder[key] = holder[key], object
+        with pytest.raises(InputError):
+            Report.from_json(json.dumps(values, default=lambda _: [[{"x": [1]}]]))
+        holder[key] = before
+        refused += 1
+    assert refused > 500
 
 
 def test_the_schema_in_the_docs_is_up_to_date() -> None:

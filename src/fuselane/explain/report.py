@@ -20,6 +20,7 @@ from fuselane.explain.dot import to_dot
 from fuselane.explain.html.page import make_html
 from fuselane.explain.model import SCHEMA_VERSION, ModuleModel
 from fuselane.explain.model_explorer import to_model_explorer
+from fuselane.explain.reader import read_modules
 from fuselane.explain.schema import finite, module_values
 from fuselane.explain.text import make_page, to_text
 
@@ -60,6 +61,16 @@ class Report:
         loops = (loop.decision for module in modules for loop in module.loops)
         decisions = (decision for decision in loops if decision is not None)
         return Report(loops=Report.of(decisions).loops, modules=modules, note=note)
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """Returns the report that `json` wrote, such as one kept to be compared with.
+
+        Raises:
+            InputError: if the text is no report, or one of another schema.
+        """
+        loops, modules, note = read_modules(text)
+        return Report(loops=loops, modules=modules, note=note)
 
     @property
     def num_fused(self) -> int:

@@ -454,6 +454,16 @@ def test_long_code_is_emitted_once_for_all_elements(lanes: int, options: Setting
     assert compiled.code.ir.count('@"fuselane.cosine.<') == 8 + 1
 
 
+def test_calls_of_long_routines_are_not_long_code() -> None:
+    shape = "f64[64,8]"
+    body = f"""
+      turned = {shape} reverse(e1), dimensions={{1}}
+      y = {shape} power(e0, turned)
+      z = {shape} add(y, e0)"""
+    text = compile_loop(counting_loop(body, ["z", "y"], [shape] * 2), unroll=1).code.ir
+    assert text.count('call <8 x double> @"fuselane.power.<') == 8
+
+
 def test_loops_of_dots_are_not_simplified_again() -> None:
     """Where most of the work is products of long rows; few products are emitted one by one."""
     has_dots = []

@@ -16,6 +16,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.arrays import View
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.math.rare import MIN_CALLED_SIZE
 from fuselane.codegen.vector_timing import timing_of
 from fuselane.hlo.instruction import HloInstruction
 
@@ -23,6 +24,9 @@ _MAX_UNROLLED_CODE: Final = 600.0
 _MIN_ELEMENT_CODE: Final = 60.0
 """Machine instructions for which a result is made in a loop: of all its elements, and of each, so
 that those of the loop do not matter."""
+
+_CALL: Final = 10.0
+"""Machine instructions of a call of a long routine, which many elements have in common."""
 
 
 def is_long(emitter: Emitter, instruction: HloInstruction) -> bool:
@@ -53,4 +57,6 @@ def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
         lane = emitter.lane(instruction)
     else:
         return of_views
-    return of_views + residual_size(shape.dimensions, lane) * timing_of(instruction).instructions
+    one = timing_of(instruction).instructions
+    copied = one if one < MIN_CALLED_SIZE else _CALL
+    return of_views + residual_size(shape.dimensions, lane) * copied

@@ -12,7 +12,7 @@ from fuselane.codegen.math.emitter import FloatEmitter
 
 Body = Callable[..., ir.Value]
 
-_MIN_CALLED_SIZE: Final = 100
+MIN_CALLED_SIZE: Final = 100
 _MIN_CALLS: Final = 4
 """A function of as many instructions with as many calls is called, not inlined."""
 
@@ -76,7 +76,7 @@ def call_long_functions(module: ir.Module) -> None:
     )
     for function in module.functions:
         size = sum(len(block.instructions) for block in function.blocks)
-        is_long = size >= _MIN_CALLED_SIZE and calls[function.name] >= _MIN_CALLS
+        is_long = size >= MIN_CALLED_SIZE and calls[function.name] >= _MIN_CALLS
         if is_long and "alwaysinline" in function.attributes:
             function.attributes.remove("alwaysinline")
             function.attributes.add("noinline")

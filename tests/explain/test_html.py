@@ -182,6 +182,16 @@ def test_boundaries_by_table_and_family(open_page: Opener, rollout: ModuleModel)
     assert button.get_attribute("aria-pressed") == "true"
 
 
+def test_advice_shows_its_kernels_and_its_line(open_page: Opener, rollout: ModuleModel) -> None:
+    page = open_page(rollout)
+    page.keyboard.press("5")
+    page.locator(".advice article", has_text="stack-carry").click()
+    assert page.evaluate("fuselane.lit()") == ["fusion.4", "add.5"]
+    assert page.locator("#code .row.lit .number").all_inner_texts() == ["13"]
+    page.keyboard.press("1")
+    assert page.locator("#panel .line.lit").count() == 2
+
+
 def test_tables_sort(open_page: Opener, rollout: ModuleModel) -> None:
     page = open_page(rollout)
 

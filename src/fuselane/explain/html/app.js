@@ -146,18 +146,13 @@ class App {
 
   advice() {
     const { module } = this;
-    const articles = module.advice.map((advice) => make("article", { tabIndex: 0, onclick: () => this.follows(advice), onkeydown: (event) => { if (event.key === "Enter") this.follows(advice); } },
+    const go = (id) => this.select({ kind: "advice", id });
+    const articles = module.advice.map((advice, id) => make("article", { tabIndex: 0, onclick: () => go(id), onkeydown: (event) => { if (event.key === "Enter") go(id); } },
       make("span", { class: "gain" }, advice.gain === null ? "" : `×${advice.gain.toPrecision(3)}`),
       make("div", {}, make("div", {}, make("span", { class: "rule" }, advice.rule), make("span", { class: "dim" }, `  ${lineLabel(advice.source)}`)), make("div", {}, ...prose(advice.sentence)))));
     const notes = module.notes.map((note) => make("p", { class: "dim" }, note));
     if (!articles.length) articles.push(make("p", { class: "none" }, "There is nothing to advise."));
     return make("div", { class: "advice" }, ...articles, ...notes);
-  }
-
-  follows(advice) {
-    if (advice.source >= 0) this.select({ kind: "line", id: advice.source });
-    else if (advice.loop && this.module.loopOf.has(advice.loop)) this.select({ kind: "loop", id: this.module.loopOf.get(advice.loop) });
-    else if (advice.kernels.length) this.selectName(advice.kernels[0]);
   }
 
   // ---- the selection
@@ -181,7 +176,7 @@ class App {
     this.selection = selection;
     const { nodes, lines, chosen } = this.touched(selection);
     this.lit = nodes; this.litLines = lines;
-    graph.lit = new Set(selection?.kind === "line" ? nodes : []);
+    graph.lit = new Set(selection?.kind === "line" || selection?.kind === "advice" ? nodes : []);
     graph.chosen = null;
     if (chosen !== undefined) { graph.uncover(chosen); graph.chosen = { key: `n${chosen}` }; }
     if (selection?.kind === "boundary") { nodes.forEach((node) => graph.uncover(node)); graph.lit = new Set(nodes); graph.chosen = { boundary: selection.id }; }
@@ -204,6 +199,11 @@ class App {
       const boundary = module.boundaries[id];
       return { nodes: [boundary.producer, boundary.consumer].map((name) => module.nodeOf.get(name)).filter((node) => node !== undefined), lines: known([boundary.source, boundary.consumer_source]) };
     }
+    if (kind === "advice") {
+      const { kernels, loop, source } = module.advice[id];
+      const nodes = [...kernels, ...(loop && !kernels.length ? [loop] : [])].map((name) => module.nodeOf.get(name)).filter((node) => node !== undefined);
+      return { nodes: nodes.length ? nodes : source < 0 ? [] : module.nodesOfLine(source), lines: known([source]) };
+    }
     if (kind === "node") return { nodes: [id], lines: known([module.nodes.line[id]]), chosen: id };
     const name = kind === "kernel" ? module.kernels[id].name : module.loops[id].name;
     const node = module.nodeOf.get(name);
@@ -216,9 +216,11 @@ class App {
     const onLine = selection?.kind === "line" ? selection.id : null;
     const name = selection?.kind === "kernel" ? module.kernels[selection.id].name : null;
     const ends = selection?.kind === "boundary" ? [module.boundaries[selection.id].producer, module.boundaries[selection.id].consumer].map((end) => module.kernelOf.get(end)) : [];
-    tables.kernels?.mark(onLine !== null ? module.kernelsAt.get(onLine) || [] : ends, chosen("kernel"), scroll);
+    const advised = selection?.kind === "advice" ? module.advice[selection.id].kernels.map((kernel) => module.kernelOf.get(kernel)) : ends;
+    tables.kernels?.mark(onLine !== null ? module.kernelsAt.get(onLine) || [] : advised, chosen("kernel"), scroll);
     const edges = onLine !== null ? module.boundariesAt.get(onLine) || [] : name !== null ? module.boundaries.flatMap((boundary, index) => (boundary.producer === name || boundary.consumer === name ? [index] : [])) : [];
     tables.boundaries?.mark(edges, chosen("boundary"), scroll);
+    document.querySelectorAll(".advice article").forEach((article, id) => article.classList.toggle("chosen", id === chosen("advice")));
     tables.loops?.mark(onLine !== null ? module.loopsAt.get(onLine) || [] : [], chosen("loop"), scroll);
   }
 
@@ -228,6 +230,7 @@ class App {
     if (kind === "kernel") return `Kernel ${this.module.kernels[id].name}, ${formatShare(this.module.kernels[id].share)} of the time`;
     if (kind === "boundary") return `Boundary, ${this.module.boundaries[id].reason}`;
     if (kind === "line") return `Line ${lineLabel(id)}, ${plural((this.module.kernelsAt.get(id) || []).length, "kernel")}`;
+    if (kind === "advice") return `Advice, ${this.module.advice[id].rule}`;
     return kind === "loop" ? `Loop ${this.module.loops[id].name}` : `Instruction ${this.module.nameOf(id)}`;
   }
 
@@ -240,6 +243,7 @@ class App {
     if (kind === "loop") return { loop: module.loops[id].name };
     if (kind === "boundary") return { boundary: `${module.boundaries[id].producer}>${module.boundaries[id].consumer}` };
     if (kind === "line") return { line: lineLabel(id) };
+    if (kind === "advice") return {};
     return { instruction: module.nameOf(id) };
   }
 

@@ -354,7 +354,7 @@ class GraphView {
     g.font = FONT; g.textBaseline = "middle";
     this.view = { left: -this.x / this.scale, top: -this.y / this.scale, right: (this.width - this.x) / this.scale, bottom: (this.height - this.y) / this.scale };
     this.litKeys = new Set([...this.lit].map((node) => this.scene.visible(node)));
-    this.quiet = this.lit.size > 0 && this.app.selection?.kind === "line";
+    this.quiet = this.lit.size > 0 && ["line", "advice"].includes(this.app.selection?.kind);
     this.drawn = 0;
     this.drawBox(g, this.scene.root, 0);
     this.drawMap();

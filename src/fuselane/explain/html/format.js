@@ -68,3 +68,10 @@ function dot(family) {
 function prose(text) {
   return text.split("`").map((part, index) => (index % 2 ? make("span", { class: "mono" }, part) : part));
 }
+
+/** What crosses a boundary: each time, how often, in all. */
+function crossing(boundary) {
+  if (boundary.bytes_per_run === null) return `${formatBytes(boundary.num_bytes)} × ?`;
+  if (!boundary.num_bytes || boundary.bytes_per_run === boundary.num_bytes) return formatBytes(boundary.bytes_per_run);
+  return `${formatBytes(boundary.num_bytes)} × ${formatCount(boundary.bytes_per_run / boundary.num_bytes)} = ${formatBytes(boundary.bytes_per_run)}`;
+}

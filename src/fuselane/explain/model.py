@@ -204,7 +204,8 @@ class StageModel:
         num_fusions: How many instructions are fusions.
         opcodes: Number of instructions by opcode.
         bytes_moved: Operands and results of all kernels, each counted once (no trip counts).
-        added: Names of instructions that were not there before, with their opcode.
+        added: Names of instructions that were not there before, with their opcode; at the first
+            stage all.
         removed: Names of instructions that are gone, with their opcode.
     """
 

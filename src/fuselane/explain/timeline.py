@@ -29,12 +29,12 @@ def describe_stages(stages: Sequence[CapturedStage]) -> tuple[StageModel, ...]:
         if stage.data == data:
             continue
         data = stage.data
-        described.append(_describe(stage, before, is_first=not described))
+        described.append(_describe(stage, before))
         before = dict(_names(HloModuleProto.FromString(data)))
     return tuple(described)
 
 
-def _describe(stage: CapturedStage, before: dict[str, str], *, is_first: bool) -> StageModel:
+def _describe(stage: CapturedStage, before: dict[str, str]) -> StageModel:
     proto = HloModuleProto.FromString(stage.data)
     now = dict(_names(proto))
     opcodes = Counter(now.values())
@@ -45,7 +45,7 @@ def _describe(stage: CapturedStage, before: dict[str, str], *, is_first: bool) -
         num_fusions=opcodes["fusion"],
         opcodes=dict(opcodes.most_common()),
         bytes_moved=_count_bytes(proto),
-        added={} if is_first else {n: o for n, o in now.items() if before.get(n) != o},
+        added={n: o for n, o in now.items() if before.get(n) != o},
         removed={n: o for n, o in before.items() if now.get(n) != o},
     )
 
@@ -114,7 +114,7 @@ def trace(module: ModuleModel, wanted: str) -> tuple[Event, ...]:
         removed = tuple(_matching(stage.removed.items(), wanted, is_opcode))
         present = (present - set(removed)) | set(added)
         count = stage.opcodes.get(wanted, 0) if is_opcode else len(present)
-        if added or removed or (number == 0 and count):
+        if added or removed:
             events.append(
                 Event(
                     stage=number,

@@ -10,6 +10,9 @@ from fuselane.explain.model import AdviceModel, InstructionModel, KernelModel
 from fuselane.explain.units import format_bytes, plural
 
 _MIN_SHARE: Final = 0.05
+_MOVES: Final = frozenset(
+    {"broadcast", "copy", "dynamic-update-slice", "reshape", "select", "slice", "transpose"}
+)
 
 
 def _find_copies(view: View) -> Iterable[AdviceModel]:
@@ -58,7 +61,10 @@ def _find_outputs(view: View) -> Iterable[AdviceModel]:
         if not written:
             continue
         size = sum(output.num_bytes for output in written)
-        saved = size / view.bytes_per_us
+        is_move = _MOVES.issuperset(kernel.opcodes)
+        moved = kernel.bytes_read + kernel.bytes_written
+        share = 1.0 if is_move else kernel.bytes_written / max(moved, 1.0)
+        saved = view.time_us(kernel) * share
         gain = view.gain(saved)
         if gain is None or saved < _MIN_SHARE * view.total_us:
             continue

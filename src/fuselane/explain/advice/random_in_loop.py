@@ -19,6 +19,8 @@ def _find(view: View) -> Iterable[AdviceModel]:
             by_loop.setdefault(view.outermost(kernel.loop), []).append(kernel)
     for name, kernels in by_loop.items():
         loop = view.loops[name]
+        if is_random_name("while", view.instructions[name].op_name):
+            continue  # the generator's own loop
         gain = view.gain(sum(_saved_us(view, kernel) for kernel in kernels))
         if gain is None or (loop.trip_count is not None and loop.trip_count < 2):
             continue

@@ -22,10 +22,12 @@ def _find(view: View) -> Iterable[AdviceModel]:
     if view.first is None:
         return
     module = view.first()
-    instructions = [i for c in module.computations for i in c.instructions]
+    instructions = [
+        i for c in module.computations for i in c.instructions if i.opcode not in _NO_WORK
+    ]
     groups: dict[tuple[Any, ...], list[HloInstruction]] = {}
     for instruction in instructions:
-        if instruction.opcode not in _NO_WORK and instruction.metadata.stack_frame_id:
+        if instruction.metadata.stack_frame_id:
             groups.setdefault(_key(instruction), []).append(instruction)
     large = [group for group in groups.values() if len(group) >= _MIN_COPIES]
     copied = sum(map(len, large))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from llvmlite import ir
 
-from fuselane import budget, module_file, pipeline
+from fuselane import budget, pipeline
 from fuselane.backends import cpu
 from fuselane.codegen import arrays
 from fuselane.codegen import builder as kernel_builder
@@ -21,11 +21,15 @@ from fuselane.codegen.frame import Frame
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, Reason
 from fuselane.errors import InputError, OutOfTimeError, VerificationError
+from fuselane.explaining import report_on
 from fuselane.hlo import module as hlo_module
 from fuselane.hlo.proto import HloModuleProto
 from fuselane.lanes import builder
 from fuselane.lanes.form import form
 from fuselane.runtime import warning
+from fuselane.xla.compilation import as_it_is
+from fuselane.xla.files import capture_path, module_proto
+from fuselane.xla.targets import find_target
 from tests.hlo.xla import parse
 
 _ROW: Final = "f32[64]"
@@ -291,8 +295,8 @@ def test_files_of_damaged_modules(seed: int, tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                module_file.explain_module_file(path)
-            except InputError as error:
+                report_on([as_it_is(module_proto(path.read_bytes()), find_target("cpu"))])
+            except VerificationError as error:
                 assert "\n" not in str(error)
 
 
@@ -301,4 +305,4 @@ def test_files_too_large(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2**40)
     with pytest.raises(InputError, match="larger than 2 GiB"):
-        module_file.explain_module_file(path)
+        capture_path(path, max_s=9.0)

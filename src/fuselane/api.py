@@ -25,18 +25,13 @@ from fuselane import config, pipeline
 from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog
-from fuselane.device import host_device
-from fuselane.explain.build import build_module
 from fuselane.explain.report import Report
+from fuselane.explaining import report_on
 from fuselane.gpu import GpuDescription
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
-from fuselane.runtime.costs import load_costs
 from fuselane.xla.capture import capture, lower
-from fuselane.xla.captured import CapturedModule
 from fuselane.xla.targets import CPU
-
-_OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
 
 
 @final
@@ -185,28 +180,9 @@ def explain(
     """
     inner = function.inner if isinstance(function, _Scoped) else function
     jitted: Any = inner if hasattr(inner, "lower") else jax.jit(inner)
-    (captured,) = capture(lower(jitted, target, *arguments, **keywords), target)
-    is_off = config.switch() is False
-    log = DecisionLog()
-    if not is_off:
-        setting = _switchboard.active
-        options = config.from_environment() if setting is None else setting.options
-        _decide(captured, options, log)
-    costs, num_cores = load_costs(config.cache_dir()), host_device().num_cores
-    module = build_module(captured, log, costs=costs, num_cores=num_cores)
-    note = _OFF_NOTE if is_off else ""
-    return Report(loops=Report.of(log).loops, modules=(module,), note=note)
-
-
-def _decide(captured: CapturedModule, options: Options, log: DecisionLog) -> None:
-    """Runs the compiler on a module as XLA's hook would have shown it; its failures are warnings,
-    as they are there."""
-    unscheduled = [s for s in captured.stages if not s.is_scheduled]
-    backend = None if captured.gpu is None else GpuBackend(options, captured.gpu)
-    if unscheduled:
-        hook.guard(
-            lambda data: pipeline.transform(data, options, log, backend), unscheduled[-1].data
-        )
+    captured = capture(lower(jitted, target, *arguments, **keywords), target)
+    setting = _switchboard.active
+    return report_on(captured, None if setting is None else setting.options)
 
 
 @final

@@ -13,8 +13,9 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn, final
+from typing import Any, Final, NoReturn, final
 
+import jax
 from rich.console import Console
 
 import fuselane
@@ -26,19 +27,23 @@ from fuselane.cartpole.table import make_table
 from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
 from fuselane.doctor import diagnose
 from fuselane.errors import FuselaneError, InputError
+from fuselane.explain.report import Report
 from fuselane.explain.support_table import support_table
+from fuselane.explaining import OFF_NOTE, report_on
 from fuselane.fuzz.campaign import Settings as CampaignSettings
 from fuselane.fuzz.campaign import make_choice, run_campaign
-from fuselane.module_file import TARGETS, explain_module_file
 from fuselane.runtime.costs import costs_path, write_costs
 from fuselane.script import prepare_for_script, run_script
+from fuselane.xla.capture import MAX_SECONDS
+from fuselane.xla.inputs import capture_input
+from fuselane.xla.targets import NAMES as TARGETS
 
 OK: Final = 0
 WRONG: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
-_OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
+_STDOUT: Final = Path("-")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The command line without the program's name; None takes that of the process.
     """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for_script: list[str] = []
+    if arguments[:1] == ["explain"] and "--" in arguments:
+        place = arguments.index("--")
+        arguments, for_script = arguments[:place], arguments[place + 1 :]
     options = _make_parser().parse_args(arguments)
+    if for_script:
+        options.arguments = for_script
     try:
         exit_code: int = options.run(options)
     except FuselaneError as error:
@@ -75,7 +87,9 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     _add_cartpole(commands.add_parser("cartpole", help="time CartPole with and without Fuselane"))
     _add_run(commands.add_parser("run", help="run a script under Fuselane and list its loops"))
-    _add_explain(commands.add_parser("explain", help="list the loops of an HLO module in a file"))
+    _add_explain(
+        commands.add_parser("explain", help="show the kernels and loops of a program, and why")
+    )
     support = commands.add_parser("support", help="list the HLO opcodes that can be fused")
     support.set_defaults(run=_print_support)
     doctor = commands.add_parser("doctor", help="check the installation")
@@ -116,12 +130,34 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="a serialized HLO module, such as *.hlo.pb")
-    parser.add_argument(
-        "--target", default=TARGETS[0], metavar="NAME", help=f"one of {', '.join(TARGETS)}"
+    parser.usage = (
+        "fuselane explain [options] (SCRIPT.py | SCRIPT.py:FUNCTION | -m MODULE | FILE | FOLDER) "
+        "[-- ARGUMENTS ...]"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_explain)
+    parser.add_argument(
+        "input",
+        nargs="?",
+        help="a script, run as it is; a function in one, which returns a function to compile and "
+        "its arguments; a file of HLO, StableHLO or jax.export; a folder of XLA's dumps",
+    )
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="a module to run as a script")
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help=f"{', '.join(TARGETS)} or a GpuTargetConfigProto file; default cpu",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write it there; - prints it")
+    parser.add_argument("--annotate", action="store_true", help="print the source, line by line")
+    parser.add_argument("--diff", metavar="OTHER", help="compare with another input, or target")
+    parser.add_argument(
+        "--max-seconds",
+        type=_seconds,
+        default=MAX_SECONDS,
+        metavar="N",
+        help=f"how long the script, and XLA, may take; default {MAX_SECONDS:g}",
+    )
+    parser.set_defaults(run=_explain, arguments=[])
 
 
 def _add_fuzz(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +187,7 @@ def _add_fuzz(parser: argparse.ArgumentParser) -> None:
 
 def _cartpole(options: argparse.Namespace) -> int:
     if config.switch() is False:
-        raise InputError(f"{_OFF_NOTE} There is nothing to compare.")
+        raise InputError(f"{OFF_NOTE} There is nothing to compare.")
     if options.peers and PEER_VARIANT not in options.variants:
         raise InputError(f"Peers run the variant {PEER_VARIANT!r}, which is not among the chosen.")
     if options.json is not None:
@@ -177,19 +213,64 @@ def _run(options: argparse.Namespace) -> int:
         run_script(options.script, options.arguments)
     finally:
         sys.stdout.flush()  # what the script printed comes before what is said about it
-        _say(_OFF_NOTE if config.switch() is False else fuselane.decisions().text())
+        _say(OFF_NOTE if config.switch() is False else fuselane.decisions().text())
     return OK
 
 
 def _explain(options: argparse.Namespace) -> int:
-    report = explain_module_file(options.file, options.target)
-    print(report.json() if options.json else report.text())
-    return OK
+    if (options.input is None) == (options.module is None):
+        raise InputError("Name one script, module, file or folder to explain.")
+    for path in (options.html, options.json):
+        if path not in (None, _STDOUT):
+            _write(path, "")  # rather now than after minutes of compiling
+    _stay_on_the_cpu()
+    command = ["-m", options.module] if options.input is None else [options.input]
+    command += options.arguments
+    report, exit_code = _explain_input(command, options.target, options.max_seconds)
+    if options.html is not None:
+        report.html(options.html)
+    if options.json == _STDOUT:
+        print(report.json())
+    elif options.json is not None:
+        _write(options.json, report.json() + "\n")
+    if options.diff is not None:
+        is_target = options.diff in TARGETS
+        other, other_code = _explain_input(
+            command if is_target else [options.diff],
+            options.diff if is_target else options.target,
+            options.max_seconds,
+        )
+        print(report.diff(other))
+        return max(exit_code, other_code)
+    if options.annotate:
+        print(report.annotated())
+    elif options.json != _STDOUT:
+        Console().print(report)
+    return exit_code
+
+
+def _explain_input(
+    command: Sequence[str], target: str | None, max_seconds: float
+) -> tuple[Report, int]:
+    """Returns the report on an input, and the exit code that it makes."""
+    captured = capture_input(command, target, max_s=max_seconds, on_progress=_progress)
+    for reason in captured.refused:
+        _say(f"XLA could not compile a module: {reason}.")
+    if captured.exit_code:
+        _say(f"The script ended with exit code {captured.exit_code}.")
+    return report_on(captured.modules), WRONG if captured.exit_code else OK
+
+
+def _stay_on_the_cpu() -> None:
+    """Keeps JAX from looking for a GPU, where the user does not name a platform."""
+    settings: Any = jax.config
+    if settings.jax_platforms is None:
+        settings.update("jax_platforms", "cpu")
 
 
 def _fuzz(options: argparse.Namespace) -> int:
     if config.switch() is False:
-        raise InputError(f"{_OFF_NOTE} There is nothing to compare.")
+        raise InputError(f"{OFF_NOTE} There is nothing to compare.")
     choice = make_choice(options.opcodes, options.dtypes)
     if options.json is not None:
         _write(options.json, "")
@@ -248,6 +329,12 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _progress(line: str) -> None:
+    """Tells somebody who waits at a terminal what is being done."""
+    if sys.stderr.isatty():
+        _say(line)
+
+
 def _complain(sentence: str) -> None:
     _say(f"fuselane: {sentence}")
 
@@ -257,6 +344,16 @@ def _positive(text: str) -> int:
     if number == 0:
         raise argparse.ArgumentTypeError("it has to be at least 1")
     return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
 
 
 def _minutes(text: str) -> float:

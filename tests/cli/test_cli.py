@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -165,7 +166,7 @@ def test_explain_lists_the_loops_of_a_module_file(
     for path in (bare, wrapped):
         assert exit_code_of("explain", str(path)) == cli.OK
         assert "not fused" in capsys.readouterr().out
-        assert exit_code_of("explain", str(path), "--json") == cli.OK
+        assert exit_code_of("explain", str(path), "--json", "-") == cli.OK
         assert json.loads(capsys.readouterr().out)["loops"][0]["fused"] is False
 
 
@@ -219,8 +220,16 @@ BAD_COMMANDS = [
     (["run"], "required: script"),
     (["run", "/no/such/script.py"], "no script '/no/such/script.py'"),
     (["explain", "/no/such/module.pb"], "cannot be read: No such file"),
-    (["explain", __file__], "holds no serialized HLO module"),
+    (["explain"], "Name one script, module, file or folder"),
+    (["explain", "x", "-m", "y"], "Name one script, module, file or folder"),
+    (["explain", os.__file__ + ":no_such"], "has no function 'no_such'"),
     (["explain", __file__, "--target", "abacus"], "no target 'abacus'"),
+    (["explain", "/no/such/script.py"], "no script '/no/such/script.py'"),
+    (["explain", "/no/such/script.py:f"], "no script '/no/such/script.py'"),
+    (["explain", "-m", "no_such_module"], "no module 'no_such_module'"),
+    (["explain", "/no/such", "--", "more"], "Only scripts take arguments"),
+    (["explain", "/no/such", "--html", "/no/such/x.html"], "cannot be written"),
+    (["explain", "/no/such", "--max-seconds", "-1"], "'-1' is not a number of seconds"),
 ]
 
 

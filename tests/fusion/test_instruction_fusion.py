@@ -15,7 +15,7 @@ from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.edges import Values, find_edges
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.hlo import HloInstruction, HloModule, verify
-from fuselane.module_file import read_module_file
+from fuselane.hlo.container import module_in
 from tests.hlo.xla import module_of, to_text
 
 
@@ -138,9 +138,9 @@ def test_agrees_with_xla_on_cpu(function: Any, tmp_path: Path) -> None:
     (after,) = tmp_path.glob("*after_fusion.before*.hlo.pb")
     stem, number = after.name.split(".")[0:2], int(after.name.split(".")[2])
     (before,) = tmp_path.glob(f"{'.'.join(stem)}.{number - 1:04d}.*.hlo.pb")
-    ours = HloModule.from_bytes(read_module_file(before))
+    ours = HloModule.from_bytes(module_in(before.read_bytes()))
     fuse(ours)
     values = Values()
-    expected = find_edges(HloModule.from_bytes(read_module_file(after)), values)
+    expected = find_edges(HloModule.from_bytes(module_in(after.read_bytes())), values)
     assert find_edges(ours, values) == expected
     assert any(edge.is_fused for edge in expected[0])

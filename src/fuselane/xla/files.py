@@ -110,16 +110,10 @@ def _text_source(path: Path, data: bytes) -> Source | None:
 
 def _binary_source(path: Path, data: bytes) -> Source | Any:
     """Returns the HLO module or the program of `jax.export` in a file."""
-    reason = ""
-    for candidate in (data, module_in(data)):
-        try:
-            verify(HloModule.from_bytes(candidate))
-        except VerificationError as error:
-            reason = reason or str(error)
-        except Exception as error:
-            reason = reason or f"{type(error).__name__}: {error}"
-        else:
-            return Source(form="pb", data=candidate)
+    try:
+        return Source(form="pb", data=module_proto(data))
+    except VerificationError as error:
+        reason = str(error)
     try:
         return export.deserialize(bytearray(data))
     except ImportError:
@@ -130,6 +124,25 @@ def _binary_source(path: Path, data: bytes) -> Source | Any:
     except Exception:  # whatever flatbuffers make of bytes that are none
         pass
     raise InputError(f"{str(path)!r} holds no serialized HLO module: {reason}")
+
+
+def module_proto(data: bytes) -> bytes:
+    """Returns the HloModuleProto in the bytes of one, or of an HloProto; both are serialized.
+
+    Raises:
+        VerificationError: if there is none that is valid.
+    """
+    reason = ""
+    for candidate in (data, module_in(data)):
+        try:
+            verify(HloModule.from_bytes(candidate))
+        except VerificationError as error:
+            reason = reason or str(error)
+        except Exception as error:
+            reason = reason or f"{type(error).__name__}: {error}"
+        else:
+            return candidate
+    raise VerificationError(reason)
 
 
 def _lower_exported(path: Path, exported: Any, target: str) -> Any:

@@ -1,0 +1,102 @@
+"""What `fuselane explain` is handed on its command line."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+
+from fuselane.errors import InputError
+from fuselane.xla.capture import MAX_SECONDS, capture, lower
+from fuselane.xla.files import capture_path
+from fuselane.xla.scripts import ScriptCapture, capture_script
+from fuselane.xla.targets import CPU, find_target
+
+_FUNCTION: Final = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+
+
+def capture_input(
+    command: Sequence[str],
+    target: str | None = None,
+    *,
+    max_s: float = MAX_SECONDS,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> ScriptCapture:
+    """Returns all the modules that an input of any kind holds or has compiled.
+
+    Args:
+        command: `FILE.py ARGUMENTS...` or `-m MODULE ARGUMENTS...`, run as Python runs it;
+            `FILE.py:FUNCTION`, a function that takes nothing and returns a function to compile and
+            a tuple of its arguments; or a file or folder as for `capture_path`.
+        target: As for `capture`; None is what a folder was compiled for, or else the CPU.
+        max_s: Seconds that each step may take.
+        on_progress: Called with a line about what is being done.
+    Raises:
+        InputError: if there is no such input, or it holds no program.
+        CaptureError: if XLA is not there, fails or takes too long.
+    """
+    found = find_target(target or CPU)
+    if command[0] == "-m" or command[0].endswith(".py"):
+        return capture_script(command, found, max_s=max_s, on_progress=on_progress)
+    if len(command) > 1:
+        raise InputError(f"Only scripts take arguments, not {command[0]!r}.")
+    function = _FUNCTION.fullmatch(command[0])
+    if function is not None:
+        on_progress(f"calling {function['name']} of {function['file']}")
+        jitted, arguments = load_function(Path(function["file"]), function["name"])
+        on_progress(f"compiling it for {found.name}")
+        modules = capture(lower(jitted, target or CPU, *arguments), target or CPU, max_s=max_s)
+    else:
+        on_progress(f"reading {command[0]}")
+        modules = capture_path(Path(command[0]), target, max_s=max_s)
+    return ScriptCapture(modules=modules, refused=(), exit_code=0)
+
+
+def load_function(path: Path, name: str) -> tuple[Any, tuple[Any, ...]]:
+    """Returns what a function in a Python file returns: something to compile, and its arguments.
+
+    The file is imported rather than run: its `__name__` is not `__main__`. What it prints goes to
+    standard error.
+
+    Args:
+        path: The file.
+        name: Of a function that takes nothing and returns `(function, arguments)`.
+    Raises:
+        InputError: if there is no such thing, or it raises something.
+    """
+    if not path.is_file():
+        raise InputError(f"There is no script {str(path)!r}.")
+    sys.path.insert(0, str(path.resolve().parent))
+    with contextlib.redirect_stdout(sys.stderr):
+        function = _call(f"Importing {str(path)!r}", runpy.run_path, str(path), {}, path.stem).get(
+            name
+        )
+        if not callable(function):
+            raise InputError(f"{str(path)!r} has no function {name!r}.")
+        result = _call(f"{name} of {str(path)!r}", function)
+    match result:
+        case (compiled, tuple() | list() as arguments) if callable(compiled):
+            jitted = compiled if hasattr(compiled, "lower") else jax.jit(compiled)
+            return jitted, tuple(arguments)
+    raise InputError(
+        f"{name} of {str(path)!r} has to return a function and a tuple of its arguments."
+    )
+
+
+def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls something of the user's.
+
+    Raises:
+        InputError: with what it raises.
+    """
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        words = " ".join(str(error).split()).rstrip(".")
+        raise InputError(f"{what} raised {type(error).__name__}: {words}.") from error

@@ -281,3 +281,73 @@ def test_fuzz_runs_programs_of_a_seed(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_fuzz_knows_its_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fuzz", "--opcodes", "add,abracadabra"]) == cli.BAD_INPUT
     assert "'abracadabra'" in capsys.readouterr().err
+
+
+FUNCTION_FILE = """\
+import jax, jax.numpy as jnp
+
+print("importing")
+
+def rollout(x):
+    return jax.lax.fori_loop(0, 50, lambda _, y: jnp.sin(y) * 2 + x, x)
+
+def example():
+    return rollout, (jnp.ones(2048),)
+
+def nothing():
+    return 3
+
+def broken():
+    raise KeyError("a\\nb")
+"""
+
+
+@pytest.fixture
+def function_file(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(FUNCTION_FILE)
+    return path
+
+
+def test_explain_a_function(
+    function_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    name = f"{function_file}:example"
+    assert exit_code_of("explain", name, "--html", str(page), "--json", "-") == cli.OK
+    report = json.loads(capsys.readouterr().out)
+    (module,) = report["modules"]
+    assert (module["name"], module["target"]) == ("jit_rollout", "cpu")
+    assert report["loops"][0]["source"].startswith("program.py:6")
+    assert "jit_rollout" in page.read_text()
+    assert exit_code_of("explain", name, "--diff", name) == cli.OK
+    assert exit_code_of("explain", name, "--annotate") == cli.OK
+    assert "jnp.sin(y)" in capsys.readouterr().out
+
+
+def test_explain_a_script_that_fails(
+    function_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with function_file.open("a") as file:
+        file.write("import sys\njax.jit(rollout)(jnp.ones(2048))\nsys.exit(int(sys.argv[1]))\n")
+    assert exit_code_of("explain", str(function_file), "--", "4") == cli.WRONG
+    said = capfd.readouterr()
+    assert "jit_rollout on cpu" in said.out
+    assert "importing" not in said.out
+    assert "The script ended with exit code 4." in said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nothing", "has to return a function and a tuple of its arguments"),
+        ("broken", "raised KeyError: 'a\\nb'"),
+        ("no_such", "has no function 'no_such'"),
+    ],
+)
+def test_functions_that_give_no_program(
+    name: str, expected: str, function_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code_of("explain", f"{function_file}:{name}") == cli.BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    assert line.startswith("fuselane: ") and expected in line

@@ -136,7 +136,7 @@ class _Kernels:
         opcode = instruction.opcode
         if opcode == "get-tuple-element":
             source = instruction.operands[0]
-            if source.opcode == "fusion" and source.fusion_kind != "kCustom":
+            if len(self.known[source]) > 1:
                 return self.known[source][instruction.tuple_index]
         if opcode == "parameter":
             key: object = (self.computation.name, instruction.parameter_number)

@@ -57,13 +57,15 @@ def members(instruction: HloInstruction) -> Iterator[HloInstruction]:
 
 
 def _overwritten_parameters(member: HloInstruction) -> list[int]:
+    member = _without_bitcasts(member)
+    buffers = [_without_bitcasts(member.operands[i]) for i in in_place_operands(member)]
+    return [buffer.parameter_number for buffer in buffers if buffer.opcode == "parameter"]
+
+
+def _without_bitcasts(member: HloInstruction) -> HloInstruction:
     while member.opcode == "bitcast":
         member = member.operands[0]
-    return [
-        buffer.parameter_number
-        for index in in_place_operands(member)
-        if (buffer := member.operands[index]).opcode == "parameter"
-    ]
+    return member
 
 
 def _check_reader(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
@@ -80,7 +82,7 @@ def _check_reader(producer: HloInstruction, consumer: HloInstruction) -> FusionD
         sentence = f"`{consumer.name}` updates {len(updates)} slices in place"
         return _refuse(sentence, "multiple dus")
     if _reads_what_is_updated(indexing[0], updates[0], producer, consumer):
-        return None
+        return _check_other_paths(producer, consumer)
     sentence = (
         f"`{producer.name}` reads other elements of a buffer than `{consumer.name}` overwrites"
     )
@@ -88,7 +90,7 @@ def _check_reader(producer: HloInstruction, consumer: HloInstruction) -> FusionD
 
 
 def _check_other_paths(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
-    """Refuses an elementwise producer that a consumer fusion also reads by other indices."""
+    """Refuses a producer whose elements a consumer fusion also reads by other indices."""
     if consumer.opcode != "fusion":
         return None
     body = consumer.to_apply
@@ -106,7 +108,8 @@ def _check_other_paths(producer: HloInstruction, consumer: HloInstruction) -> Fu
                 continue
             seen.add(user)
             stack.append(user)
-            if _is_indexing(user) and user not in exempt and user.opcode != "tuple":
+            is_other = _is_indexing(user) or user.opcode == "bitcast"
+            if is_other and user not in exempt and user.opcode != "tuple":
                 sentence = f"`{consumer.name}` also reads `{producer.name}` by other indices"
                 return _refuse(sentence, "write-after-read")
     return None

@@ -14,7 +14,7 @@ Source: xla/service/instruction_fusion.cc, by `xla_fusion_facts.md` section 2.2.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, final
+from typing import ClassVar, Final, Protocol, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
@@ -27,6 +27,9 @@ from fuselane.fusion.unduplicable import find_unduplicable
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+
+_MAY_CHANGE: Final = (BoundaryReason.BUDGET, BoundaryReason.IN_PLACE)
+"""Refusals that may not hold any more once the consumer has grown."""
 
 
 class EdgeRules(Protocol):
@@ -122,7 +125,7 @@ class _Walk:
             )
             if fusion is not None:
                 return True
-            if decision.reason is not BoundaryReason.BUDGET:
+            if decision.reason not in _MAY_CHANGE:
                 self.refused[producer, consumer] = len(producer.users)
         return False
 

@@ -84,7 +84,7 @@ def check_fusible(edge: Edge) -> FusionDecision | None:
     for side in (edge.producer, edge.consumer):
         if not is_fusible(side):
             detail = f"`{side.name}` is a {side.opcode}, which no fusion can hold."
-            return refuse(_reason_of(side), detail)
+            return refuse(reason_of(side), detail)
     if edge.producer.control_successors or edge.producer.control_predecessors:
         detail = f"`{edge.producer.name}` must run before or after others."
         return refuse(BoundaryReason.SIDE_EFFECT, detail)
@@ -163,7 +163,7 @@ def check_producer_is_no_fusion(edge: Edge) -> FusionDecision | None:
     if edge.producer.opcode != "fusion":
         return None
     detail = f"`{edge.producer.name}` is a fusion already."
-    return refuse(_reason_of(edge.producer), detail, xla="producer is a fusion")
+    return refuse(reason_of(edge.producer), detail, xla="producer is a fusion")
 
 
 def is_always_duplicable(producer: HloInstruction) -> bool:
@@ -176,7 +176,7 @@ def is_always_duplicable(producer: HloInstruction) -> bool:
     return producer.operands[0].shape.element_type.bits < producer.shape.element_type.bits
 
 
-def _reason_of(side: HloInstruction) -> BoundaryReason:
+def reason_of(side: HloInstruction) -> BoundaryReason:
     """Returns why an instruction that cannot be fused is a boundary."""
     if side.opcode == "fusion" and side.fusion_kind == "kCustom":
         return BoundaryReason.LIBRARY_CALL
@@ -344,7 +344,7 @@ def _check_loop_fusible_producer(edge: Edge) -> FusionDecision | None:
     if is_loop_fusible_on_cpu(edge.producer):
         return None
     return refuse(
-        _reason_of(edge.producer),
+        reason_of(edge.producer),
         f"XLA:CPU has no loop form of `{edge.producer.name}`, a {edge.producer.opcode}.",
         xla="Producer is not loop-fusible",
     )
@@ -382,7 +382,7 @@ def _answer_loop_fusible_consumer(edge: Edge) -> FusionDecision:
     if is_loop:
         return allow(f"`{edge.producer.name}` is computed where `{consumer.name}` needs it.")
     return refuse(
-        _reason_of(consumer),
+        reason_of(consumer),
         f"XLA:CPU has no loop form of `{consumer.name}`, a {consumer.opcode}.",
         xla="not found a fusible case",
     )

@@ -1,0 +1,212 @@
+"""How long a kernel takes on a GPU, by XLA's performance model, in quarters of a nanosecond.
+
+    time = computation + memory - 0.95 * min(computation, memory)
+
+Memory is read at the rate of the GPU's memory the first time and of a cache after that, and both no
+faster than the blocks at work can ask for it.
+
+Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_facts.md` sections
+3.8, 3.10. XLA's own type for durations counts quarters of nanoseconds, and rounding decides ties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.fusion.gpu.costs import KernelCost, compute_cost
+from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
+from fuselane.fusion.gpu.launch import Launch, compute_launch
+from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.shapes import unnested_form
+from fuselane.fusion.opcodes import is_elementwise
+from fuselane.gpu import GpuDescription
+from fuselane.hlo.instruction import HloInstruction
+
+TICKS_PER_S: Final = 4e9
+TICKS_PER_US: Final = 4000
+LAUNCH: Final = TICKS_PER_US
+"""A kernel's launch takes a microsecond."""
+
+_L2_SPEEDUP: Final = 2.5
+_L1_SPEEDUP: Final = 8.0
+_OVERLAP: Final = 0.95
+_L1_BYTES: Final = 2 * 1024
+_TRANSACTION_BYTES: Final = 64
+_BYTES_PER_CLOCK: Final = 32
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """What the model says of one kernel.
+
+    Attributes:
+        flops: Operations.
+        write: Ticks for its results.
+        total: Ticks for all, its launch excepted.
+    """
+
+    flops: int
+    write: int
+    total: int
+
+
+@final
+class PerformanceModel:
+    """The model for one GPU; remembers what it knows of instructions until told to forget."""
+
+    def __init__(self, gpu: GpuDescription) -> None:
+        self.gpu = gpu
+        self._costs: dict[HloInstruction, KernelCost] = {}
+        self._times: dict[HloInstruction, KernelTime] = {}
+
+    def forget(self, instruction: HloInstruction) -> None:
+        """Drops what is known of an instruction that was changed."""
+        self._costs.pop(instruction, None)
+        self._times.pop(instruction, None)
+
+    def cost(self, instruction: HloInstruction) -> KernelCost:
+        """Returns what a kernel of its own computes, reads and writes."""
+        cost = self._costs.get(instruction)
+        if cost is None:
+            cost = self._costs[instruction] = compute_cost(instruction)
+        return cost
+
+    def time(self, instruction: HloInstruction) -> KernelTime:
+        """Returns the time of an instruction as a kernel of its own."""
+        time = self._times.get(instruction)
+        if time is None:
+            time = self._times[instruction] = self._compute_time(instruction)
+        return time
+
+    def fused_ticks(
+        self, producer: HloInstruction, consumer: HloInstruction, region: Region, emission: Emission
+    ) -> int:
+        """Returns the time of a consumer that computes an operand of it itself."""
+        into, of = self.cost(consumer), self.cost(producer)
+        share = into.utilization[producer]
+        launch = compute_launch(region, emission, self.gpu)
+        flops = round(self.time(producer).flops * share) + self.time(consumer).flops
+        is_coalesced = _is_coalesced(region, emission)
+        reading = 0
+        operands = dict.fromkeys([*producer.operands, *consumer.operands])
+        operands.pop(producer)
+        for operand in operands:
+            common = self._common_utilization(operand, producer, consumer)
+            size = operand.shape.byte_size
+            total = (
+                round(of.read.get(operand, 0) * share)
+                + into.read.get(operand, 0)
+                - round(size * common)
+            )
+            reading += self._read_ticks(operand, total, launch, is_coalesced=is_coalesced)
+        memory = reading + self.time(consumer).write
+        return _overlap(self._compute_ticks(flops, launch), memory)
+
+    def _compute_time(self, instruction: HloInstruction) -> KernelTime:
+        cost = self.cost(instruction)
+        region = Region(instruction)
+        emission = choose_emitter(region)
+        launch = compute_launch(region, emission, self.gpu)
+        is_coalesced = _is_coalesced(region, emission)
+        reading = sum(
+            self._read_ticks(operand, size, launch, is_coalesced=is_coalesced)
+            for operand, size in cost.read.items()
+        )
+        flops = int(cost.flops)
+        write = round(cost.bytes_written / self.gpu.memory_bytes_per_s * TICKS_PER_S)
+        computing = self._compute_ticks(flops, launch)
+        return KernelTime(flops, write, _overlap(computing, reading + write))
+
+    def _compute_ticks(self, flops: int, launch: Launch) -> int:
+        cores = min(launch.blocks, self.gpu.num_multiprocessors)
+        units = cores * min(launch.threads, self.gpu.fp32_units)
+        flops_per_ns = int(self.gpu.clock_ghz * 2 * units)
+        return round(flops / flops_per_ns * 4)
+
+    def _read_ticks(
+        self, operand: HloInstruction, total: int, launch: Launch, *, is_coalesced: bool
+    ) -> int:
+        """Returns the time to read `total` bytes, repetitions included, of an operand."""
+        gpu = self.gpu
+        net = min(operand.shape.byte_size, total)
+        share = 1.0
+        if not is_coalesced and operand.shape.is_array:
+            share = min(1.0, operand.shape.element_type.byte_size / _TRANSACTION_BYTES)
+        first = again = gpu.memory_bytes_per_s * share
+        if net < gpu.l2_bytes:
+            again = gpu.memory_bytes_per_s * _L2_SPEEDUP
+            if net < _L1_BYTES * gpu.num_multiprocessors:
+                again *= _L1_SPEEDUP
+        most = launch.blocks * gpu.clock_ghz * 1e9 * _BYTES_PER_CLOCK
+        seconds_first = net / min(first, most)
+        seconds_again = (total - net) / min(again, most)
+        return round(seconds_first * TICKS_PER_S) + round(seconds_again * TICKS_PER_S)
+
+    def _common_utilization(
+        self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
+    ) -> float:
+        """Returns how much of an operand producer and consumer read in the same places."""
+        if operand not in producer.operands or operand not in consumer.operands:
+            return 0.0
+        of, into = self.cost(producer), self.cost(consumer)
+        if of.roots is not None:
+            if of.common(of.roots[operand], of.result) != 1.0:
+                return 0.0
+        elif not is_elementwise(producer):
+            return 0.0
+        if into.roots is None:
+            return 1.0 if is_elementwise(consumer) else 0.0
+        return into.common(into.roots[operand], into.roots[producer])
+
+
+def _overlap(computing: int, memory: int) -> int:
+    return computing + memory - round(min(computing, memory) * _OVERLAP)
+
+
+def _is_coalesced(region: Region, emission: Emission) -> bool:
+    """Whether neighbouring threads read neighbouring elements, by XLA's rule of thumb."""
+    if emission.emitter is not Emitter.TRANSPOSE:
+        for member in region.members():
+            if _transposes_minor(member) and not _starts_at_broadcast(region, member):
+                return False
+    if emission.emitter is Emitter.REDUCTION and region.producer is not None:
+        sides = (region.producer, region.consumer)
+        return not all(is_input_fused_reduction(side) for side in sides)
+    return True
+
+
+def is_input_fused_reduction(instruction: HloInstruction) -> bool:
+    """Whether an instruction is, or ends in, a reduction that the reduction emitter makes."""
+    return any(unnested_form(root) is not None for root in Region(instruction).roots)
+
+
+def _transposes_minor(member: HloInstruction) -> bool:
+    """Whether a member changes the dimension that varies fastest, but for those of size one."""
+    if member.opcode not in ("copy", "transpose"):
+        return False
+    operand, result = member.operands[0].shape, member.shape
+    if member.opcode == "copy":
+        return _minor(operand.minor_to_major, operand.dimensions) != _minor(
+            result.minor_to_major, result.dimensions
+        )
+    source = [member.dimensions[d] for d in result.minor_to_major]
+    return _minor(operand.minor_to_major, operand.dimensions) != _minor(source, operand.dimensions)
+
+
+def _minor(order: list[int] | tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
+    return next((d for d in order if sizes[d] != 1), None)
+
+
+def _starts_at_broadcast(region: Region, member: HloInstruction) -> bool:
+    """Whether a chain of unary members leads from a broadcast or iota to a member."""
+    while True:
+        (member, *others) = region.operands(member) or [member]
+        if member.opcode in ("broadcast", "iota"):
+            return True
+        is_unary = len(member.operands) == 1 and (
+            is_elementwise(member) or member.opcode == "bitcast"
+        )
+        if others or not is_unary or member not in region:
+            return False

@@ -1,0 +1,237 @@
+"""XLA:GPU's tests of legality: may this producer become part of that consumer's kernel?
+
+Source: PriorityFusion's CanFuse of 2026 (xla/backends/gpu/transforms/priority_fusion.cc) and
+xla/service/gpu/gpu_fusible.cc, by `xla_fusion_facts.md` sections 2.7 and 3.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.boundary import BoundaryReason
+from fuselane.fusion.decision import FusionDecision, allow, refuse
+from fuselane.fusion.gpu.costs import KernelCost
+from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
+from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
+from fuselane.fusion.in_place import check_in_place, members
+from fuselane.fusion.opcodes import is_effective_scalar, is_elementwise, leaf_shapes, opcodes
+from fuselane.fusion.rules import reason_of
+from fuselane.hlo.instruction import HloInstruction
+
+_FUSIBLE: Final = opcodes(
+    "bitcast broadcast concatenate constant copy dynamic-slice dynamic-update-slice gather iota "
+    "pad reduce reduce-window reshape reverse scatter slice transpose"
+)
+_SIGNIFICANT_RATIO: Final = 16
+
+
+def is_fusible_on_gpu(instruction: HloInstruction) -> bool:
+    """Whether XLA:GPU's priority fusion looks at an instruction at all."""
+    if instruction.opcode == "fusion":
+        return instruction.fusion_kind != "kCustom"
+    return instruction.opcode in _FUSIBLE or is_elementwise(instruction)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRules:
+    """Limits of XLA:GPU's kernels.
+
+    Attributes:
+        max_shared_bytes: Shared memory of a block.
+        max_reductions: Most reductions the reduction emitter makes in one kernel.
+        max_operands: Most operands and results of a kernel, together.
+        max_code_size: Most instructions a kernel's code may have, repetitions included.
+    """
+
+    max_shared_bytes: int = 49152
+    max_reductions: int = 8
+    max_operands: int = 96
+    max_code_size: int = 10_000
+
+    def can_fuse(
+        self,
+        producer: HloInstruction,
+        consumer: HloInstruction,
+        *,
+        of: KernelCost,
+        into: KernelCost,
+        region: Region,
+        emission: Emission,
+    ) -> FusionDecision:
+        """Returns XLA:GPU's answer for an edge, its gain left aside.
+
+        Args:
+            producer: An operand of `consumer`.
+            consumer: A fusion or any other instruction.
+            of: The producer's cost.
+            into: The consumer's.
+            region: Both as one kernel.
+            emission: How that kernel would be made.
+        """
+        refusal = (
+            check_pair(producer, consumer)
+            or check_scatter(producer, consumer)
+            or _check_reductions(producer, consumer, emission)
+            or self.check_budget(producer, consumer)
+            or self.check_code(producer, consumer, of, into)
+            or check_in_place(producer, consumer)
+        )
+        return refusal or allow(f"`{producer.name}` can be computed in `{consumer.name}`.")
+
+    def check_budget(
+        self, left: HloInstruction, right: HloInstruction, *, is_vertical: bool = True
+    ) -> FusionDecision | None:
+        """Refuses kernels that would have too many operands or take too much shared memory.
+
+        Args:
+            left: The producer, or a sibling.
+            right: The consumer, or another sibling.
+            is_vertical: Whether `left` is an operand of `right`, which is accepted if the number of
+                operands does not grow.
+        """
+        shared = sum(shared_bytes(m) for side in (left, right) for m in members(side))
+        if shared > self.max_shared_bytes:
+            detail = f"The kernel would need {shared} bytes of shared memory per block."
+            return refuse(
+                BoundaryReason.BUDGET,
+                detail,
+                xla="shared memory usage would be over the budget",
+                shared_bytes=shared,
+                limit=self.max_shared_bytes,
+            )
+        reductions = sum(
+            unnested_form(m) is not None for side in (left, right) for m in members(side)
+        )
+        if reductions > self.max_reductions:
+            detail = f"The kernel would compute {reductions} reductions."
+            return refuse(
+                BoundaryReason.BUDGET,
+                detail,
+                xla="over 8 unnested reductions in fusion",
+                reductions=reductions,
+                limit=self.max_reductions,
+            )
+        return self._check_operands(left, right, is_vertical=is_vertical)
+
+    def _check_operands(
+        self, left: HloInstruction, right: HloInstruction, *, is_vertical: bool
+    ) -> FusionDecision | None:
+        outputs = _num_outputs(left) + _num_outputs(right)
+        if len(left.operands) + len(right.operands) - 1 + outputs <= self.max_operands:
+            return None
+        operands = {*left.operands, *right.operands} - {left, right}
+        if is_vertical and len(operands) <= len(right.operands):
+            return None
+        total = len(operands) + outputs
+        if total <= self.max_operands:
+            return None
+        return refuse(
+            BoundaryReason.BUDGET,
+            f"The kernel would have {total} operands and results.",
+            xla="number of operands and outputs exceeds the allowed budget",
+            operands=total,
+            limit=self.max_operands,
+        )
+
+    def check_code(
+        self, producer: HloInstruction, consumer: HloInstruction, of: KernelCost, into: KernelCost
+    ) -> FusionDecision | None:
+        """Refuses kernels whose code would be too large."""
+        size = into.code_size + emissions(producer, consumer, into) * of.code_size
+        if size <= self.max_code_size:
+            return None
+        return refuse(
+            BoundaryReason.CODE_DUPLICATION,
+            f"The code of the kernel would have {size} instructions.",
+            xla="overly large code duplication",
+            instructions=size,
+            limit=self.max_code_size,
+        )
+
+
+def emissions(producer: HloInstruction, consumer: HloInstruction, into: KernelCost) -> int:
+    """Returns how often a consumer's code would hold that of an operand."""
+    return into.emissions.get(producer, 1)
+
+
+def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
+    """Refuses opcodes without a fused form, results of the program and lone bitcasts."""
+    if producer.is_root:
+        detail = f"`{producer.name}` is the result of its computation."
+        return refuse(BoundaryReason.EXIT, detail, xla="output of the root")
+    for side, name in ((producer, "producer"), (consumer, "consumer")):
+        if not is_fusible_on_gpu(side):
+            detail = f"XLA:GPU has no fused form of `{side.name}`, a {side.opcode}."
+            return refuse(reason_of(side), detail, xla=f"the {name} is not fusible")
+    if consumer.opcode == "bitcast":
+        detail = f"`{consumer.name}` is a bitcast, which needs no kernel."
+        return refuse(BoundaryReason.NOT_FUSIBLE, detail, xla="not fusing into a single bitcast")
+    return None
+
+
+def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
+    """Refuses a scatter as a producer, and producers of or readers of the array it updates."""
+    if any(root.opcode == "scatter" for root in Region(producer).roots):
+        detail = f"`{producer.name}` ends in a scatter, whose results are in memory."
+        return refuse(BoundaryReason.IN_PLACE, detail, xla="output of scatter")
+    root = Region(consumer).roots[0]
+    if root.opcode != "scatter":
+        return None
+    outside = (
+        dict(zip(consumer.to_apply.parameters, consumer.operands, strict=True))
+        if (consumer.opcode == "fusion")
+        else {}
+    )
+    buffer = outside.get(root.operands[0], root.operands[0])
+    if buffer is producer or buffer in producer.operands:
+        detail = f"`{consumer.name}` updates `{buffer.name}` in place."
+        return refuse(BoundaryReason.IN_PLACE, detail, xla="in-place operand of scatter")
+    return None
+
+
+def _check_reductions(
+    producer: HloInstruction, consumer: HloInstruction, emission: Emission
+) -> FusionDecision | None:
+    if has_significant_reduction(producer) and has_significant_reduction(consumer):
+        detail = f"`{producer.name}` and `{consumer.name}` both reduce."
+        return refuse(BoundaryReason.REDUCTION_INTO_REDUCTION, detail, xla="both contain a reduce")
+    alone = choose_emitter(Region(producer)).emitter
+    if alone is Emitter.REDUCTION and emission.emitter is Emitter.LOOP:
+        detail = f"The reduction `{producer.name}` would be computed by single threads."
+        return refuse(BoundaryReason.REDUCTION_REUSE, detail, xla="would create a loop fusion")
+    return None
+
+
+def has_significant_reduction(instruction: HloInstruction) -> bool:
+    """Whether an instruction reduces at least 16 elements to each of an array's."""
+    return any(
+        member.opcode == "reduce"
+        and member.shape.is_array
+        and member.operands[0].shape.num_elements >= _SIGNIFICANT_RATIO * member.shape.num_elements
+        for member in members(instruction)
+    )
+
+
+def shared_bytes(member: HloInstruction) -> int:
+    """Returns the shared memory a member takes per block."""
+    form = unnested_form(member)
+    if form is not None:
+        shapes = leaf_shapes(member.shape)
+        size = sum(shape.element_type.byte_size for shape in shapes)
+        return size * (32 if form.is_row else 32 * (4 * 32 + 1))
+    if tiled_transpose(member) is not None:
+        return 32 * 33 * member.shape.element_type.byte_size
+    return 0
+
+
+def is_small_constant(instruction: HloInstruction) -> bool:
+    """Whether it is a constant of one element, which every kernel holds a copy of."""
+    return instruction.opcode == "constant" and is_effective_scalar(instruction.shape)
+
+
+def _num_outputs(instruction: HloInstruction) -> int:
+    shapes = len(leaf_shapes(instruction.shape))
+    return shapes + 1 if instruction.shape.is_tuple else shapes

@@ -1,0 +1,252 @@
+"""Priority fusion: XLA:GPU's strategy since 2024, the gain of fusing a producer into all its users.
+
+    priority = launch + time(P) + sum over users C of (time(C) - time(C with P inside))
+
+The producer of the highest priority is fused into all of its users, which changes the priorities of
+what they read; and so on while any is not negative. Bitcasts come first, and scalar constants last.
+
+Source: xla/backends/gpu/transforms/priority_fusion.cc of 2026, by `xla_fusion_facts.md` section
+3.2. Does not handle: Triton fusions, which stay as they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, final
+
+from fuselane.boundary import BoundaryReason
+from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.fuse import Fuser
+from fuselane.fusion.gpu.emitters import choose_emitter
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.rules import (
+    GpuRules,
+    check_pair,
+    check_scatter,
+    is_fusible_on_gpu,
+    is_small_constant,
+)
+from fuselane.fusion.opcodes import is_fusible
+from fuselane.fusion.traversal import sequential_computations, xla_post_order
+from fuselane.gpu import GPUS, GpuDescription
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+_FIRST: Final = 1 << 62
+"""Priority of bitcasts, in ticks."""
+
+_NOT_PRODUCERS: Final = frozenset({"parameter", "tuple", "get-tuple-element", "constant"})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityFusion:
+    """Fuses producers into all their users, by falling gain.
+
+    Attributes:
+        gpu: What kernels are priced for.
+        rules: What a kernel may hold.
+    """
+
+    name: ClassVar[str] = "priority-fusion"
+    gpu: GpuDescription = GPUS["h100"]
+    rules: GpuRules = field(default_factory=GpuRules)
+
+    def run(self, module: HloModule, log: FusionLog) -> bool:
+        """Fuses what is worth it; returns whether anything was."""
+        computations = sequential_computations(module)
+        changed = [_Queue(self, module, c, log).run() for c in computations]
+        return any(changed)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What is known of one edge: the answer, and what fusing it changes besides the launch."""
+
+    decision: FusionDecision
+    gain: int = 0
+
+
+@final
+class _Queue:
+    """One computation on its way through the pass."""
+
+    def __init__(
+        self,
+        options: PriorityFusion,
+        module: HloModule,
+        computation: HloComputation,
+        log: FusionLog,
+    ) -> None:
+        self.options = options
+        self.rules = options.rules
+        self.computation = computation
+        self.fuser = Fuser(module, computation)
+        self.log = log
+        self.model = PerformanceModel(options.gpu)
+        self.pairs: dict[HloInstruction, dict[HloInstruction, _Pair]] = {}
+        """By producer and user; dropped when either changes."""
+        self.priority: dict[HloInstruction, int] = {}
+        self.heap: list[tuple[int, int, int, HloInstruction]] = []
+        self.changed = False
+
+    def run(self) -> bool:
+        for instruction in xla_post_order(self.computation):
+            self._price(instruction)
+        while self.heap:
+            priority, _, _, producer = heapq.heappop(self.heap)
+            if self.priority.get(producer) == -priority:
+                del self.priority[producer]
+                self._fuse_into_users(producer)
+        self._fuse_constants()
+        if self.changed:
+            self.fuser.finish()
+        return self.changed
+
+    # Priorities.
+
+    def _price(self, producer: HloInstruction) -> None:
+        """Puts a producer into the queue where its gain belongs, or takes it out."""
+        self.priority.pop(producer, None)
+        if not producer.users or producer.opcode in _NOT_PRODUCERS or not is_fusible(producer):
+            return
+        priority = _FIRST if _is_free_bitcast(producer) else self._gain(producer)
+        if priority is not None and priority >= 0:
+            self.priority[producer] = priority
+            heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
+
+    def _gain(self, producer: HloInstruction) -> int | None:
+        """Returns the ticks won by fusing a producer into all its users, None if it cannot be."""
+        users = [user for user in producer.users if user.opcode != "bitcast"]
+        if not users:
+            self._note(
+                producer,
+                None,
+                refuse(
+                    BoundaryReason.NOT_FUSIBLE,
+                    f"`{producer.name}` is only read through bitcasts.",
+                    xla="not fusing because there are only bitcast users",
+                ),
+            )
+            return None
+        gain = LAUNCH
+        for user in users:
+            pair = self._pair(producer, user)
+            if not pair.decision.can_fuse:
+                self._note(producer, user, pair.decision)
+                return None
+            gain += pair.gain
+        gain += self.model.time(producer).total
+        if gain < 0:
+            detail = (
+                f"Computing `{producer.name}` in its {len(users)} users would take"
+                f" {-gain / TICKS_PER_US:.2f} us longer."
+            )
+            decision = refuse(
+                BoundaryReason.SLOWER, detail, users=len(users), gain_us=gain / TICKS_PER_US
+            )
+            self._note(producer, None, decision)
+        return gain
+
+    def _pair(self, producer: HloInstruction, user: HloInstruction) -> _Pair:
+        known = self.pairs.setdefault(producer, {})
+        if user not in known:
+            known[user] = self._examine(producer, user)
+        return known[user]
+
+    def _examine(self, producer: HloInstruction, user: HloInstruction) -> _Pair:
+        refusal = check_pair(producer, user)
+        if refusal is not None:
+            return _Pair(refusal)
+        region = Region(user, producer)
+        emission = choose_emitter(region)
+        decision = self.rules.can_fuse(
+            producer,
+            user,
+            of=self.model.cost(producer),
+            into=self.model.cost(user),
+            region=region,
+            emission=emission,
+        )
+        if not decision.can_fuse:
+            return _Pair(decision)
+        fused = self.model.fused_ticks(producer, user, region, emission)
+        return _Pair(decision, self.model.time(user).total - fused)
+
+    # Fusing.
+
+    def _fuse_into_users(self, producer: HloInstruction) -> None:
+        before = list(producer.operands)
+        priced = dict.fromkeys(before)
+        for user in list(producer.users):
+            if user.opcode == "bitcast" or not is_fusible_on_gpu(user):
+                continue
+            decision = self._pair(producer, user).decision
+            if not decision.can_fuse:
+                continue
+            fusion = self._fuse(producer, user, decision)
+            priced[fusion] = None
+            priced.update(dict.fromkeys(fusion.operands))
+        if not producer.users:
+            self._forget(producer)
+        priced.pop(producer, None)
+        for instruction in priced:
+            if instruction.opcode not in _NOT_PRODUCERS:
+                self._price(instruction)
+
+    def _fuse(
+        self, producer: HloInstruction, user: HloInstruction, decision: FusionDecision
+    ) -> HloInstruction:
+        kind = choose_emitter(Region(user, producer)).emitter.fusion_kind
+        fusion, _ = self.fuser.fuse(producer, user, kind)
+        self._forget(user)
+        self._forget(fusion)
+        if fusion is not user:
+            for reader in fusion.users:  # what is known of them names `user` as an operand
+                self.model.forget(reader)
+        self._note(producer, user, decision, fusion)
+        self.changed = True
+        return fusion
+
+    def _forget(self, instruction: HloInstruction) -> None:
+        """Drops what is known of an instruction that changed or is gone."""
+        self.model.forget(instruction)
+        self.priority.pop(instruction, None)
+        self.pairs.pop(instruction, None)
+        for operand in instruction.operands:
+            self.pairs.get(operand, {}).pop(instruction, None)
+
+    def _fuse_constants(self) -> None:
+        constants = [i for i in xla_post_order(self.computation) if is_small_constant(i)]
+        for constant in constants:
+            for user in list(constant.users):
+                if check_pair(constant, user) is None and check_scatter(constant, user) is None:
+                    detail = f"`{constant.name}` is a constant of one element."
+                    self._fuse(constant, user, allow(detail))
+
+    def _note(
+        self,
+        producer: HloInstruction,
+        user: HloInstruction | None,
+        decision: FusionDecision,
+        fusion: HloInstruction | None = None,
+    ) -> None:
+        self.log.append(
+            FusionStep(
+                pass_name=self.options.name,
+                producer=producer.name,
+                consumer=user.name if user is not None else "",
+                decision=decision,
+                fusion=fusion.name if fusion is not None else "",
+            )
+        )
+
+
+def _is_free_bitcast(instruction: HloInstruction) -> bool:
+    if instruction.opcode != "bitcast":
+        return False
+    return instruction.shape.element_type.bits == instruction.operands[0].shape.element_type.bits

@@ -65,7 +65,8 @@ class HloInstruction:
         opcode: XLA's name, such as "get-tuple-element".
         shape: Shape of the result.
         operands: In order; change through `replace_operand`.
-        users: Instructions that have this one as an operand, each once, oldest first.
+        users: Instructions that have this one as an operand, each once; oldest first unless
+            `replace_operands` took one away.
         control_predecessors: Instructions that must run before; change through
             `add_control_predecessor`.
         control_successors: The other direction.
@@ -190,13 +191,19 @@ class HloInstruction:
             new.users.append(self)
 
     def replace_operands(self, new: Sequence[HloInstruction]) -> None:
-        """Makes `new` the operands, however many; users of all are kept up to date."""
-        kept, before = set(new), set(self.operands)
-        for old in before - kept:
-            old.users.remove(self)
+        """Makes `new` the operands, however many; users of all are kept up to date.
+
+        As in XLA, whose passes visit users in this order, the newest user of a former operand takes
+        the place of this one among its users.
+        """
+        before = dict.fromkeys(self.operands)
         for operand in dict.fromkeys(new):
             if operand not in before:
                 operand.users.append(self)
+        for old in before.keys() - set(new):
+            place, newest = old.users.index(self), old.users.pop()
+            if newest is not self:
+                old.users[place] = newest
         self.operands[:] = new
 
     def replace_all_uses_with(self, new: HloInstruction) -> None:

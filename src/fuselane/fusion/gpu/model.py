@@ -11,6 +11,7 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -87,7 +88,8 @@ class PerformanceModel:
         into, of = self.cost(consumer), self.cost(producer)
         share = into.utilization[producer]
         launch = compute_launch(region, emission, self.gpu)
-        flops = round(self.time(producer).flops * share) + self.time(consumer).flops
+        times = share * consumer.operands.count(producer)
+        flops = _nearest(self.time(producer).flops * times) + self.time(consumer).flops
         is_coalesced = _is_coalesced(region, emission)
         reading = 0
         operands = dict.fromkeys([*producer.operands, *consumer.operands])
@@ -96,9 +98,9 @@ class PerformanceModel:
             common = self._common_utilization(operand, producer, consumer)
             size = operand.shape.byte_size
             total = (
-                round(of.read.get(operand, 0) * share)
+                _nearest(of.read.get(operand, 0) * share)
                 + into.read.get(operand, 0)
-                - round(size * common)
+                - _nearest(size * common)
             )
             reading += self._read_ticks(operand, total, launch, is_coalesced=is_coalesced)
         memory = reading + self.time(consumer).write
@@ -111,11 +113,11 @@ class PerformanceModel:
         launch = compute_launch(region, emission, self.gpu)
         is_coalesced = _is_coalesced(region, emission)
         reading = sum(
-            self._read_ticks(operand, size, launch, is_coalesced=is_coalesced)
-            for operand, size in cost.read.items()
+            self._read_ticks(operand, cost.read[operand], launch, is_coalesced=is_coalesced)
+            for operand in instruction.operands  # one that occurs twice is read twice
         )
         flops = int(cost.flops)
-        write = round(cost.bytes_written / self.gpu.memory_bytes_per_s * TICKS_PER_S)
+        write = _nearest(cost.bytes_written / self.gpu.memory_bytes_per_s * TICKS_PER_S)
         computing = self._compute_ticks(flops, launch)
         return KernelTime(flops, write, _overlap(computing, reading + write))
 
@@ -123,7 +125,7 @@ class PerformanceModel:
         cores = min(launch.blocks, self.gpu.num_multiprocessors)
         units = cores * min(launch.threads, self.gpu.fp32_units)
         flops_per_ns = int(self.gpu.clock_ghz * 2 * units)
-        return round(flops / flops_per_ns * 4)
+        return _nearest(flops / flops_per_ns * 4)
 
     def _read_ticks(
         self, operand: HloInstruction, total: int, launch: Launch, *, is_coalesced: bool
@@ -142,7 +144,7 @@ class PerformanceModel:
         most = launch.blocks * gpu.clock_ghz * 1e9 * _BYTES_PER_CLOCK
         seconds_first = net / min(first, most)
         seconds_again = (total - net) / min(again, most)
-        return round(seconds_first * TICKS_PER_S) + round(seconds_again * TICKS_PER_S)
+        return _nearest(seconds_first * TICKS_PER_S) + _nearest(seconds_again * TICKS_PER_S)
 
     def _common_utilization(
         self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
@@ -162,7 +164,12 @@ class PerformanceModel:
 
 
 def _overlap(computing: int, memory: int) -> int:
-    return computing + memory - round(min(computing, memory) * _OVERLAP)
+    return computing + memory - _nearest(min(computing, memory) * _OVERLAP)
+
+
+def _nearest(value: float) -> int:
+    """Rounds to the nearest integer, halves up."""
+    return math.floor(value + 0.5)
 
 
 def _is_coalesced(region: Region, emission: Emission) -> bool:

@@ -1,0 +1,211 @@
+"""Whether our fusion strategies fuse what XLA itself fuses, edge by edge.
+
+XLA's own dumps are the reference: the module just before its fusion pass goes through our strategy,
+and the result is compared with XLA's module just after that pass. An edge is a value and an
+instruction that needs it in some kernel, and is either computed in that kernel or read from memory.
+
+    python benchmarks/agreement.py --packages FOLDER --docs docs/agreement.md
+    python benchmarks/agreement.py --target h200 --dumps FOLDER
+
+With `--dumps`, `FOLDER/PROGRAM` holds what `--xla_dump_to` left for each program; else every
+program is compiled here, for a GPU without one (see `fuselane.xla`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import jax
+
+from fuselane.errors import FuselaneError
+from fuselane.fusion.edges import Edge, Values, find_edges
+from fuselane.fusion.instruction_fusion import InstructionFusion
+from fuselane.fusion.pipelines import FusionPass, run_pipeline
+from fuselane.fusion.priority_fusion import PriorityFusion
+from fuselane.xla.capture import capture, lower
+from fuselane.xla.captured import CapturedModule
+from fuselane.xla.dump import read_dump
+from fuselane.xla.targets import Target, find_target
+from programs import PROGRAMS, harmless
+from programs.program import Program
+
+BEGIN, END = "<!-- {}:begin -->", "<!-- {}:end -->"
+PASS_ON_CPU: Final = "fusion"
+PASS_ON_GPU: Final = "priority-fusion"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What came of one program.
+
+    Attributes:
+        program: Its name.
+        edges: Edges in XLA's module or ours.
+        same: Edges in both.
+        fused: Fused edges in XLA's module or ours.
+        same_fused: Fused edges in both.
+        seconds: CPU time of our strategy.
+        instructions: Instructions of the module before fusion.
+        cause: What the module has that our strategy does not handle, or "".
+    """
+
+    program: str
+    edges: int
+    same: int
+    fused: int
+    same_fused: int
+    seconds: float
+    instructions: int
+    cause: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether both modules are alike."""
+        return self.edges == self.same
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compares all programs asked for."""
+    options = parse_options(arguments)
+    sys.path.extend(map(str, options.packages))
+    target = find_target(options.target)
+    results = []
+    for program in PROGRAMS + harmless.PROGRAMS:
+        if options.only and not any(part in program.name for part in options.only):
+            continue
+        try:
+            found = list(compare_program(program, target, options.dumps))
+        except (FuselaneError, OSError) as error:
+            print(f"{program.name:36} {error}", flush=True)
+            continue
+        for result in found:
+            print(format_result(result), flush=True)
+        results += found
+    summary = make_summary(target, results)
+    print("\n" + summary)
+    if options.docs is not None:
+        write_docs(options.docs, "cpu" if target.gpu is None else "gpu", summary)
+    return 0
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the command line's options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART")
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--dumps", type=Path, help="dumps to read instead of compiling")
+    parser.add_argument("--packages", nargs="+", type=Path, default=[], metavar="FOLDER")
+    parser.add_argument("--docs", type=Path, help="put the table between a page's two marks")
+    return parser.parse_args(arguments)
+
+
+def compare_program(program: Program, target: Target, dumps: Path | None) -> Iterator[Agreement]:
+    """Yields an agreement for each module of a program that XLA's pass changed."""
+    for module in capture_program(program, target, dumps):
+        name = PASS_ON_CPU if target.gpu is None else PASS_ON_GPU
+        for position, stage in enumerate(module.stages):
+            if stage.name == name and position > 0:
+                yield compare(program.name, module, position, strategy_for(target))
+
+
+def capture_program(
+    program: Program, target: Target, dumps: Path | None
+) -> tuple[CapturedModule, ...]:
+    """Returns what XLA did to a program; nothing if it cannot be built here."""
+    if dumps is not None:
+        folder = dumps / program.name.replace("/", "_")
+        return read_dump(folder, target) if folder.is_dir() else ()
+    if program.missing():
+        return ()
+    jax.config.update("jax_enable_x64", program.x64)  # type: ignore[no-untyped-call]
+    function, arguments = program.build(program.full)
+    return capture(lower(jax.jit(function), target.name, *arguments), target.name)
+
+
+def strategy_for(target: Target) -> FusionPass:
+    """Returns ours for what XLA does for a target."""
+    return InstructionFusion() if target.gpu is None else PriorityFusion(gpu=target.gpu)
+
+
+def compare(program: str, module: CapturedModule, position: int, strategy: FusionPass) -> Agreement:
+    """Runs our strategy on the module before a stage and compares with the stage."""
+    ours = module.stages[position - 1].module()
+    instructions = sum(len(c.instructions) for c in ours.computations)
+    names = {i.name for c in ours.computations for i in c.instructions}
+    start = time.process_time()
+    run_pipeline([strategy], ours)
+    seconds = time.process_time() - start
+    values = Values()
+    mine, _ = find_edges(ours, values)
+    its, _ = find_edges(module.stages[position].module(), values)
+    return Agreement(
+        program=program,
+        edges=len(mine | its),
+        same=len(mine & its),
+        fused=count_fused(mine | its),
+        same_fused=count_fused(mine & its),
+        seconds=seconds,
+        instructions=instructions,
+        cause="Triton fusions" if any(n.startswith("triton_softmax") for n in names) else "",
+    )
+
+
+def count_fused(edges: set[Edge]) -> int:
+    """Returns how many edges are within a kernel."""
+    return sum(edge.is_fused for edge in edges)
+
+
+def format_result(result: Agreement) -> str:
+    """Returns a line of text."""
+    share = result.same / max(result.edges, 1)
+    return (
+        f"{result.program:36} {result.instructions:6} instructions {result.edges:6} edges"
+        f" {share:8.2%} {result.seconds:6.2f} s {result.cause}"
+    )
+
+
+def make_summary(target: Target, results: Sequence[Agreement]) -> str:
+    """Returns totals, and the modules that differ, as markdown."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(edges=result.edges, same=result.same)
+        total.update(fused=result.fused, same_fused=result.same_fused, exact=result.is_exact)
+    num_modules = max(len(results), 1)
+    lines = [
+        f"Target {target.name}: {len(results)} modules,"
+        f" {total['exact']} of them ({total['exact'] / num_modules:.1%}) exactly alike;"
+        f" {total['same'] / max(total['edges'], 1):.2%} of {total['edges']:,} edges and"
+        f" {total['same_fused'] / max(total['fused'], 1):.2%} of {total['fused']:,} fused edges"
+        " agree.",
+    ]
+    apart = [result for result in results if not result.is_exact]
+    if apart:
+        lines += ["", "| program | edges | alike | cause |", "|---|---:|---:|---|"]
+    lines += [
+        f"| {r.program} | {r.edges:,} | {r.same / r.edges:.1%} | {r.cause or 'not known'} |"
+        for r in apart
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_docs(path: Path, name: str, summary: str) -> None:
+    """Puts a summary between the two marks of its name in a page."""
+    text = path.read_text(encoding="utf-8")
+    begin, end = BEGIN.format(name), END.format(name)
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    path.write_text(f"{before}{begin}\n{summary}{end}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

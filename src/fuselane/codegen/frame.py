@@ -14,7 +14,7 @@ from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import POINTER, KernelEntry
 from fuselane.codegen.indexing import i64, residual_size
-from fuselane.codegen.memory import LaneBlock, element_pointer, lane_numbers
+from fuselane.codegen.memory import I32, LaneBlock, element_pointer, lane_numbers
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.types import splat
 from fuselane.codegen.unused import remove_unused
@@ -150,9 +150,11 @@ class Frame:
         """Returns the lane block that starts at a lane; masked if the last one can be partial."""
         width, mask = self.plan.width, None
         if self.program.num_lanes % width:
-            lanes = self.builder.add(splat(self.builder, offset, width), lane_numbers(width))
-            count = splat(self.builder, i64(self.program.num_lanes), width)
-            mask = self.builder.icmp_signed("<", lanes, count)
+            remaining = self.builder.sub(i64(self.program.num_lanes), offset)
+            whole = self.builder.icmp_signed(">=", remaining, i64(width))
+            count = self.builder.select(whole, i64(width), remaining)
+            count = splat(self.builder, self.builder.trunc(count, I32), width)
+            mask = self.builder.icmp_signed("<", lane_numbers(width, I32.width), count)
         return LaneBlock(width=width, offset=offset, mask=mask, is_first=is_first)
 
     def emitter(self, block: LaneBlock) -> Emitter:

@@ -37,15 +37,12 @@ def emit_pieces(emitter: Emitter, pieces: Piecewise) -> None:
         known = {o: read_operand(emitter, emitter.array(o), index, rank) for o in outside}
         predicate = widen(place, known[pieces.predicate])
         unusual = predicate if pieces.side == 2 else builder.not_(predicate)
-        if place.block.active is not None:
-            unusual = builder.and_(unusual, place.block.active)
+        voted = any_lane(builder, unusual, place.block.active)
         versions = [
             partial(_emit_all, emitter, pieces, known),
             partial(_emit_usual, emitter, pieces, known),
         ]
-        (value,) = emit_switch(
-            builder, any_lane(builder, unusual), [1], versions, weights=_USUAL_TO_UNUSUAL
-        )
+        (value,) = emit_switch(builder, voted, [1], versions, weights=_USUAL_TO_UNUSUAL)
         return value
 
     home = find_home(emitter, last, pieces.instructions[0])

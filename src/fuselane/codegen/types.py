@@ -287,8 +287,42 @@ def overload_suffix(type_: ir.Type) -> str:
     return (f"v{width}" if width else "") + _INTRINSIC_SUFFIXES.get(scalar, scalar)
 
 
-def any_lane(builder: ir.IRBuilder, predicate: ir.Value) -> ir.Value:
-    """Returns an `i1`: whether a predicate holds in some lane; a scalar one as it is."""
+def any_lane(builder: ir.IRBuilder, predicate: ir.Value, among: ir.Value | None = None) -> ir.Value:
+    """Returns an `i1`: whether a predicate holds in some lane; a scalar one as it is.
+
+    Registers that compared numbers left are combined as they are. LLVM would narrow them to a bit
+    per lane first, by a handful of shuffles; so it gets to see them as numbers of another width.
+    What predicates are combined to is kept narrow, if other blocks need it too.
+
+    Args:
+        builder: Where to put it.
+        predicate: `i1`, or a vector of them.
+        among: Which lanes count; all by default.
+    """
     if not is_vector(predicate):
         return predicate
-    return call_intrinsic(builder, "llvm.vector.reduce.or", [predicate], ir.IntType(1))
+    bits = _compared_bits(predicate)
+    if among is not None:
+        bits = bits if bits == _compared_bits(among) else 0
+        predicate = builder.and_(predicate, among)
+    seen_bits = 32 if bits == 64 else 64
+    count, rest = divmod(width_of(predicate) * bits, seen_bits)
+    if count < 2 or rest:
+        return call_intrinsic(builder, "llvm.vector.reduce.or", [predicate], ir.IntType(1))
+    lanes = builder.sext(predicate, like(predicate, ir.IntType(bits)))
+    words = builder.bitcast(lanes, vector_of(ir.IntType(seen_bits), count))
+    some = call_intrinsic(builder, "llvm.vector.reduce.or", [words], ir.IntType(seen_bits))
+    return builder.icmp_unsigned("!=", some, integer_constant(some.type, 0))
+
+
+def _compared_bits(predicate: ir.Value) -> int:
+    """Returns how wide the numbers are whose comparison a predicate is, or the opposite of one; 0
+    if it is neither."""
+    is_opposite = isinstance(predicate, ir.Instruction) and predicate.opname == "xor"
+    if is_opposite and isinstance(predicate.operands[1], ir.Constant):
+        predicate = predicate.operands[0]
+    if not isinstance(predicate, ir.CompareInstr):
+        return 0
+    return {"float": 32, "i32": 32, "double": 64, "i64": 64}.get(
+        str(scalar_type(predicate.operands[0])), 0
+    )

@@ -13,7 +13,7 @@ from typing import final
 
 from llvmlite import ir
 
-from fuselane.codegen.types import TextConstant, like, scalar_type, vector_of, width_of
+from fuselane.codegen.types import TextConstant, any_lane, like, scalar_type, vector_of, width_of
 
 
 @final
@@ -208,10 +208,7 @@ class FloatEmitter:
 
     def any(self, condition: ir.Value) -> ir.Value:
         """One `i1`: whether the condition holds in some lane."""
-        if not self.width:
-            return condition
-        name = f"llvm.vector.reduce.or.v{self.width}i1"
-        return self.builder.call(self._declared(name, ir.IntType(1), condition), [condition])
+        return any_lane(self.builder, condition)
 
     # Bits
 

@@ -12,7 +12,8 @@ from fuselane.codegen.math.emitter import FloatEmitter
 from fuselane.codegen.math.polynomial import coefficients, emit_polynomial
 from fuselane.codegen.math.rare import emit_rare
 
-_LN2_FLOAT = (float.fromhex("0x1.62e43p-1"), float.fromhex("-0x1.05c61p-29"))
+# ln 2 as a sum of two positive numbers.
+_LN2_FLOAT = (float.fromhex("0x1.62e42ep-1"), float.fromhex("0x1.efa39ep-25"))
 _LN2_DOUBLE = (float.fromhex("0x1.62e42fefa39efp-1"), float.fromhex("0x1.abc9e3b39803fp-56"))
 
 # (log(1 + f) - f + f**2 / 2) / f**3 on [sqrt(1/2) - 1, sqrt(2) - 1], relative to log(1 + f).
@@ -60,15 +61,16 @@ def emit_log1p(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     sum_ = emitter.add(x, one)
     huge_bits = emitter.format.one_bits + (100 << emitter.format.mantissa_bits)
     special = emitter.outside(emitter.to_bits(sum_), emitter.format.smallest_normal_bits, huge_bits)
-    offset = emitter.builder.sub(emitter.to_bits(sum_), emitter.integer(_sqrt_half(emitter)))
+    # Minus the exponent, with f in (sqrt(1/2) - 1, sqrt(2) - 1]; then f = -0.0 where x is, and sums
+    # with products of +0.0 and minus ln 2 stay so.
+    offset = emitter.builder.sub(emitter.integer(_sqrt_two(emitter)), emitter.to_bits(sum_))
     exponent_mask = -1 << emitter.format.mantissa_bits
     exponent_bits = emitter.builder.and_(offset, emitter.integer(exponent_mask))
     scale = emitter.from_bits(
-        emitter.builder.sub(emitter.integer(emitter.format.one_bits), exponent_bits)
+        emitter.builder.add(emitter.integer(emitter.format.one_bits), exponent_bits)
     )
-    f = emitter.fma(x, scale, emitter.subtract(scale, one))
-    value = _log_from_parts(emitter, f, emit_exponent(emitter, offset))
-    usual = emitter.copy_sign(value, x)
+    f = emitter.fma(x, scale, emitter.negate(emitter.subtract(one, scale)))
+    usual = _log_from_parts(emitter, f, emit_exponent(emitter, offset), -1.0)
     return emit_rare(emitter, "log1p", special, [x, usual], _log1p_of_any)
 
 
@@ -101,7 +103,7 @@ def _log_of_normal(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns log(x) for positive, finite, not denormal x."""
     mantissa, offset = split_exponent(emitter, x)
     f = emitter.subtract(mantissa, emitter.constant(1.0))
-    return _log_from_parts(emitter, f, emit_exponent(emitter, offset))
+    return _log_from_parts(emitter, f, emit_exponent(emitter, offset), 1.0)
 
 
 def split_exponent(emitter: FloatEmitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -131,9 +133,11 @@ def emit_exponent(emitter: FloatEmitter, offset: ir.Value) -> ir.Value:
     return emitter.subtract(emitter.from_bits(placed), emitter.constant(2.0**52 + format_.bias))
 
 
-def _log_from_parts(emitter: FloatEmitter, f: ir.Value, exponent: ir.Value) -> ir.Value:
-    """Returns log(1 + f) + exponent * ln 2, the smallest terms added first."""
-    high, low = _LN2_DOUBLE if emitter.is_double else _LN2_FLOAT
+def _log_from_parts(
+    emitter: FloatEmitter, f: ir.Value, exponent: ir.Value, sign: float
+) -> ir.Value:
+    """Returns log(1 + f) + sign * exponent * ln 2, the smallest terms added first."""
+    high, low = (sign * part for part in (_LN2_DOUBLE if emitter.is_double else _LN2_FLOAT))
     square = emitter.multiply(f, f)
     terms = _TAIL_DOUBLE if emitter.is_double else _TAIL_FLOAT
     tail = emit_polynomial(emitter, f, terms, square)
@@ -146,3 +150,7 @@ def _log_from_parts(emitter: FloatEmitter, f: ir.Value, exponent: ir.Value) -> i
 
 def _sqrt_half(emitter: FloatEmitter) -> int:
     return _SQRT_HALF_DOUBLE if emitter.is_double else _SQRT_HALF_FLOAT
+
+
+def _sqrt_two(emitter: FloatEmitter) -> int:
+    return _sqrt_half(emitter) + (1 << emitter.format.mantissa_bits)

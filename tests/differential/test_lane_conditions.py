@@ -396,3 +396,33 @@ def test_types(dtype: str, tolerance: Tolerance) -> None:
 
 def test_many_lanes_on_several_threads() -> None:
     check(jax.vmap(collatz), numbers((20_011,)), tolerance=EXACT)
+
+
+def julia(z: jax.Array) -> Any:
+    def step(_: Any, carry: Any) -> Any:
+        z, count = carry
+        is_inside = z.real**2 + z.imag**2 < 4.0
+        return jnp.where(is_inside, z * z + (-0.4 + 0.6j), z), count + is_inside
+
+    return lax.fori_loop(0, 30, step, (z, jnp.zeros(z.shape, jnp.int32)))
+
+
+def until_small(x: jax.Array) -> Any:
+    def step(carry: Any, _: None) -> Any:
+        x, is_large, steps = carry
+        x = jnp.where(is_large, jnp.sin(x) * 0.9 + 0.01 * jnp.cos(x), x)
+        return (x, is_large & (jnp.abs(x) > 0.1), jnp.where(is_large, steps + 1, steps)), None
+
+    start = x, jnp.ones(x.shape, bool), jnp.zeros(x.shape, jnp.int32)
+    return lax.scan(step, start, length=25)[0]
+
+
+@pytest.mark.parametrize("lanes", [3, 259])
+@pytest.mark.parametrize("program", [julia, until_small])
+def test_loops_of_so_many_steps_end_once_lanes_are_frozen(
+    program: Callable[[jax.Array], Any], lanes: int
+) -> None:
+    values = np.random.default_rng(0).normal(0, 1.2, (2, lanes)).astype(np.float32)
+    values[0, 1] = 1e30 if program is julia else np.nan
+    start = lax.complex(*values) if program is julia else values[0]
+    check(program, start, tolerance=CLOSE)

@@ -28,6 +28,7 @@ def counting_loop(
     trip_count: int | str = 10,
     more: str = "",
     condition: str = "ROOT go = pred[] compare(i, n), direction=LT",
+    is_counted: bool = True,
 ) -> HloModule:
     """Returns a module with a loop over `i = 0, 1, ...` whose initial values are entry parameters.
 
@@ -39,6 +40,7 @@ def counting_loop(
         trip_count: Limit of the counter, or the text of an s32[] instruction.
         more: Further computations.
         condition: The last line of the condition; it may use `i`, `n` and the elements.
+        is_counted: Whether the last value of the counter is among the module's results.
     """
     shape = f"(s32[], {', '.join(carried)})"
     elements = "\n".join(
@@ -46,6 +48,12 @@ def counting_loop(
     )
     parameters = "\n".join(f"  in{k} = {s} parameter({k})" for k, s in enumerate(carried))
     inputs = ", ".join(f"in{k}" for k in range(len(carried)))
+    last = "\n".join(
+        f"  last{k} = {s} get-tuple-element(loop), index={k + 1}" for k, s in enumerate(carried)
+    )
+    lasts = ", ".join(f"last{k}" for k in range(len(carried)))
+    rest = f"{last}\n  ROOT all = ({', '.join(carried)}) tuple({lasts})"
+    is_root, rest = ("ROOT ", "") if is_counted else ("", rest)
     text = f"""
 HloModule test
 {SCALARS}{more}
@@ -70,7 +78,8 @@ ENTRY main {{
 {parameters}
   start = s32[] constant(0)
   init = {shape} tuple(start, {inputs})
-  ROOT loop = {shape} while(init), condition=condition, body=body
+  {is_root}loop = {shape} while(init), condition=condition, body=body
+{rest}
 }}
 """
     return module_of(text)

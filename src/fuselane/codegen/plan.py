@@ -33,7 +33,7 @@ longer to compile; squared for four times as many, and so on. Estimates are no b
 _LEAVING: Final = 0.05
 """What a block of twice as many lanes takes longer until the last one leaves the loop, per lane."""
 
-_MASK: Final = 24.0
+_MASK: Final = 3.0
 """Cycles per vector in which a block of a tile finds out which of its lanes exist, where there are
 no registers for masks."""
 

@@ -1,6 +1,7 @@
 """From a `while` of the user's module to a lane program, or to a reason why there is none.
 
 normalise   the loop as a region of row-major arrays          fuselane.lanes.normalise
+    frozen      a loop that can end once its lanes are frozen     fuselane.lanes.frozen
 find lanes  the dimension along which nothing is mixed        fuselane.analysis.lanes
 take out    reductions over lanes that leave the loop         fuselane.lanes.partials
 streams     what is updated in place, what is state           fuselane.analysis.streams
@@ -35,6 +36,7 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.flatten import flatten
+from fuselane.lanes.frozen import end_when_frozen
 from fuselane.lanes.guards import find_guards
 from fuselane.lanes.meetings import join_stages
 from fuselane.lanes.normalise import NormalLoop, normalise
@@ -140,7 +142,18 @@ def _count_residuals(count: int) -> str:
 
 
 def _form(user_loop: HloInstruction, residuals: Residuals | None) -> LaneProgram:
-    normal, num_recomputed = _normalise(user_loop, residuals)
+    normal = _normalise(user_loop, residuals)
+    if end_when_frozen(normal[0].region):
+        try:
+            return _form_normal(user_loop, residuals, *normal)
+        except UnsupportedError:
+            normal = _normalise(user_loop, residuals)
+    return _form_normal(user_loop, residuals, *normal)
+
+
+def _form_normal(
+    user_loop: HloInstruction, residuals: Residuals | None, normal: NormalLoop, num_recomputed: int
+) -> LaneProgram:
     leaving = find_lanes(normal.region, with_leaving=True)
     if not leaving.leaving:
         program = _form_whole(normal, user_loop.name)

@@ -28,7 +28,7 @@ def counting_loop(
     trip_count: int | str = 10,
     more: str = "",
     condition: str = "ROOT go = pred[] compare(i, n), direction=LT",
-    is_counted: bool = True,
+    returned: str = "all",
 ) -> HloModule:
     """Returns a module with a loop over `i = 0, 1, ...` whose initial values are entry parameters.
 
@@ -40,7 +40,7 @@ def counting_loop(
         trip_count: Limit of the counter, or the text of an s32[] instruction.
         more: Further computations.
         condition: The last line of the condition; it may use `i`, `n` and the elements.
-        is_counted: Whether the last value of the counter is among the module's results.
+        returned: The module's results: "all" elements, or all "but the counter".
     """
     shape = f"(s32[], {', '.join(carried)})"
     elements = "\n".join(
@@ -53,7 +53,7 @@ def counting_loop(
     )
     lasts = ", ".join(f"last{k}" for k in range(len(carried)))
     rest = f"{last}\n  ROOT all = ({', '.join(carried)}) tuple({lasts})"
-    is_root, rest = ("ROOT ", "") if is_counted else ("", rest)
+    is_root, rest = ("ROOT ", "") if returned == "all" else ("", rest)
     text = f"""
 HloModule test
 {SCALARS}{more}

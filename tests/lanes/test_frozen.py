@@ -24,7 +24,7 @@ WORK = """
 
 def loop(body: str, results: Sequence[str], carried: Sequence[str], **more: Any) -> HloModule:
     work = WORK.format(n=64, sin=SIN.format(n=64))
-    return counting_loop(work + body, results, carried, **{"is_counted": False, **more})
+    return counting_loop(work + body, results, carried, **{"returned": "but the counter", **more})
 
 
 def ends_early(module: HloModule) -> bool:
@@ -95,7 +95,7 @@ def test_what_changes_by_the_step_does_not_freeze() -> None:
 
 
 def test_the_number_of_steps_is_not_lost() -> None:
-    assert not ends_early(loop(*FREEZING["select"], is_counted=True))
+    assert not ends_early(loop(*FREEZING["select"], returned="all"))
 
 
 def test_short_steps_are_not_worth_asking() -> None:
@@ -104,4 +104,4 @@ def test_short_steps_are_not_worth_asking() -> None:
         "k = pred[64] compare(e0, limit), direction=LT\n d = f32[64] add(e0, e0)\n"
         "y = f32[64] select(k, d, e0)"
     )
-    assert not ends_early(counting_loop(body, ["y"], ["f32[64]"], is_counted=False))
+    assert not ends_early(counting_loop(body, ["y"], ["f32[64]"], returned="but the counter"))

@@ -68,6 +68,35 @@ def test_less_is_guarded_where_only_nans_need_it() -> None:
     assert MIN_RARE_COST <= guard.cost < MIN_GUARDED_COST
 
 
+@pytest.mark.parametrize("part", ["direction=NE", "direction=LT"])
+def test_of_a_rare_predicate_only_a_rare_part_is_asked(part: str) -> None:
+    (guard,) = guards_of(
+        "is_nan = pred[64] compare(e0, e0), direction=NE\n"
+        f"other = pred[64] compare(e1, e1), {part}\n"
+        "both = pred[64] and(other, is_nan)\n"
+        + expensive("work", "e0")
+        + "y = f32[64] select(both, work, e0)",
+        ["y", "e1"],
+        ["f32[64]", "f32[64]"],
+    )
+    assert guard.predicate.opcode == "and"
+    assert guard.asked is not None
+    assert guard.asked.comparison_direction == "NE"
+
+
+def test_predicates_that_are_not_rare_are_asked_for_as_a_whole() -> None:
+    (guard,) = guards_of(
+        "below = pred[64] compare(e0, e1), direction=LT\n"
+        "above = pred[64] compare(e1, e0), direction=LT\n"
+        "both = pred[64] and(below, above)\n"
+        + expensive("work", "e0")
+        + "y = f32[64] select(both, work, e0)",
+        ["y", "e1"],
+        ["f32[64]", "f32[64]"],
+    )
+    assert guard.asked is None
+
+
 def test_work_with_another_use_is_not_guarded() -> None:
     body = PREDICATE + expensive("work", "e0") + "y = f32[64] select(done, work, next_x)"
     assert not guards_of(body, ["y", "work"], ["f32[64]", "f32[64]"])

@@ -423,6 +423,6 @@ def _elements(emitter: Emitter, array: Array) -> list[ir.Value]:
 
 
 def _any_lane(emitter: Emitter, guard: Guard) -> ir.Value:
-    """Returns an `i1`: whether some lane of the block has the predicate on the guarded side."""
-    predicate = emitter.array(guard.predicate)
+    """Returns an `i1`: whether some lane of the block may need what is guarded."""
+    predicate = emitter.array(guard.asked or guard.predicate)
     return _find_lanes(emitter, predicate, is_negated=guard.side == 2).any_lane

@@ -134,16 +134,17 @@ def _emit_in_order(machine: binding.TargetMachine, module: binding.ModuleRef) ->
     """Emits a module whose registers side by side stay there.
 
     An operation on a vector of several registers becomes one instruction for each, which do not
-    wait for one another. To save registers, LLVM's machine scheduler would do one register's chain
-    of operations after the other's, too far apart to overlap. Whether it runs is an option of the
-    process, so it is switched off only for as long as a kernel is emitted.
+    wait for one another. To save registers, LLVM's machine scheduler, which goes from the end to
+    the beginning, would do one register's chain of operations after the other's, too far apart to
+    overlap. The other way round it leaves them side by side. Which way it goes is an option of the
+    process, so it is turned round only for as long as a kernel is emitted.
     """
     with _emission:
-        binding.set_option("fuselane", "--enable-misched=0")
+        binding.set_option("fuselane", "--misched-prera-direction=topdown")
         try:
             return _emit(machine, module)
         finally:
-            binding.set_option("fuselane", "--enable-misched=1")
+            binding.set_option("fuselane", "--misched-prera-direction=bottomup")
 
 
 def _with_machine(

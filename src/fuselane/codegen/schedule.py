@@ -8,7 +8,7 @@ whose value all lanes share can be told apart from those that need a lane block.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
@@ -100,12 +100,8 @@ def _without_uniform(guard: Guard, program: LaneProgram) -> Guard:
     """What all lanes share is computed once per step: it must not sink into a block's branch."""
     if not program.has_lanes:
         return guard
-    return Guard(
-        predicate=guard.predicate,
-        selects=guard.selects,
-        side=guard.side,
-        instructions=tuple(i for i in guard.instructions if needs_lanes(i, program)),
-        cost=guard.cost,
+    return replace(
+        guard, instructions=tuple(i for i in guard.instructions if needs_lanes(i, program))
     )
 
 

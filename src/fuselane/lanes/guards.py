@@ -87,6 +87,7 @@ def find_guards(
                             side=side,
                             instructions=tuple(i for i in computation.instructions if i in inside),
                             cost=cost,
+                            asked=_rare_part(predicate) if side == 1 else None,
                         )
                     )
     return _without_overlap(sorted(candidates, key=lambda guard: -guard.cost))
@@ -113,6 +114,12 @@ def is_rare(predicate: HloInstruction) -> bool:
     direction = predicate.comparison_direction
     is_same = len(set(predicate.operands)) == 1
     return direction == "EQ" or (direction == "NE" and is_same)
+
+
+def _rare_part(predicate: HloInstruction) -> HloInstruction | None:
+    """Returns a comparison that a predicate implies and that is as rare, if there is one."""
+    parts = predicate.operands if predicate.opcode == "and" else ()
+    return next((part for part in parts if part.opcode == "compare" and is_rare(part)), None)
 
 
 def _group_selects(

@@ -113,6 +113,8 @@ class Guard:
         instructions: The work in post order, all of it in the computation of the selects; may hold
             `while`s.
         cost: Estimated vector operations saved per block and step.
+        asked: What a block asks for instead of the predicate, if anything: a part of it that is
+            true in hardly more lanes.
     """
 
     predicate: HloInstruction
@@ -120,6 +122,7 @@ class Guard:
     side: int
     instructions: tuple[HloInstruction, ...]
     cost: float
+    asked: HloInstruction | None = None
 
     @property
     def parts(self) -> tuple[HloInstruction, ...]:

@@ -10,9 +10,12 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
+import jax
+import jax.numpy as jnp
 import jsonschema
 import pytest
 
+import fuselane
 from fuselane.boundary import BoundaryReason
 from fuselane.errors import InputError
 from fuselane.explain.graph import make_graph
@@ -232,6 +235,15 @@ def test_the_graph_keeps_boundaries_whatever_their_ends() -> None:
     assert [(e.producer, e.consumer, e.boundaries) for e in edges] == [("state", "add.5", (0,))]
 
 
+def test_the_graph_keeps_a_kernel_that_feeds_itself() -> None:
+    """What it leaves for its next iteration is an edge from it to itself."""
+    module = rollout_module()
+    own = dataclasses.replace(module.boundaries[2], producer="add.5", consumer="add.5")
+    graph = make_graph(dataclasses.replace(module, boundaries=(own,)))
+    ends = [(e.producer, e.consumer) for e in graph.edges if e.boundaries]
+    assert ends == [("add.5", "add.5")]
+
+
 def test_a_module_that_calls_itself_has_faces(tmp_path: Path) -> None:
     """XLA knows no recursion, but files may come from anywhere."""
     module = rollout_module()
@@ -300,6 +312,34 @@ def test_model_explorer() -> None:
 def test_empty_reports_have_all_faces(face: str) -> None:
     for report in (Report(), Report.of_modules([ModuleModel(name="jit_f", target="cpu")])):
         assert getattr(report, face)()
+
+
+def test_the_faces_of_a_real_program(tmp_path: Path) -> None:
+    """What XLA makes of a loop with random numbers, from `explain` to every face."""
+
+    def rollout(state: jax.Array, key: jax.Array) -> jax.Array:
+        def step(carry: Any, _: None) -> Any:
+            state, key = carry
+            key, draw = jax.random.split(key)
+            return (jnp.sin(state) + jax.random.uniform(draw, state.shape), key), None
+
+        return jax.lax.scan(step, (state, key), length=7)[0][0]
+
+    report = fuselane.explain(rollout, jnp.ones((4, 64)), jax.random.key(0))
+    (module,) = report.modules
+    text, listing = report.text(width=100), report.annotated(width=100)
+    assert "7 iterations" in text and "loop-control" in text and "test_faces.py" in text
+    assert "draw, state.shape), key), None" in listing
+    jsonschema.validate(json.loads(report.json()), json_schema())
+    assert Report.from_json(report.json()) == report
+    graph = make_graph(module)
+    drawn = {x.name for x in graph.instructions}
+    assert {kernel.name for kernel in module.kernels} <= drawn
+    shown = {index for edge in graph.edges for index in edge.boundaries}
+    hidden = [b for i, b in enumerate(module.boundaries) if i not in shown]
+    assert all(b.decision.reason is BoundaryReason.EXIT for b in hidden)
+    report.html(tmp_path / "report.html")
+    assert report.dot() and report.model_explorer()
 
 
 def test_a_boundary_may_lack_everything() -> None:

@@ -56,11 +56,12 @@ def make_graph(module: ModuleModel) -> Graph:
     """Returns what is drawn of a module."""
     everything = {instruction.name: instruction for instruction in module.instructions}
     used = {operand for x in module.instructions for operand in x.operands}
+    ended = {name for b in module.boundaries for name in (b.producer, b.consumer)}
     caller, applied = _computations(module)
     drawn = {
         x.name: x
         for x in module.instructions
-        if x.computation not in applied and not _is_passed_by(x, used)
+        if x.computation not in applied and not _is_passed_by(x, used, ended)
     }
     ends = _Ends(everything, drawn)
     edges: dict[tuple[str, str], Edge] = {}
@@ -72,7 +73,10 @@ def make_graph(module: ModuleModel) -> Graph:
                 edges.setdefault((producer, consumer.name), edge)
     for index, boundary in enumerate(module.boundaries):
         producers, consumers = ends.sources(boundary.producer), ends.sources(boundary.consumer)
-        for key in ((p, c) for p in producers for c in consumers if p != c):
+        is_own = (
+            boundary.producer == boundary.consumer
+        )  # what a kernel leaves for the next iteration
+        for key in ((p, c) for p in producers for c in consumers if p != c or is_own):
             old = edges.get(key)
             edges[key] = Edge(
                 producer=key[0],
@@ -117,11 +121,12 @@ def _computations(module: ModuleModel) -> tuple[dict[str, str], set[str]]:
     return caller, applied - caller.keys()
 
 
-def _is_passed_by(instruction: InstructionModel, used: set[str]) -> bool:
+def _is_passed_by(instruction: InstructionModel, used: set[str], ended: set[str]) -> bool:
+    """Whether an instruction is not drawn; single numbers are where a boundary ends at them."""
     opcode = instruction.opcode
-    if opcode in _PASSING_ON or (opcode == "constant" and "[]" in instruction.shape):
-        return True
-    return opcode == "tuple" and instruction.name in used
+    if opcode == "constant":
+        return "[]" in instruction.shape and instruction.name not in ended
+    return opcode in _PASSING_ON or (opcode == "tuple" and instruction.name in used)
 
 
 @final

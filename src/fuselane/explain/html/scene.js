@@ -46,19 +46,26 @@ class Scene {
   }
 
   liftEdge(edge) {
-    const [from, to, , boundaries] = this.module.edges[edge];
+    const [from, to] = this.module.edges[edge];
     const a = this.path(from), b = this.path(to);
+    if (from === to) { // a kernel that feeds itself in the next iteration
+      const around = a[a.length - 2];
+      if (a.slice(0, -1).every((key) => this.isOpen(key))) this.addPair(around, a[a.length - 1], a[a.length - 1], edge);
+      return;
+    }
     let depth = 0;
     while (depth < a.length && depth < b.length && a[depth] === b[depth] && this.isOpen(a[depth])) depth++;
     if (depth === 0 || depth >= a.length || depth >= b.length || a[depth] === b[depth]) return;
-    const container = a[depth - 1];
+    this.addPair(a[depth - 1], a[depth], b[depth], edge);
+  }
+
+  addPair(container, from, to, edge) {
     const pairs = this.edgesIn.get(container) || new Map();
     this.edgesIn.set(container, pairs);
-    const key = `${a[depth]} ${b[depth]}`;
-    const pair = pairs.get(key) || { from: a[depth], to: b[depth], edges: [], boundaries: [] };
-    pairs.set(key, pair);
+    const pair = pairs.get(`${from} ${to}`) || { from, to, edges: [], boundaries: [] };
+    pairs.set(`${from} ${to}`, pair);
     pair.edges.push(edge);
-    pair.boundaries.push(...boundaries);
+    pair.boundaries.push(...this.module.edges[edge][3]);
   }
 
   childKeys(key) {

@@ -23,6 +23,9 @@ from fuselane.errors import CodegenError
 
 _Result = TypeVar("_Result")
 _emission = threading.Lock()
+_MAX_IN_VECTORISED_LOOPS = 2000
+"""LLVM writes every loop several times over, and what comes behind takes time by the square of
+that: minutes for a dozen thousand instructions in loops of index arithmetic."""
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -74,7 +77,7 @@ def compile_object(
             its whole pipeline. Kernels gain nothing from 3. 1 leaves loads that 2 removes or takes
             out of loops, up to a quarter of a kernel's time, but nothing where most work is dots;
             it is a seventh of the passes' time and saves a third to a half of LLVM's.
-        vectorise: Whether LLVM looks for vectors in scalar code.
+        vectorise: Whether LLVM looks for vectors in scalar code, and in its loops if it is short.
         in_order: Whether instructions keep the order of the IR: for long chains of operations on
             vectors of several registers, with few values alive.
     Raises:
@@ -120,10 +123,18 @@ def nvptx_target(compute_capability: tuple[int, int]) -> HostTarget:
 
 
 def optimised_ir(
-    module_ir: ir.Module | str, target: HostTarget | None = None, opt_level: int = 2
+    module_ir: ir.Module | str,
+    target: HostTarget | None = None,
+    opt_level: int = 2,
+    *,
+    vectorise: bool = False,
 ) -> str:
     """Returns the text of a module after the IR passes that `compile_object` runs."""
-    return _with_machine(module_ir, target, opt_level, lambda _, module: str(module))
+
+    def finish(_: binding.TargetMachine, module: binding.ModuleRef) -> str:
+        return str(module)
+
+    return _with_machine(module_ir, target, opt_level, finish, vectorise=vectorise)
 
 
 def _emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> bytes:
@@ -199,9 +210,10 @@ def _parse(text: str, machine: binding.TargetMachine) -> binding.ModuleRef:
 
 
 def _vectorise(module: binding.ModuleRef, machine: binding.TargetMachine) -> None:
-    """Runs the whole pipeline with its vectorisers."""
+    """Runs the whole pipeline with its vectorisers; that of loops, only if the code is short."""
+    count = sum(1 for f in module.functions for block in f.blocks for _ in block.instructions)
     tuning = binding.create_pipeline_tuning_options(2)
-    tuning.loop_vectorization = True
+    tuning.loop_vectorization = count <= _MAX_IN_VECTORISED_LOOPS
     tuning.slp_vectorization = True
     tuning.loop_interleaving = False
     tuning.loop_unrolling = False

@@ -23,7 +23,7 @@ from fuselane.errors import CodegenError
 
 _Result = TypeVar("_Result")
 _emission = threading.Lock()
-_MAX_IN_VECTORISED_LOOPS = 2000
+_MAX_IN_VECTORISED_LOOPS = 3000
 """LLVM writes every loop several times over, and what comes behind takes time by the square of
 that: minutes for a dozen thousand instructions in loops of index arithmetic."""
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")

@@ -105,7 +105,7 @@ class App {
         { ...number("Share", "96px", (row) => kernel(row).share, formatShare, "Of the modelled time of a run"), share: (row) => kernel(row).share / module.maxShare },
         number("Time", "84px", (row) => kernel(row).time_us, formatTime, "Modelled, of all launches of a run"),
         { title: "Kernel", width: "minmax(220px, 1.3fr)", mono: true, text: (row) => kernel(row).name, value: (row) => kernel(row).name },
-        number("Launches", "92px", (row) => kernel(row).launches, formatCount, "Of a run"),
+        { ...number("Launches", "92px", (row) => kernel(row).launches, formatCount, "Of a run"), text: (row) => formatCount(kernel(row).launches) },
         number("A launch", "84px", (row) => kernel(row).modelled_us, formatTime, "Modelled time of one launch"),
         number("Moved", "88px", (row) => kernel(row).bytes, formatBytes, "Bytes read and written in a run"),
         number("Flops", "84px", (row) => kernel(row).flops, formatLarge, "Of one launch"),

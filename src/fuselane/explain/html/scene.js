@@ -145,7 +145,7 @@ class Scene {
     const caller = module.parent(box.node);
     const inFusion = caller >= 0 && module.opcode(caller) === "fusion";
     const opcode = module.opcode(box.node);
-    return inFusion && opcode !== "parameter" ? opcode : opcode === "parameter" || opcode === "tuple" ? module.nameOf(box.node) : `${opcode} ${module.nameOf(box.node)}`;
+    return inFusion && opcode !== "parameter" ? opcode : ["parameter", "tuple", "constant"].includes(opcode) ? module.nameOf(box.node) : `${opcode} ${module.nameOf(box.node)}`;
   }
 
   subtitle(box) {

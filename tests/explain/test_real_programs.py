@@ -88,5 +88,6 @@ def test_everything_is_explained(name: str) -> None:
     with_line = sum(boundary.source is not None for boundary in module.boundaries)
     assert with_line >= 0.95 * len(module.boundaries)
     total = compute_total(captured.module().entry, count_trips=False)
-    expected = lowered.compile().cost_analysis()["bytes accessed"]
+    compiled: Any = lowered.compile()
+    expected = compiled.cost_analysis()["bytes accessed"]
     assert total.num_bytes == pytest.approx(expected, rel=0.05)

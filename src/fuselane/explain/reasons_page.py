@@ -94,8 +94,8 @@ def _lines() -> Iterator[str]:
         " Advice that gains less than 1% is left out.\n"
     )
     for rule in RULES:
-        yield f"### {rule.name}\n\n{rule.summary}\n\n```python\n# before\n{rule.before}"
-        yield f"# after\n{rule.after}\n```\n"
+        yield f"### {rule.name}\n\n{rule.summary} Before and after:\n"
+        yield f"```python\n{rule.before}\n```\n\n```python\n{rule.after}\n```\n"
 
 
 def _lower(text: str) -> str:

@@ -278,6 +278,38 @@ def test_a_value_that_is_a_result_too_is_fused_into_nothing_on_a_gpu() -> None:
     check(text, "h100", (XlaRefusal(producer="f", reason="the consumer is not fusible"),))
 
 
+def test_products_and_kernels_of_several_results_on_a_gpu() -> None:
+    check(
+        """
+// REASON both -> product: library-call
+// REASON both -> f: multi-output
+two {
+  a = f32[8] parameter(0)
+  sined = f32[8] sine(a)
+  cosined = f32[8] cosine(a)
+  ROOT pair = (f32[8], f32[8]) tuple(sined, cosined)
+}
+neg { a = f32[8] parameter(0)  ROOT negated = f32[8] negate(a) }
+gemm {
+  a = f32[8] parameter(0)
+  b = f32[8,8] parameter(1)
+  ROOT d = f32[8] dot(a, b), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+}
+ENTRY main {
+  x = f32[8] parameter(0)
+  m = f32[8,8] parameter(1)
+  both = (f32[8], f32[8]) fusion(x), kind=kLoop, calls=two
+  first = f32[8] get-tuple-element(both), index=0
+  second = f32[8] get-tuple-element(both), index=1
+  product = f32[8] fusion(first, m), kind=kCustom, calls=gemm,
+      backend_config={"fusion_backend_config":{"kind":"__triton_gemm"}}
+  f = f32[8] fusion(second), kind=kLoop, calls=neg
+  ROOT r = (f32[8], f32[8]) tuple(product, f)
+}""",
+        "h100",
+    )
+
+
 def test_a_stack_with_several_users_on_a_gpu() -> None:
     text = """
 // REASON s -> f: concatenate-users

@@ -158,6 +158,9 @@ def _decide_side(side: HloInstruction, edge: Edge) -> BoundaryDecision | None:
     if is_library(side):
         detail = f"{name} is computed by a library ({get_emitter(side)}), which XLA cannot fuse"
         return _decide(BoundaryReason.LIBRARY_CALL, f"{detail} into.", edge)
+    if kind == "kCustom" and any(i.opcode == "dot" for i in side.to_apply.instructions):
+        detail = f"{name} is a product of matrices ({get_emitter(side)}), which XLA sets apart"
+        return _decide(BoundaryReason.LIBRARY_CALL, f"{detail} before it fuses the rest.", edge)
     if kind == "custom-call":
         detail = f"{name} calls `{side.custom_call_target}`, whose code XLA cannot see."
         return _decide(BoundaryReason.CUSTOM_CALL, detail, edge)

@@ -57,23 +57,27 @@ class GpuRefusals:
     def __init__(self, captured: CapturedModule, module: HloModule) -> None:
         self._former = _find_former_names(captured.stages, module)
         self._pairs: dict[tuple[str, str], XlaRefusal] = {}
+        self._prices: dict[str, XlaRefusal] = {}
         self._whole: dict[str, XlaRefusal] = {}
         for refusal in captured.refusals:
             if refusal.consumer:
                 self._pairs[refusal.producer, refusal.consumer] = refusal
+                self._prices[refusal.producer] = refusal  # a price is for all consumers together
             else:
                 self._whole[refusal.producer] = refusal
 
     def why(self, edge: Edge) -> BoundaryDecision | None:
         """Returns why XLA did not fuse a kernel into another, or None if nothing tells."""
         producer, consumer = (self._former[i.name] for i in (edge.producer, edge.consumer))
+        if edge.producer.shape.is_tuple:
+            return _for_several_results(edge.producer)
         whole = self._whole.get(producer)
         if whole is not None:
             return _from_refusal(whole, edge)
         other = _find_unfusible_user(edge.producer, edge.consumer)
         if other is not None:
             return _for_other_user(edge.producer, other, "")
-        priced = self._pairs.get((producer, consumer))
+        priced = self._pairs.get((producer, consumer)) or self._prices.get(producer)
         if priced is not None:
             return _from_price(priced, edge)
         return None
@@ -94,6 +98,17 @@ def _from_refusal(refusal: XlaRefusal, edge: Edge) -> BoundaryDecision:
     return BoundaryDecision(reason=reason, detail=detail, xla=refusal.reason)
 
 
+def _for_several_results(producer: HloInstruction) -> BoundaryDecision:
+    """Answers for a kernel of several results, which XLA makes last."""
+    count = len(producer.shape.tuple_shapes)
+    detail = (
+        f"`{producer.name}` makes {plural(count, 'result')} at once; XLA fuses such a kernel into"
+        " nothing else."
+    )
+    numbers = {"results": float(count)}
+    return BoundaryDecision(reason=BoundaryReason.MULTI_OUTPUT, detail=detail, numbers=numbers)
+
+
 def _for_other_user(
     producer: HloInstruction, other: HloInstruction, words: str
 ) -> BoundaryDecision:
@@ -110,7 +125,7 @@ def _for_other_user(
 
 def _from_price(priced: XlaRefusal, edge: Edge) -> BoundaryDecision | None:
     fused, unfused = priced.us_fused, priced.us_unfused
-    if fused is None or unfused is None:
+    if fused is None or unfused is None or fused < unfused:
         return None
     num_users = len(edge.producer.users)
     numbers = {"us_fused": fused, "us_unfused": unfused, "users": num_users}

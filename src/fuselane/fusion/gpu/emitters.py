@@ -104,8 +104,8 @@ def find_hero(region: Region, root: HloInstruction) -> HloInstruction:
         if operand not in region:
             break
         hero = operand
-    for predicate in (_is_tiled_transpose, _is_concatenate):
-        found = _find_unique(region, hero, predicate)
+    for opcode, predicate in _SEARCHED:
+        found = _find_unique(region, hero, predicate) if opcode in region.opcodes else None
         if found is not None:
             return found
     return hero if hero.opcode == "reduce" else root
@@ -117,6 +117,9 @@ def _is_tiled_transpose(instruction: HloInstruction) -> bool:
 
 def _is_concatenate(instruction: HloInstruction) -> bool:
     return instruction.opcode == "concatenate"
+
+
+_SEARCHED: Final = (("transpose", _is_tiled_transpose), ("concatenate", _is_concatenate))
 
 
 def _find_unique(

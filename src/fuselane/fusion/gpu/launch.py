@@ -17,6 +17,7 @@ from fuselane.gpu import WARP_LANES, GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 
 _BLOCK: Final = 128
+_HOSTILE: Final = frozenset({"sort", "dot", "concatenate", "reduce", "reduce-window"})
 _HOSTILE_OPERANDS: Final = 10
 _HOSTILE_WINDOW: Final = 8
 
@@ -83,7 +84,7 @@ def _unroll(region: Region, emission: Emission, elements: int, gpu: GpuDescripti
 
 def _is_hostile(region: Region) -> bool:
     """Whether a region has an instruction whose code must not be repeated."""
-    return any(
+    return not region.opcodes.isdisjoint(_HOSTILE) and any(
         member.opcode in ("sort", "dot")
         or (member.opcode == "concatenate" and len(member.operands) > _HOSTILE_OPERANDS)
         or (member.opcode == "reduce" and member.shape.is_tuple)

@@ -172,9 +172,12 @@ def _nearest(value: float) -> int:
     return math.floor(value + 0.5)
 
 
+_MOVES: Final = frozenset({"copy", "transpose"})
+
+
 def _is_coalesced(region: Region, emission: Emission) -> bool:
     """Whether neighbouring threads read neighbouring elements, by XLA's rule of thumb."""
-    if emission.emitter is not Emitter.TRANSPOSE:
+    if emission.emitter is not Emitter.TRANSPOSE and not region.opcodes.isdisjoint(_MOVES):
         for member in region.members():
             if _transposes_minor(member) and not _starts_at_broadcast(region, member):
                 return False
@@ -191,7 +194,7 @@ def is_input_fused_reduction(instruction: HloInstruction) -> bool:
 
 def _transposes_minor(member: HloInstruction) -> bool:
     """Whether a member changes the dimension that varies fastest, but for those of size one."""
-    if member.opcode not in ("copy", "transpose"):
+    if member.opcode not in _MOVES:
         return False
     operand, result = member.operands[0].shape, member.shape
     if member.opcode == "copy":

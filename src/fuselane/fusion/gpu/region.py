@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import final
 
 from fuselane.hlo.instruction import HloInstruction
@@ -33,6 +34,11 @@ class Region:
     def __contains__(self, node: HloInstruction) -> bool:
         return node in self._lone or node.computation in self._calls
 
+    @cached_property
+    def opcodes(self) -> set[str]:
+        """The members' opcodes: what is not among them need not be looked for."""
+        return {o for side in (self.consumer, self.producer) if side for o in opcodes_of(side)}
+
     def members(self) -> Iterator[HloInstruction]:
         """Yields all members."""
         yield from self._lone
@@ -47,6 +53,13 @@ class Region:
         if node.opcode == "parameter" and node.computation in self._calls:
             node = self._calls[node.computation].operands[node.parameter_number]
         return _value(node) if node is self.producer else node
+
+
+def opcodes_of(instruction: HloInstruction) -> set[str]:
+    """Returns the opcodes of what a fusion computes, or that of another instruction."""
+    if instruction.opcode != "fusion":
+        return {instruction.opcode}
+    return {member.opcode for member in instruction.to_apply.instructions}
 
 
 def _value(instruction: HloInstruction) -> HloInstruction:

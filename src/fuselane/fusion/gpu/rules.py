@@ -13,7 +13,7 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.gpu.costs import KernelCost
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
-from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.region import Region, opcodes_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
 from fuselane.fusion.in_place import check_in_place, members
 from fuselane.fusion.opcodes import is_effective_scalar, is_elementwise, leaf_shapes, opcodes
@@ -24,6 +24,9 @@ _FUSIBLE: Final = opcodes(
     "bitcast broadcast concatenate constant copy dynamic-slice dynamic-update-slice gather iota "
     "pad reduce reduce-window reshape reverse scatter slice transpose"
 )
+_SHARING: Final = frozenset({"reduce", "transpose"})
+"""Opcodes that may take shared memory."""
+
 _SIGNIFICANT_RATIO: Final = 16
 
 
@@ -92,7 +95,14 @@ class GpuRules:
             is_vertical: Whether `left` is an operand of `right`, which is accepted if the number of
                 operands does not grow.
         """
-        shared = sum(shared_bytes(m) for side in (left, right) for m in members(side))
+        heavy = [
+            member
+            for side in (left, right)
+            if not opcodes_of(side).isdisjoint(_SHARING)
+            for member in members(side)
+            if member.opcode in _SHARING
+        ]
+        shared = sum(map(shared_bytes, heavy))
         if shared > self.max_shared_bytes:
             detail = f"The kernel would need {shared} bytes of shared memory per block."
             return refuse(
@@ -102,9 +112,7 @@ class GpuRules:
                 shared_bytes=shared,
                 limit=self.max_shared_bytes,
             )
-        reductions = sum(
-            unnested_form(m) is not None for side in (left, right) for m in members(side)
-        )
+        reductions = sum(unnested_form(member) is not None for member in heavy)
         if reductions > self.max_reductions:
             detail = f"The kernel would compute {reductions} reductions."
             return refuse(
@@ -207,7 +215,7 @@ def _check_reductions(
 
 def has_significant_reduction(instruction: HloInstruction) -> bool:
     """Whether an instruction reduces at least 16 elements to each of an array's."""
-    return any(
+    return "reduce" in opcodes_of(instruction) and any(
         member.opcode == "reduce"
         and member.shape.is_array
         and member.operands[0].shape.num_elements >= _SIGNIFICANT_RATIO * member.shape.num_elements

@@ -6,9 +6,12 @@ instruction-fusion{may-duplicate=false},instruction-fusion
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Final, Protocol
+from dataclasses import fields, replace
+from typing import Any, Final, Protocol
 
+from fuselane.errors import OptionError
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.priority_fusion import PriorityFusion
@@ -48,3 +51,76 @@ def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog
         if fusion_pass.run(module, log):
             verify(module)
     return log
+
+
+_PASSES: Final[dict[str, FusionPass]] = {
+    InstructionFusion.name: InstructionFusion(),
+    PriorityFusion.name: PriorityFusion(),
+}
+_ITEM: Final = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
+
+
+def parse_pipeline(text: str) -> Pipeline:
+    """Returns the pipeline that a name or a list of passes stands for.
+
+    Raises:
+        OptionError: for an unknown name, field or value, and for text that is no list of passes.
+    """
+    if text.strip() in PIPELINES:
+        return PIPELINES[text.strip()]
+    passes: list[FusionPass] = []
+    position = 0
+    while position < len(text):
+        match = _ITEM.match(text, position)
+        if match is None:
+            raise OptionError(f"{text[position:]!r} is no list of passes such as `a{{b=1}},c`.")
+        passes.append(_parse_pass(match[1], match[2] or ""))
+        position = match.end()
+    if not passes:
+        raise OptionError(f"A pipeline is one of {_list(PIPELINES)}, or passes: {_list(_PASSES)}.")
+    return tuple(passes)
+
+
+def _parse_pass(name: str, settings: str) -> FusionPass:
+    if name not in _PASSES:
+        raise OptionError(f"There is no fusion pass {name!r}; there are {_list(_PASSES)}.")
+    value: Any = _PASSES[name]
+    for setting in filter(None, map(str.strip, settings.split(","))):
+        key, equals, given = (part.strip() for part in setting.partition("="))
+        if not equals:
+            raise OptionError(f"{setting!r} of {name} is not of the form field=value.")
+        value = _set(name, value, key, given)
+    result: FusionPass = value
+    return result
+
+
+def _set(name: str, value: Any, key: str, given: str) -> Any:
+    """Returns a pass with one field of it, or of its rules, changed."""
+    known = _settings(value) | _settings(value.rules)
+    if key not in known:
+        raise OptionError(f"{name} has no field {key!r}; it has {_list(sorted(known))}.")
+    field = key.replace("-", "_")
+    parsed = _parse_value(f"{name}{{{key}}}", given, known[key])
+    if key in _settings(value):
+        return replace(value, **{field: parsed})
+    return replace(value, rules=replace(value.rules, **{field: parsed}))
+
+
+def _settings(value: Any) -> dict[str, bool | int]:
+    """Returns the fields that text can set, in kebab-case, with their values."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {k.replace("_", "-"): v for k, v in values.items() if isinstance(v, bool | int)}
+
+
+def _parse_value(what: str, given: str, present: bool | int) -> bool | int:
+    if isinstance(present, bool):
+        if given not in ("true", "false"):
+            raise OptionError(f"{what} is true or false, not {given!r}.")
+        return given == "true"
+    if not given.isascii() or not given.isdigit():
+        raise OptionError(f"{what} is a whole number, not {given!r}.")
+    return int(given)
+
+
+def _list(names: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,62 @@
+"""Pipelines by name and as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuselane.errors import OptionError
+from fuselane.fusion.instruction_fusion import InstructionFusion
+from fuselane.fusion.pipelines import PIPELINES, parse_pipeline, run_pipeline
+from fuselane.fusion.priority_fusion import PriorityFusion
+from fuselane.fusion.rules import CpuRules
+from tests.hlo.xla import module_of
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_names(name: str) -> None:
+    """A name stands for its passes."""
+    assert parse_pipeline(name) == PIPELINES[name]
+
+
+def test_fields_of_passes_and_of_their_rules() -> None:
+    """Both are set in braces."""
+    text = "instruction-fusion{may-duplicate=false, max-duplication=20}, priority-fusion"
+    assert parse_pipeline(text) == (
+        InstructionFusion(may_duplicate=False, rules=CpuRules(max_duplication=20)),
+        PriorityFusion(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "A pipeline is one of none, "),
+        ("fuse-all", "There is no fusion pass 'fuse-all'; there are instruction-fusion"),
+        ("instruction-fusion{", "'instruction-fusion{' is no list of passes such as"),
+        ("instruction-fusion{x=1}", "instruction-fusion has no field 'x'; it has max-concat"),
+        ("instruction-fusion{max-reduces}", "'max-reduces' of instruction-fusion is not of the"),
+        ("instruction-fusion{max-reduces=-1}", "is a whole number, not '-1'."),
+        ("instruction-fusion{may-duplicate=1}", "is true or false, not '1'."),
+    ],
+)
+def test_bad_text(text: str, sentence: str) -> None:
+    """One sentence says what is wrong."""
+    with pytest.raises(OptionError) as caught:
+        parse_pipeline(text)
+    assert sentence in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_rule_values_decide() -> None:
+    """The same module, another value of a rule, another number of kernels."""
+    text = """HloModule m
+    ENTRY main { x = f32[8] parameter(0) a = f32[8] sine(x) b = f32[8] negate(a)
+      c = f32[8] abs(a) ROOT t = (f32[8], f32[8]) tuple(b, c) }"""
+    for pipeline, num_fusions in (
+        ("xla-today-cpu", 2),
+        ("instruction-fusion{may-duplicate=false}", 0),
+        ("none", 0),
+    ):
+        module = module_of(text)
+        run_pipeline(parse_pipeline(pipeline), module)
+        assert sum(i.opcode == "fusion" for i in module.entry.instructions) == num_fusions

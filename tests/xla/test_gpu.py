@@ -13,7 +13,7 @@ import pytest
 
 from fuselane.errors import CaptureError
 from fuselane.gpu import GPUS
-from fuselane.xla import compilation
+from fuselane.xla import compilation, ptxas
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.ptxas import read_report
@@ -83,6 +83,7 @@ def test_everything_is_captured(target: str) -> None:
     prices = [refusal for refusal in module.refusals if refusal.us_fused is not None]
     assert prices
     assert all(price.consumer and not price.reason for price in prices)
+    assert len({(price.producer, price.consumer) for price in prices}) == len(prices)
 
 
 @needs_gpu_extra
@@ -187,3 +188,39 @@ ptxas info    : Compile time = 22.990 ms
     assert (usages["first"].registers, usages["first"].spill_bytes) == (30, 0)
     second = usages["second_1"]
     assert (second.registers, second.spill_bytes, second.shared_bytes) == (255, 84, 4224)
+
+
+@needs_gpu_extra
+def test_kernels_alike_are_assembled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three kernels, two of which differ in their names alone."""
+    ptx = """\
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry {name}(.param .u64 {name}_param_0)
+.reqntid 1, 1, 1
+{{
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [{name}_param_0];
+    st.global.u32 [%rd1], {value};
+    ret;
+}}
+"""
+    asked: list[str] = []
+    inner = ptxas._assemble_one
+
+    def count(program: Path, text: str, deadline: float) -> Any:
+        asked.append(text)
+        return inner(program, text, deadline)
+
+    monkeypatch.setattr(ptxas, "_assemble_one", count)
+    texts = [
+        ptx.format(name=name, value=value)
+        for name, value in [("loop_add_fusion", 1), ("loop_add_fusion_1", 1), ("copy", 2)]
+    ]
+    program = find_toolchain().ptxas
+    assert program is not None
+    usages = ptxas.assemble(program, texts)
+    assert len(asked) == 2
+    assert list(usages) == ["loop_add_fusion", "loop_add_fusion_1", "copy"]
+    assert all(usage.name == name and usage.registers > 0 for name, usage in usages.items())

@@ -95,19 +95,24 @@ def _launch(match: re.Match[str]) -> Launch:
 
 
 def read_refusals(data: bytes) -> tuple[XlaRefusal, ...]:
-    """Returns what XLA's priority fusion refused or priced, in its order.
+    """Returns what XLA's priority fusion refused, and its last prices of each producer, in order.
+
+    XLA prices a producer again with all its consumers whenever one of them changes: millions of
+    prices for a value that hundreds of kernels read.
 
     Args:
         data: XLA's `priority_fusion_dump.pb`.
     """
-    refusals: list[XlaRefusal] = []
-    for step in _parse("FusionProcessDump", data).fusion_steps:
+    steps: list[tuple[XlaRefusal, ...]] = []
+    priced = {""}  # what steps of other kinds have for a name
+    for step in reversed(_parse("FusionProcessDump", data).fusion_steps):
         if step.HasField("producer_ineligible"):
             said = step.producer_ineligible
-            refusals.append(XlaRefusal(producer=said.producer_name, reason=said.reason))
-        elif step.HasField("update_priority"):
-            refusals.extend(_prices(step.update_priority))
-    return tuple(refusals)
+            steps.append((XlaRefusal(producer=said.producer_name, reason=said.reason),))
+        elif step.update_priority.producer_name not in priced:
+            priced.add(step.update_priority.producer_name)
+            steps.append(tuple(_prices(step.update_priority)))
+    return tuple(refusal for refusals in reversed(steps) for refusal in refusals)
 
 
 def _prices(priced: Message) -> Iterable[XlaRefusal]:

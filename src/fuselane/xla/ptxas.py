@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,8 @@ MAX_SECONDS: Final = 60.0
 """The most time spent on all kernels of a module; the rest go without."""
 
 _NUM_PROCESSES: Final = 4
+_ANY_NAME: Final = "any_kernel"
+_ENTRY: Final = re.compile(r"\.entry\s+([\w$.]+)")
 _TARGET: Final = re.compile(r"^\.target\s+(\w+)", re.MULTILINE)
 _KERNEL: Final = re.compile(
     r"Compiling entry function '(?P<name>[^']+)'.*?"
@@ -36,9 +40,21 @@ def assemble(ptxas: Path, texts: Iterable[str]) -> dict[str, KernelUsage]:
         texts: PTX, each with its own target.
     """
     deadline = time.monotonic() + MAX_SECONDS
+    alike: dict[str, list[str]] = defaultdict(list)
+    for text in dict.fromkeys(texts):
+        names = _ENTRY.findall(text)
+        # Kernels that differ in nothing but their name are asked about once.
+        renamed = len(names) == 1 and "_" in names[0]  # as no instruction of PTX has
+        alike[text.replace(names[0], _ANY_NAME) if renamed else text] += names
+    kernels: dict[str, KernelUsage] = {}
     with ThreadPoolExecutor(_NUM_PROCESSES) as pool:
-        found = pool.map(lambda text: _assemble_one(ptxas, text, deadline), dict.fromkeys(texts))
-        return {name: kernel for kernels in found for name, kernel in kernels.items()}
+        reports = pool.map(lambda text: _assemble_one(ptxas, text, deadline), alike)
+        for names, report in zip(alike.values(), reports, strict=True):
+            for name in names:
+                usage = report.get(name, report.get(_ANY_NAME))
+                if usage is not None:
+                    kernels[name] = replace(usage, name=name)
+    return kernels
 
 
 def _assemble_one(ptxas: Path, text: str, deadline: float) -> Mapping[str, KernelUsage]:

@@ -108,9 +108,14 @@ def test_functions_of_complex_numbers_do_not_let_differences_grow(name: str) -> 
             assert np.all(np.abs(moved - part) <= farthest * (1 + 1e-6) + 1e-12)
 
 
+def arrays_of(program: Program) -> tuple[list[jax.Array], list[jax.Array]]:
+    carries, streams = draw_inputs(program)
+    return [jax.numpy.asarray(a) for a in carries], [jax.numpy.asarray(a) for a in streams]
+
+
 def test_a_program_starts_from_what_the_one_in_front_has_left() -> None:
     program = program_of("add", 3, "int32", "exact")
-    inputs = draw_inputs(program)
+    inputs = arrays_of(program)
     left = [Value(jax.numpy.full((4,), 9, np.int32))]
     for chained in (False, True):
         built = Built(replace(program, chained=chained))
@@ -122,7 +127,7 @@ def test_a_program_starts_from_what_the_one_in_front_has_left() -> None:
 def test_gradients_are_those_of_jax() -> None:
     """The last result is the gradient of the sum over near results, scaled."""
     program = replace(program_of("multiply", 3, "float32", "near"), outer="gradient")
-    carries, streams = draw_inputs(program)
+    carries, streams = arrays_of(program)
     *results, first, second = Built(program)(carries, streams)
     scan = Built(replace(program, outer="scan"))
     assert len(scan(carries, streams)) == len(results)

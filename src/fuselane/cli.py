@@ -149,6 +149,11 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write it there; - prints it")
     parser.add_argument("--annotate", action="store_true", help="print the source, line by line")
+    parser.add_argument(
+        "--trace",
+        metavar="NAME",
+        help="print which passes made or removed an instruction, or opcode",
+    )
     parser.add_argument("--diff", metavar="OTHER", help="compare with another input, or target")
     parser.add_argument(
         "--max-seconds",
@@ -244,6 +249,8 @@ def _explain(options: argparse.Namespace) -> int:
         return max(exit_code, other_code)
     if options.annotate:
         print(report.annotated())
+    elif options.trace:
+        print(report.trace(options.trace))
     elif options.json != _STDOUT:
         Console().print(report)
     return exit_code

@@ -323,6 +323,11 @@ def test_explain_a_function(
     assert exit_code_of("explain", name, "--diff", name) == cli.OK
     assert exit_code_of("explain", name, "--annotate") == cli.OK
     assert "jnp.sin(y)" in capsys.readouterr().out
+    assert exit_code_of("explain", name, "--trace", "sine") == cli.OK
+    traced = capsys.readouterr().out
+    assert "as it came: +1 " in traced and "; 1 now" in traced
+    assert exit_code_of("explain", name, "--trace", "dot") == cli.OK
+    assert "There never was one." in capsys.readouterr().out
 
 
 def test_explain_a_script_that_fails(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
+from fuselane.analysis.opcodes import FREE_OPCODES
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.gpu import WARP_LANES, GpuDescription
 from fuselane.hlo.computation import HloComputation
@@ -29,20 +30,6 @@ _SCHEDULERS: Final = 4
 _LATENCY_CYCLES: Final = 4.0
 """From an instruction to one that needs its result."""
 
-_FREE: Final = frozenset(
-    {
-        "after-all",
-        "bitcast",
-        "constant",
-        "get-tuple-element",
-        "opt-barrier",
-        "parameter",
-        "partition-id",
-        "replica-id",
-        "tuple",
-    }
-)
-
 
 def estimate_launched_step_us(loop: HloInstruction, gpu: GpuDescription) -> float:
     """Returns XLA's time for one iteration of a `while`, nested loops included, in microseconds."""
@@ -55,7 +42,7 @@ def _computation_us(computation: HloComputation, gpu: GpuDescription) -> float:
 
 def _instruction_us(instruction: HloInstruction, gpu: GpuDescription) -> float:
     opcode = instruction.opcode
-    if opcode in _FREE:
+    if opcode in FREE_OPCODES:
         return 0.0
     if opcode == "while":
         count = compute_trip_count(instruction)

@@ -85,3 +85,18 @@ STRUCTURAL_OPCODES: Final = frozenset(
 """Opcodes that move, select or gather data, or hold the region together."""
 
 LANE_OPCODES: Final = ELEMENTWISE_OPCODES | STRUCTURAL_OPCODES
+
+FREE_OPCODES: Final = frozenset(
+    {
+        "after-all",
+        "bitcast",
+        "constant",
+        "get-tuple-element",
+        "opt-barrier",
+        "parameter",
+        "partition-id",
+        "replica-id",
+        "tuple",
+    }
+)
+"""What XLA runs nothing for, on any kind of processor."""

@@ -17,7 +17,7 @@ from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.machine_costs import MachineCosts
-from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, FREE_OPCODES
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
@@ -61,22 +61,11 @@ _COMPLEX: Final[Mapping[str, Mapping[str, float]]] = {
 """Operations on real numbers that XLA does for one on complex numbers; for all others two."""
 
 _LIBRARY: Final = frozenset({"convolution", "custom-call", "dot", "fft"})
-_FREE: Final = frozenset(
-    {
-        "after-all",
-        "bitcast",
-        "constant",
-        "get-tuple-element",
-        "opt-barrier",
-        "parameter",
-        "partition-id",
-        "replica-id",
-        "tuple",
-    }
-)
 _PARTS: Final = frozenset({"complex", "imag", "real"})
 _NO_WORK: Final = (
-    _FREE | _PARTS | {"broadcast", "copy", "iota", "reshape", "reverse", "slice", "transpose"}
+    FREE_OPCODES
+    | _PARTS
+    | {"broadcast", "copy", "iota", "reshape", "reverse", "slice", "transpose"}
 )
 _SAME_PLACE: Final = ELEMENTWISE_OPCODES | _PARTS | {"bitcast", "copy", "reshape", "tuple"}
 _VECTOR_BITS: Final = 256
@@ -174,7 +163,7 @@ class _Clock:
     def instruction(self, instruction: HloInstruction) -> float:
         """Returns the time of one run of an instruction, loops and branches included."""
         opcode = instruction.opcode
-        if opcode in _FREE:
+        if opcode in FREE_OPCODES:
             return 0.0
         if opcode == "while":
             count = compute_trip_count(instruction)

@@ -23,6 +23,7 @@ from fuselane.explain.model_explorer import to_model_explorer
 from fuselane.explain.reader import read_modules
 from fuselane.explain.schema import finite, module_values
 from fuselane.explain.text import make_page, to_text
+from fuselane.explain.timeline import describe_trace
 
 _WIDTH: Final = 100
 """Columns of text where there is no terminal to ask."""
@@ -99,6 +100,14 @@ class Report:
         """
         width = _terminal_width() if width is None else width
         return to_text(make_listing(self.modules), width)
+
+    def trace(self, wanted: str) -> str:
+        """Returns, pass by pass, what became of an instruction, or of all of an opcode.
+
+        Args:
+            wanted: Name of an instruction at any stage, or an opcode such as `dot`.
+        """
+        return "\n".join(line for module in self.modules for line in describe_trace(module, wanted))
 
     def json(self) -> str:
         """Returns the report as a JSON object, as `docs/report.schema.json` describes it."""

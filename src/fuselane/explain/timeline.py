@@ -128,6 +128,29 @@ def trace(module: ModuleModel, wanted: str) -> tuple[Event, ...]:
     return tuple(events)
 
 
+_MAX_NAMES: Final = 4
+
+
+def describe_trace(module: ModuleModel, wanted: str) -> Iterator[str]:
+    """Yields the lines that tell what `trace` found in a module."""
+    events = trace(module, wanted)
+    yield f"{module.name} on {module.target}: `{wanted}`, {len(events)} passes"
+    for event in events:
+        passed = " / ".join(filter(None, (event.pipeline, event.name))) or "as it came"
+        moves = [
+            (sign, names) for sign, names in (("+", event.added), ("-", event.removed)) if names
+        ]
+        told = "; ".join(f"{sign}{len(names)} {_list_names(names)}" for sign, names in moves)
+        yield f"  {event.stage:3}  {passed}: {told}; {event.count} now"
+    if not events:
+        yield "  There never was one."
+
+
+def _list_names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
 def _matching(items: Iterable[tuple[str, str]], wanted: str, is_opcode: bool) -> Iterator[str]:
     for name, opcode in items:
         if wanted == (opcode if is_opcode else name):

@@ -87,6 +87,7 @@ def test_fingerprints_differ_by_every_option() -> None:
             {"max_compile_s": 10.0},
             {"verify": True},
             {"verify_hlo": True},
+            {"gpu": True},
             {"bounds_checks": True},
         )
     ]

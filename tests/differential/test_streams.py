@@ -185,3 +185,23 @@ def test_cumulative_operations_over_time() -> None:
         return lax.scan(step, jnp.zeros(LANES, jnp.int64), rows)
 
     check(program, sample("int32", (90, LANES)), x64=True)
+
+
+def test_a_row_chosen_by_part_of_what_is_known() -> None:
+    """Work that few lanes need asks for a slice, in another sweep over the tile than made it."""
+
+    def repeated(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([x, x], axis=1)[:, :13].reshape(9, 1, 13)
+
+    def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rest = lax.rem(x, x)
+        small = jnp.clip((rest & 7).astype(jnp.float32), -2.0, 2.0)
+        small = jnp.where(jnp.isnan(small), 1.0, small)
+        return rest, jnp.where(repeated(x != 0), row, repeated(small))
+
+    def program(x: jax.Array, rows: jax.Array) -> Any:
+        return lax.scan(step, x, rows)
+
+    x = np.arange(-45, 45, dtype=np.int32).reshape(9, 10)
+    rows = np.linspace(-1, 1, 2 * 9 * 13, dtype=np.float32).reshape(2, 9, 1, 13)
+    check(program, x, rows)

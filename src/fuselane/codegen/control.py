@@ -424,5 +424,5 @@ def _elements(emitter: Emitter, array: Array) -> list[ir.Value]:
 
 def _any_lane(emitter: Emitter, guard: Guard) -> ir.Value:
     """Returns an `i1`: whether some lane of the block may need what is guarded."""
-    predicate = emitter.array(guard.asked or guard.predicate)
+    predicate = emitter.array(guard.question)
     return _find_lanes(emitter, predicate, is_negated=guard.side == 2).any_lane

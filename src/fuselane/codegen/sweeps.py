@@ -15,7 +15,7 @@ from typing import Final, final
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.schedule import Step, parts_of, results_of
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.program import Guard, LaneProgram
 
 MAX_ROWS: Final = 12
 """Rows of streams a sweep may walk through, unless nothing can be cut."""
@@ -128,6 +128,8 @@ def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
 def _needed(step: Step) -> Iterator[HloInstruction]:
     for part in parts_of(step):
         yield from part.operands
+    if isinstance(step, Guard):
+        yield step.question
 
 
 def _last_uses(

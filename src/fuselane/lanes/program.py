@@ -125,6 +125,11 @@ class Guard:
     asked: HloInstruction | None = None
 
     @property
+    def question(self) -> HloInstruction:
+        """What a block asks of its lanes."""
+        return self.asked or self.predicate
+
+    @property
     def parts(self) -> tuple[HloInstruction, ...]:
         """All that is emitted together."""
         return (*self.instructions, *self.selects)

@@ -19,6 +19,7 @@ from llvmlite import ir
 
 from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.memory import declare
 from fuselane.errors import CodegenError
 
 POINTER: Final = ir.PointerType()
@@ -131,7 +132,5 @@ def _address(builder: ir.IRBuilder, table: ir.Value, number: int) -> ir.Value:
 def _special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
     """Returns a register such as `ctaid`, of the first dimension, as `i64`."""
     full_name = f"llvm.nvvm.read.ptx.sreg.{name}.x"
-    function = builder.module.globals.get(full_name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(_I32, ()), full_name)
+    function = declare(builder.module, full_name, ir.FunctionType(_I32, ()))
     return builder.zext(builder.call(function, ()), I64)

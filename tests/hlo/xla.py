@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jaxlib import _hlo  # type: ignore[attr-defined]
+import numpy as np
+from jaxlib import _hlo, _jax, xla_client  # type: ignore[attr-defined]
 
 from fuselane.hlo import HloModule
+
+Array = np.ndarray[Any, Any]
 
 
 def parse(text: str) -> bytes:
@@ -39,3 +42,21 @@ def compiled(function: Any, *arguments: Any) -> bytes:
     executable: Any = jax.jit(function).lower(*arguments).compile().runtime_executable()
     data: bytes = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
     return data
+
+
+def run_module(data: bytes, *inputs: Array) -> list[Array]:
+    """Compiles a module with XLA, its fusions as calls, and runs it; arrays are row-major."""
+    module = HloModule.from_bytes(data)
+    for computation in module.computations:
+        computation.proto.is_fusion_computation = False
+        for instruction in computation.instructions:
+            if instruction.opcode == "fusion":
+                instruction.opcode = "call"
+                instruction.proto.ClearField("fusion_kind")
+    text = _jax.mlir.xla_computation_to_mlir_module(_hlo.XlaComputation(module.to_bytes()))
+    device = jax.devices("cpu")[0]
+    client: Any = device.client
+    devices = xla_client.DeviceList((device,))
+    executable = client.compile_and_load(text, devices, xla_client.CompileOptions())
+    results = executable.execute_sharded([jax.device_put(value, device) for value in inputs])
+    return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]

@@ -5,7 +5,14 @@
                                                ROOT %c = add(sine(%a), %b) }
 
 A producer with other users stays for them, so that its work is done twice. As a further output of
-the fusion it is done once; then the fusion returns a tuple.
+the fusion it is done once; then the fusion returns a tuple:
+
+    %p = f32[8] sine(%x)                     %f = (f32[8], f32[8]) fusion(%x, %y), calls={
+    %c = f32[8] add(%p, %y)          ->        ... ROOT %t = tuple(add(sine(%a), %b), sine(%a)) }
+    %q = f32[8] negate(%p)                   %c = get-tuple-element(%f), index=0
+                                             %q = negate(get-tuple-element(%f), index=1)
+
+Siblings, neither of which reads the other, become one kernel in the same way.
 
 Operands of a fusion are ordered as XLA orders them: a fused producer gives up its place, and its
 own operands come last.
@@ -19,6 +26,7 @@ from typing import Final, final
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.shape import Shape
 
 LOOP: Final = "kLoop"
 INPUT: Final = "kInput"
@@ -74,13 +82,93 @@ class Fuser:
         Returns:
             The fusion, and the producer's value in its body.
         """
-        fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
-        fusion.proto.fusion_kind = kind
+        fusion = self._fusion_of(consumer, kind)
         value = _absorb(fusion, producer)
-        self._changed[fusion.to_apply] = None
         if not producer.users and not producer.is_root:
             producer.replace_operands([])
         return fusion, value
+
+    def fuse_multi_output(
+        self, producer: HloInstruction, consumer: HloInstruction, kind: str
+    ) -> HloInstruction:
+        """Computes an operand of `consumer` inside of it, and returns it from there to all others.
+
+        What used to read either reads elements of the fusion's tuple: first the results the
+        consumer had, then the producer's. Control edges of both become the fusion's.
+
+        The caller makes sure that no other operand of the consumer depends on the producer; else
+        the fusion would depend on itself, and `finish` raises VerificationError.
+
+        Args:
+            producer: Any instruction, or a fusion with any number of results.
+            consumer: A fusion, or an instruction that becomes one.
+            kind: Of the fusion: kLoop, kInput, ...
+        Returns:
+            The fusion.
+        """
+        fusion = self._fusion_of(consumer, kind)
+        value = _absorb(fusion, producer)
+        producer.move_control_edges_to(fusion)
+        first = self._return_also(fusion, value)
+        self._redirect(producer, fusion, first)
+        producer.replace_operands([])
+        return fusion
+
+    def fuse_siblings(
+        self, first: HloInstruction, second: HloInstruction, kind: str
+    ) -> HloInstruction:
+        """Computes two instructions, neither of which depends on the other, in one kernel.
+
+        As `fuse_multi_output`, but for what they read of each other, which is nothing; that is the
+        caller's to make sure of. Returns the fusion: `first`, or what `first` becomes.
+        """
+        return self.fuse_multi_output(second, first, kind)
+
+    def _fusion_of(self, consumer: HloInstruction, kind: str) -> HloInstruction:
+        fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
+        fusion.proto.fusion_kind = kind
+        self._changed[fusion.to_apply] = None
+        return fusion
+
+    def _return_also(self, fusion: HloInstruction, value: HloInstruction) -> int:
+        """Makes a value of a fusion's body one more result, or several; returns the first's index.
+
+        What used to read the fusion reads its elements after that.
+        """
+        body = fusion.to_apply
+        self._redirect(fusion, fusion, 0)
+        before, added = _results(body, body.root), _results(body, value)
+        dead = [i for i in (body.root, value) if i.opcode == "tuple"]
+        body.root = body.add(_tuple_of([*before, *added]))
+        fusion.shape = body.root.shape
+        for instruction in dead:
+            body.remove(instruction)
+        return len(before)
+
+    def _redirect(self, old: HloInstruction, fusion: HloInstruction, first: int) -> None:
+        """Makes all that reads the results of `old` read those of a fusion from `first` on."""
+        if not old.shape.is_tuple:
+            old.replace_all_uses_with(self._add_element(fusion, first, old.shape))
+            return
+        readers = list(old.users)
+        if old.is_root or any(reader.opcode != "get-tuple-element" for reader in readers):
+            elements = [
+                self._add_element(fusion, first + index, shape)
+                for index, shape in enumerate(old.shape.tuple_shapes)
+            ]
+            whole = self.computation.add(_tuple_of(elements))
+            for reader in readers:
+                if reader.opcode != "get-tuple-element":
+                    reader.replace_operands([whole if o is old else o for o in reader.operands])
+            if old.is_root:
+                self.computation.root = whole
+        for reader in readers:
+            if reader.opcode == "get-tuple-element":
+                reader.proto.tuple_index += first
+                reader.replace_operand(0, fusion)
+
+    def _add_element(self, fusion: HloInstruction, index: int, shape: Shape) -> HloInstruction:
+        return self.computation.add(_element_of(fusion, index, shape))
 
     def finish(self) -> None:
         """Removes what is dead and puts the computation into post order."""
@@ -89,6 +177,25 @@ class Fuser:
         self.module.remove_unused_computations()
         for body in self._changed:
             body.sort()
+
+
+def _results(body: HloComputation, value: HloInstruction) -> list[HloInstruction]:
+    """Returns the arrays that a value of a fusion's body consists of."""
+    if not value.shape.is_tuple:
+        return [value]
+    if value.opcode == "tuple":
+        return list(value.operands)
+    shapes = value.shape.tuple_shapes
+    return [body.add(_element_of(value, index, shape)) for index, shape in enumerate(shapes)]
+
+
+def _element_of(value: HloInstruction, index: int, shape: Shape) -> HloInstruction:
+    return HloInstruction.create("get-tuple-element", shape, [value], tuple_index=index)
+
+
+def _tuple_of(elements: Sequence[HloInstruction]) -> HloInstruction:
+    shape = Shape.tuple_of([element.shape for element in elements])
+    return HloInstruction.create("tuple", shape, elements)
 
 
 def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:

@@ -5,7 +5,7 @@ Source: HloComputation::MakeInstructionPostOrder, by `xla_fusion_facts.md` secti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 from fuselane.hlo.computation import HloComputation, reachable_computations
@@ -62,20 +62,64 @@ def _id(instruction: HloInstruction) -> int:
 
 @final
 class Reachability:
-    """Which instruction of a computation depends on which; bit sets, made in one walk."""
+    """Which instruction of a computation depends on which; bit sets, kept up to date by `merge`.
+
+    Takes memory of the square of the number of instructions, in bits.
+    """
 
     def __init__(self, post_order: Iterable[HloInstruction]) -> None:
         self._position: dict[HloInstruction, int] = {}
-        self._reaching: list[int] = []
-        for position, instruction in enumerate(post_order):
-            reaching = 1 << position
-            for operand in instruction.operands:
-                reaching |= self._reaching[self._position[operand]]
-            for predecessor in instruction.control_predecessors:
-                reaching |= self._reaching[self._position[predecessor]]
+        self._above: list[int] = []
+        """What an instruction depends on, itself included; by position, as positions."""
+        order = list(post_order)
+        for position, instruction in enumerate(order):
+            above = 1 << position
+            for dependency in _dependencies(instruction):
+                above |= self._above[self._position[dependency]]
             self._position[instruction] = position
-            self._reaching.append(reaching)
+            self._above.append(above)
+        self._below = [1 << position for position in range(len(order))]
+        """What depends on an instruction, itself included."""
+        for position in reversed(range(len(order))):
+            for dependency in _dependencies(order[position]):
+                self._below[self._position[dependency]] |= self._below[position]
 
     def is_reachable(self, source: HloInstruction, target: HloInstruction) -> bool:
         """Whether `target` is `source` or depends on it."""
-        return bool(self._reaching[self._position[target]] >> self._position[source] & 1)
+        return bool(self._above[self._position[target]] >> self._position[source] & 1)
+
+    def are_connected(self, left: HloInstruction, right: HloInstruction) -> bool:
+        """Whether one of the two depends on the other, or they are the same."""
+        return self.is_reachable(left, right) or self.is_reachable(right, left)
+
+    def merge(self, left: HloInstruction, right: HloInstruction, fusion: HloInstruction) -> None:
+        """Takes note that two instructions, not connected or adjacent, became one.
+
+        Args:
+            left: What was there before.
+            right: What was there before.
+            fusion: What computes both now; elements of it that are new may be asked about, too.
+        """
+        first, second = self._position[left], self._position[right]
+        above = self._above[first] | self._above[second]
+        below = self._below[first] | self._below[second]
+        only_above_one = self._above[first] ^ self._above[second]
+        only_below_one = self._below[first] ^ self._below[second]
+        for position in _bits(only_below_one):
+            self._above[position] |= above
+        for position in _bits(only_above_one):
+            self._below[position] |= below
+        self._position[fusion] = first
+        for user in fusion.users:
+            self._position.setdefault(user, first)
+
+
+def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
+    return [*instruction.operands, *instruction.control_predecessors]
+
+
+def _bits(number: int) -> Iterator[int]:
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest

@@ -237,11 +237,16 @@ class HloInstruction:
             predecessor.control_successors.append(self)
 
     def move_control_edges_to(self, new: HloInstruction) -> None:
-        """Takes all control edges off this instruction and puts them on `new`."""
+        """Takes all control edges off this instruction and puts them on `new`.
+
+        Edges between the two vanish.
+        """
         for predecessor in self.control_predecessors:
-            new.add_control_predecessor(predecessor)
+            if predecessor is not new:
+                new.add_control_predecessor(predecessor)
         for successor in self.control_successors:
-            successor.add_control_predecessor(new)
+            if successor is not new:
+                successor.add_control_predecessor(new)
         self.drop_control_edges()
 
     def drop_control_edges(self) -> None:

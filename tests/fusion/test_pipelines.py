@@ -6,7 +6,15 @@ import pytest
 
 from fuselane.errors import OptionError
 from fuselane.fusion.instruction_fusion import InstructionFusion
-from fuselane.fusion.pipelines import PIPELINES, parse_pipeline, run_pipeline
+from fuselane.fusion.pipelines import (
+    PASSES,
+    PIPELINES,
+    parse_pipeline,
+    pipeline_text,
+    run_pipeline,
+    settings,
+    with_setting,
+)
 from fuselane.fusion.priority_fusion import PriorityFusion
 from fuselane.fusion.rules import CpuRules
 from tests.hlo.xla import module_of
@@ -25,6 +33,34 @@ def test_fields_of_passes_and_of_their_rules() -> None:
         InstructionFusion(may_duplicate=False, rules=CpuRules(max_duplication=20)),
         PriorityFusion(),
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        *((name, name) for name in PIPELINES),
+        ("instruction-fusion", "xla-today-cpu"),
+        (
+            " instruction-fusion{max-duplication=20, may-duplicate=false},priority-fusion{}",
+            "instruction-fusion{max-duplication=20,may-duplicate=false},priority-fusion",
+        ),
+    ],
+)
+def test_written_as_text(text: str, written: str) -> None:
+    """A pipeline's text is short, and means the same."""
+    assert pipeline_text(parse_pipeline(text)) == written
+    assert parse_pipeline(written) == parse_pipeline(text)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_each_setting_can_be_changed(name: str) -> None:
+    """One at a time, and text tells."""
+    known = PASSES[name]
+    for key, value in settings(known).items():
+        other = not value if isinstance(value, bool) else value + 1
+        changed = with_setting(known, key, other)
+        assert settings(changed) == settings(known) | {key: other}
+        assert parse_pipeline(pipeline_text((changed,))) == (changed,)
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,12 @@ def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog
     return log
 
 
-_PASSES: Final[dict[str, FusionPass]] = {
+PASSES: Final[dict[str, FusionPass]] = {
     InstructionFusion.name: InstructionFusion(),
     PriorityFusion.name: PriorityFusion(),
 }
+"""The passes by name, with the values their fields have unless text sets them."""
+
 _ITEM: Final = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
 
@@ -77,14 +79,14 @@ def parse_pipeline(text: str) -> Pipeline:
         passes.append(_parse_pass(match[1], match[2] or ""))
         position = match.end()
     if not passes:
-        raise OptionError(f"A pipeline is one of {_list(PIPELINES)}, or passes: {_list(_PASSES)}.")
+        raise OptionError(f"A pipeline is one of {_list(PIPELINES)}, or passes: {_list(PASSES)}.")
     return tuple(passes)
 
 
 def _parse_pass(name: str, settings: str) -> FusionPass:
-    if name not in _PASSES:
-        raise OptionError(f"There is no fusion pass {name!r}; there are {_list(_PASSES)}.")
-    value: Any = _PASSES[name]
+    if name not in PASSES:
+        raise OptionError(f"There is no fusion pass {name!r}; there are {_list(PASSES)}.")
+    value: Any = PASSES[name]
     for setting in filter(None, map(str.strip, settings.split(","))):
         key, equals, given = (part.strip() for part in setting.partition("="))
         if not equals:
@@ -96,18 +98,46 @@ def _parse_pass(name: str, settings: str) -> FusionPass:
 
 def _set(name: str, value: Any, key: str, given: str) -> Any:
     """Returns a pass with one field of it, or of its rules, changed."""
-    known = _settings(value) | _settings(value.rules)
+    known = settings(value)
     if key not in known:
         raise OptionError(f"{name} has no field {key!r}; it has {_list(sorted(known))}.")
-    field = key.replace("-", "_")
-    parsed = _parse_value(f"{name}{{{key}}}", given, known[key])
-    if key in _settings(value):
-        return replace(value, **{field: parsed})
-    return replace(value, rules=replace(value.rules, **{field: parsed}))
+    return with_setting(value, key, _parse_value(f"{name}{{{key}}}", given, known[key]))
 
 
-def _settings(value: Any) -> dict[str, bool | int]:
-    """Returns the fields that text can set, in kebab-case, with their values."""
+def settings(fusion_pass: FusionPass) -> dict[str, bool | int]:
+    """Returns what text can set of a pass and of its rules, in kebab-case, with its values."""
+    rules = getattr(fusion_pass, "rules", None)
+    return ({} if rules is None else _settable(rules)) | _settable(fusion_pass)
+
+
+def with_setting(fusion_pass: FusionPass, key: str, value: bool | int) -> FusionPass:
+    """Returns a pass with one of its `settings` changed."""
+    changed: Any = fusion_pass
+    field = {key.replace("-", "_"): value}
+    if key not in _settable(changed):
+        field = {"rules": replace(changed.rules, **field)}
+    result: FusionPass = replace(changed, **field)
+    return result
+
+
+def pipeline_text(pipeline: Pipeline) -> str:
+    """Returns text that `parse_pipeline` reads back; a name if there is one for the pipeline."""
+    for name, known in PIPELINES.items():
+        if known == pipeline:
+            return name
+    return ",".join(map(_pass_text, pipeline))
+
+
+def _pass_text(fusion_pass: FusionPass) -> str:
+    usual = settings(PASSES[fusion_pass.name])
+    changed = {k: v for k, v in settings(fusion_pass).items() if v != usual[k]}
+    if not changed:
+        return fusion_pass.name
+    values = ",".join(f"{key}={str(value).lower()}" for key, value in changed.items())
+    return f"{fusion_pass.name}{{{values}}}"
+
+
+def _settable(value: Any) -> dict[str, bool | int]:
     values = {field.name: getattr(value, field.name) for field in fields(value)}
     return {k.replace("_", "-"): v for k, v in values.items() if isinstance(v, bool | int)}
 

@@ -46,6 +46,7 @@ LAYERS: Final = FOUNDATION | {
         "analysis",
         "backends",
         "codegen.plan",
+        "fusion",
         "hlo",
         "lanes",
         "runtime",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.explain.report import Report
 from fuselane.explaining import report_on
+from fuselane.fusion.pipelines import Pipeline
+from fuselane.fusion.pipelines import parse_pipeline as find_strategy
 from fuselane.gpu import GpuDescription
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
@@ -42,6 +45,7 @@ class _Setting:
     options: Options
     key: str
     log: DecisionLog
+    strategy: Pipeline | None = None
 
 
 @final
@@ -140,23 +144,42 @@ def decisions() -> Report:
 
 
 @overload
-def jit(function: Callable[..., Any], /, **jit_arguments: Any) -> jax.stages.Wrapped: ...
+def jit(
+    function: Callable[..., Any], /, *, fusion: str | None = None, **jit_arguments: Any
+) -> jax.stages.Wrapped: ...
 
 
 @overload
-def jit(**jit_arguments: Any) -> Callable[[Callable[..., Any]], jax.stages.Wrapped]: ...
+def jit(
+    *, fusion: str | None = None, **jit_arguments: Any
+) -> Callable[[Callable[..., Any]], jax.stages.Wrapped]: ...
 
 
-def jit(function: Callable[..., Any] | None = None, /, **jit_arguments: Any) -> Any:
+def jit(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    fusion: str | None = None,
+    **jit_arguments: Any,
+) -> Any:
     """Returns `jax.jit(function, **jit_arguments)` that is compiled with Fuselane on.
 
     Also a decorator, with or without arguments. Options are those of `enable`, if it was called, or
     else the defaults. Where the function is traced into a program around it, that program's
     compilation decides: call `enable` for those.
+
+    Args:
+        function: What `jax.jit` takes.
+        fusion: The option of that name, for this function alone; None takes that of `enable`.
+        jit_arguments: Further arguments of `jax.jit`.
+    Raises:
+        OptionError: for a value of `fusion` that is not allowed.
     """
     if function is None:
-        return functools.partial(jit, **jit_arguments)
-    scoped = _Scoped(jax.jit(function, **jit_arguments), config.from_environment())
+        return functools.partial(jit, fusion=fusion, **jit_arguments)
+    if fusion:
+        find_strategy(fusion)
+    scoped = _Scoped(jax.jit(function, **jit_arguments), config.from_environment(), fusion)
     return functools.update_wrapper(scoped, function)
 
 
@@ -189,9 +212,10 @@ def explain(
 class _Scoped:
     """Something of JAX's whose calls and stages of compilation run with Fuselane on."""
 
-    def __init__(self, inner: Any, options: Options) -> None:
+    def __init__(self, inner: Any, options: Options, fusion: str | None = None) -> None:
         self.inner = inner
         self._options = options
+        self._fusion = fusion
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         with self._scope():
@@ -205,12 +229,16 @@ class _Scoped:
         with self._scope():
             result = stage(*arguments, **keywords)
         is_stage = any(hasattr(result, name) for name in ("lower", "compile"))
-        return _Scoped(result, self._options) if is_stage else result
+        return _Scoped(result, self._options, self._fusion) if is_stage else result
 
     def _scope(self) -> contextlib.AbstractContextManager[None]:
-        if is_enabled() or config.switch() is False:
+        active = _switchboard.active
+        if config.switch() is False or (active is not None and self._fusion is None):
             return contextlib.nullcontext()
-        return _switchboard.scope(_prepare(self._options))
+        options = self._options if active is None else active.options
+        if self._fusion is not None:
+            options = replace(options, fusion=self._fusion)
+        return _switchboard.scope(_prepare(options))
 
 
 _STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})
@@ -218,20 +246,24 @@ _STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})
 
 def _prepare(options: Options) -> _Setting:
     """Connects Fuselane to XLA and returns the setting with these options."""
+    strategy = find_strategy(options.fusion) if options.fusion else None
     with _preparing:
-        return _prepare_once(options)
+        return _prepare_once(options, strategy)
 
 
 _preparing: Final = threading.Lock()
 
 
 @functools.lru_cache(maxsize=64)
-def _prepare_once(options: Options) -> _Setting:
+def _prepare_once(options: Options, strategy: Pipeline | None) -> _Setting:
     open_cache(config.cache_dir(), options.cache_mib * 2**20)
     _install()
     if options.gpu:
         _install_on_gpus()
-    return _Setting(options=options, key=f"fuselane {options.fingerprint()}", log=_log)
+    key = f"fuselane {options.fingerprint()}"
+    if strategy is not None:  # the text may be the path of a plan, whose contents change
+        key = f"{key} {hashlib.sha256(repr(strategy).encode()).hexdigest()[:16]}"
+    return _Setting(options=options, key=key, log=_log, strategy=strategy)
 
 
 @functools.cache
@@ -260,7 +292,9 @@ def _transform_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
 
 def _transform(data: bytes) -> bytes | None:
     setting = _switchboard.active
-    return None if setting is None else pipeline.transform(data, setting.options, setting.log)
+    if setting is None:
+        return None
+    return pipeline.transform(data, setting.options, setting.log, strategy=setting.strategy)
 
 
 def _persistent_key(before: Callable[[], str]) -> str:

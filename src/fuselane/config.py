@@ -59,6 +59,9 @@ class Options:
         gpu: Also replace loops that XLA compiles for NVIDIA GPUs. Off by default, as long as it has
             been checked by compilers only and not been measured on a GPU; `verify` leaves such
             loops to XLA.
+        loops: Replace loops by kernels; without, `fusion` alone changes programs.
+        fusion: A fusion strategy to run in the place of XLA:CPU's own: the name of a pipeline, one
+            as text, or the path of a plan; empty leaves XLA's fusions alone.
         bounds_checks: Guard every load and store of kernels; one that leaves its memory aborts the
             process with a sentence that names the kernel. For finding bugs: kernels get slower.
     """
@@ -73,6 +76,8 @@ class Options:
     verify: bool = False
     verify_hlo: bool = False
     gpu: bool = False
+    loops: bool = True
+    fusion: str = ""
     bounds_checks: bool = False
 
     def __post_init__(self) -> None:
@@ -199,6 +204,8 @@ def _check_type(name: str, annotation: str, value: object) -> None:
         return
     if kind == "bool":
         _require(isinstance(value, bool), name, "True or False")
+    elif kind == "str":
+        _require(isinstance(value, str), name, "text")
     elif kind == "float":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         _require(is_number, name, "a number")
@@ -212,6 +219,8 @@ def _parse(name: str, annotation: str, text: str) -> Any:
     if kind == "bool":
         _require(text.lower() in _ON | _OFF, name, "0 or 1")
         return text.lower() in _ON
+    if kind == "str":
+        return text
     number, wanted = (float, "a number") if kind == "float" else (int, "a whole number")
     try:
         return number(text)

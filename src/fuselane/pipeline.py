@@ -1,6 +1,7 @@
 """The whole compiler on one page: a serialized HLO module in, a changed one out.
 
-    quick look    is there a `while` at all? most modules end here, after a search in their bytes
+    quick look    is there a `while` at all? most modules end here, after a search in their bytes,
+                  unless they are to be fused anew
     parse         bytes to HLO objects
     residuals     what one loop stacks for another that may as well compute it
     for each `while`, outermost first; the loops inside one that stays get their chance after it:
@@ -11,12 +12,14 @@
       compile     LLVM IR to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
     clean up      donated arguments are protected, computations nobody calls any more go
+    fuse          with the option `fusion`: another strategy than XLA's on all that is left
     write         HLO objects to bytes
 
 What happened to each loop goes into the decision log. A loop on which `form`, `emit` or `compile`
 fails stays with XLA, with one warning per kind of failure; so does the whole module if anything
-else fails (see `runtime.hook`). When `max_compile_s` is over (see `budget`), the loop at hand and
-those to come stay with XLA, and what has been replaced stays replaced.
+else fails (see `runtime.hook`). Where `fuse` fails, XLA's own fusions stay, and so do the kernels.
+When `max_compile_s` is over (see `budget`), the loop at hand and those to come stay with XLA, and
+what has been replaced stays replaced.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.errors import OutOfTimeError, UnsupportedError
+from fuselane.fusion.pipelines import Pipeline
+from fuselane.fusion.running import apply
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -59,34 +64,53 @@ MAX_DONATED_BYTES: Final = 64 * 2**20
 
 
 def transform(
-    data: bytes, options: Options, log: DecisionLog, backend: Backend | None = None
+    data: bytes,
+    options: Options,
+    log: DecisionLog,
+    backend: Backend | None = None,
+    strategy: Pipeline | None = None,
 ) -> bytes | None:
-    """Replaces the loops of a module that can run as kernels.
+    """Replaces the loops of a module that can run as kernels, and fuses the rest anew if asked to.
 
     Args:
         data: A serialized HloModuleProto, as XLA has it between fusion and scheduling.
         options: What the user set.
         log: Gets one decision per loop.
         backend: What the module is compiled for; by default this machine's CPU.
+        strategy: The fusion passes that `options.fusion` stands for; None leaves XLA's fusions.
     Returns:
-        The new module, or None if nothing was replaced.
+        The new module, or None if nothing was changed.
     Raises:
         VerificationError: if the bytes are no HLO module, or, with `options.verify_hlo`, if what
             was read or made breaks a rule of HLO.
         OutOfTimeError: if reading the module alone takes longer than `options.max_compile_s`.
     """
-    if _WHILE_FIELD not in data:
+    has_loops = options.loops and _WHILE_FIELD in data
+    if not has_loops and strategy is None:
         return None
     deadline_s = time.monotonic() + options.max_compile_s
     with budget.until(deadline_s):
         module = HloModule.from_bytes(data)
     check(module, options)
-    if not _Fusion(module, options, log, backend or CpuBackend(options), deadline_s).run():
+    result: bytes | None = None
+    if has_loops and _Loops(module, options, log, backend or CpuBackend(options), deadline_s).run():
+        copy_donated_arguments(module)
+        module.remove_unused_computations()
+        check(module, options)
+        result = module.to_bytes()
+    return result if strategy is None else _fuse(module, strategy, deadline_s) or result
+
+
+def _fuse(module: HloModule, strategy: Pipeline, deadline_s: float) -> bytes | None:
+    """Fuses a module by another strategy than XLA's; None, and a warning, where that fails."""
+    try:
+        with budget.until(deadline_s):
+            apply(module, strategy)
+            return module.to_bytes()
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}".rstrip(": ")
+        warn_once(f"Fuselane could not fuse {module.name} and left that to XLA: {detail}")
         return None
-    copy_donated_arguments(module)
-    module.remove_unused_computations()
-    check(module, options)
-    return module.to_bytes()
 
 
 def check(module: HloModule, options: Options) -> None:
@@ -97,7 +121,7 @@ def check(module: HloModule, options: Options) -> None:
 
 @final
 @dataclass(slots=True)
-class _Fusion:
+class _Loops:
     """The loops of one module on their way to kernels."""
 
     module: HloModule

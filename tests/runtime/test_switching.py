@@ -38,13 +38,13 @@ class Watch:
         self.options: list[Options] = []
         self._inner = pipeline.transform
 
-    def __call__(self, data: bytes, options: Options, *others: Any) -> bytes | None:
+    def __call__(self, data: bytes, options: Options, *others: Any, **named: Any) -> bytes | None:
         if b"jit_program" in data:
             self.num_modules += 1
             self.options.append(options)
         log: DecisionLog = others[0]
         before = sum(loop.decision.fused for loop in log)
-        result = self._inner(data, options, *others)
+        result = self._inner(data, options, *others, **named)
         self.num_fused += sum(loop.decision.fused for loop in log) - before
         return result
 

@@ -13,21 +13,31 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
 _CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start"})
+_SMALL_CALL: Final = "xla_cpu_small_call"
 
 
 def sequential_computations(module: HloModule) -> list[HloComputation]:
     """Returns the entry and what it runs by control flow, callees first.
 
-    Bodies of fusions, reductions, sorts and the like, which run element by element, are left out.
+    Bodies of fusions, reductions, sorts and the like, which run element by element, are left out;
+    so is what XLA:CPU compiles into one function, where nothing is a kernel of its own.
     """
     wanted = {module.entry}
     for computation in reversed(reachable_computations([module.entry])):
         if computation not in wanted:
             continue
         for instruction in computation.instructions:
-            if instruction.opcode in _CONTROL_FLOW:
+            if instruction.opcode in _CONTROL_FLOW and not is_small_call(instruction):
                 wanted.update(instruction.called_computations)
     return [c for c in reachable_computations([module.entry]) if c in wanted]
+
+
+def is_small_call(instruction: HloInstruction) -> bool:
+    """Whether an instruction calls a computation that XLA:CPU compiles into one function."""
+    return (
+        instruction.opcode == "call"
+        and instruction.frontend_attributes.get(_SMALL_CALL, "").lower() == "true"
+    )
 
 
 def xla_post_order(computation: HloComputation) -> list[HloInstruction]:

@@ -125,6 +125,12 @@ class HloModule:
             computation.module = None
         return len(unused)
 
+    def release(self, computation: HloComputation) -> None:
+        """Removes a computation that nobody calls any more, so that the names in it are free."""
+        self.computations.remove(computation)
+        self._instruction_names.difference_update(i.name for i in computation.instructions)
+        computation.module = None
+
     def adopt(self, instruction: HloInstruction, computation: HloComputation) -> None:
         """Gives an instruction about to be added to a computation of this module an id and a name.
 

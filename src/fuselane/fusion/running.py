@@ -1,0 +1,60 @@
+"""Fusion strategies on the real XLA: what its CPU compiler gets instead of its own fusions.
+
+dissolve      XLA's fusions become single instructions again
+run           the passes of a pipeline fuse them anew
+wrap          what XLA:CPU compiles in fusions only gets one of its own
+verify        rules of HLO
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.dissolve import dissolve
+from fuselane.fusion.fuse import LOOP, Fuser
+from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
+from fuselane.fusion.pipelines import Pipeline, run_pipeline
+from fuselane.fusion.traversal import sequential_computations
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.hlo.verifier import verify
+
+_WRAPPED: Final = (ELEMENTWISE - {"copy", "stochastic-convert"}) | opcodes(
+    "bitcast-convert broadcast dynamic-slice gather iota map pad reduce reduce-window reshape "
+    "reverse scatter slice"
+)
+"""Opcodes that XLA:CPU's FusionWrapper puts into fusions of their own; others have kernels."""
+
+
+def apply(module: HloModule, pipeline: Pipeline) -> FusionLog:
+    """Fuses a module, as XLA's CPU hook shows it, by a pipeline instead of as XLA did.
+
+    Args:
+        module: It is changed.
+        pipeline: The passes to run.
+    Returns:
+        Every decision of theirs.
+    Raises:
+        VerificationError: if a pass broke a rule of HLO; the module is of no use then.
+    """
+    dissolve(module)
+    log = run_pipeline(pipeline, module)
+    _wrap(module)
+    verify(module)
+    return log
+
+
+def _wrap(module: HloModule) -> None:
+    """Puts instructions that XLA:CPU compiles in fusions only into fusions of their own."""
+    for computation in sequential_computations(module):
+        fuser = Fuser(module, computation)
+        wanted = [i for i in computation.instructions if _must_be_wrapped(i)]
+        for instruction in wanted:
+            fuser.wrap(instruction, LOOP)
+        if wanted:
+            fuser.finish()
+
+
+def _must_be_wrapped(instruction: HloInstruction) -> bool:
+    return instruction.opcode in _WRAPPED

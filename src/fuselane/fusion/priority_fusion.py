@@ -12,20 +12,21 @@ Source: xla/backends/gpu/transforms/priority_fusion.cc of 2026, by `xla_fusion_f
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
 from fuselane.fusion.fuse import Fuser
-from fuselane.fusion.gpu.emitters import choose_emitter
+from fuselane.fusion.gpu.emitters import Emission, choose_emitter
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.rules import (
     GpuRules,
     check_pair,
     check_scatter,
-    is_fusible_on_gpu,
+    is_free_bitcast,
     is_small_constant,
 )
 from fuselane.fusion.opcodes import is_fusible
@@ -63,17 +64,34 @@ class PriorityFusion:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Update:
+    """How the users of a producer changed: the new ones, and what those gone contributed."""
+
+    users: list[HloInstruction] = field(default_factory=list)
+    removed: int = 0
+
+
+@final
+@dataclass(slots=True)
 class _Pair:
-    """What is known of one edge: the answer, and what fusing it changes besides the launch."""
+    """What is known of one edge: the answer, how it would be made, and the time once asked for."""
 
     decision: FusionDecision
-    gain: int = 0
+    region: Region | None = None
+    emission: Emission | None = None
+    ticks: int | None = None
+    """Of the user with the producer inside."""
 
 
 @final
 class _Queue:
-    """One computation on its way through the pass."""
+    """One computation on its way through the pass.
+
+    Gains are kept as XLA keeps them, as sums to which the edges that are new are added and from
+    which those that are gone are taken. An edge whose user did not change keeps its old share
+    even where its producer grew, and that share stays for good once the producer did grow.
+    """
 
     def __init__(
         self,
@@ -108,19 +126,30 @@ class _Queue:
 
     # Priorities.
 
-    def _price(self, producer: HloInstruction) -> None:
+    def _price(self, producer: HloInstruction, update: _Update | None = None) -> None:
         """Puts a producer into the queue where its gain belongs, or takes it out."""
-        self.priority.pop(producer, None)
+        before = self.priority.pop(producer, None)
         if not producer.users or producer.opcode in _NOT_PRODUCERS or not is_fusible(producer):
             return
-        priority = _FIRST if _is_free_bitcast(producer) else self._gain(producer)
-        if priority is not None and priority >= 0:
-            self.priority[producer] = priority
-            heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
+        if is_free_bitcast(producer):
+            priority: int | None = _FIRST
+        elif not self._can_fuse(producer):
+            priority = None
+        elif update is None or before is None:
+            priority = LAUNCH + self._gain(producer, producer.users)
+        else:
+            priority = before - update.removed + self._gain(producer, update.users)
+        if priority is None:
+            return
+        if priority < 0:
+            self._note(producer, None, _refuse_slower(producer, priority))
+            return
+        self.priority[producer] = priority
+        heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
 
-    def _gain(self, producer: HloInstruction) -> int | None:
-        """Returns the ticks won by fusing a producer into all its users, None if it cannot be."""
-        users = [user for user in producer.users if user.opcode != "bitcast"]
+    def _can_fuse(self, producer: HloInstruction) -> bool:
+        """Whether a producer can be fused into all its users but bitcasts, of which one is none."""
+        users = [user for user in producer.users if not is_free_bitcast(user)]
         if not users:
             self._note(
                 producer,
@@ -131,25 +160,27 @@ class _Queue:
                     xla="not fusing because there are only bitcast users",
                 ),
             )
-            return None
-        gain = LAUNCH
         for user in users:
-            pair = self._pair(producer, user)
-            if not pair.decision.can_fuse:
-                self._note(producer, user, pair.decision)
-                return None
-            gain += pair.gain
-        gain += self.model.time(producer).total
-        if gain < 0:
-            detail = (
-                f"Computing `{producer.name}` in its {len(users)} users would take"
-                f" {-gain / TICKS_PER_US:.2f} us longer."
-            )
-            decision = refuse(
-                BoundaryReason.SLOWER, detail, users=len(users), gain_us=gain / TICKS_PER_US
-            )
-            self._note(producer, None, decision)
-        return gain
+            decision = self._pair(producer, user).decision
+            if not decision.can_fuse:
+                self._note(producer, user, decision)
+                return False
+        return bool(users)
+
+    def _gain(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> int:
+        """Returns the ticks won, launches aside, by fusing a producer into users of it."""
+        won = self.model.time(producer).total
+        for user in users:
+            won += self.model.time(user).total - self._fused_ticks(producer, user)
+        return won
+
+    def _fused_ticks(self, producer: HloInstruction, user: HloInstruction) -> int:
+        pair = self._pair(producer, user)
+        if pair.ticks is None:
+            region = pair.region or Region(user, producer)
+            emission = pair.emission or choose_emitter(region)
+            pair.ticks = self.model.fused_ticks(producer, user, region, emission)
+        return pair.ticks
 
     def _pair(self, producer: HloInstruction, user: HloInstruction) -> _Pair:
         known = self.pairs.setdefault(producer, {})
@@ -171,41 +202,56 @@ class _Queue:
             region=region,
             emission=emission,
         )
-        if not decision.can_fuse:
-            return _Pair(decision)
-        fused = self.model.fused_ticks(producer, user, region, emission)
-        return _Pair(decision, self.model.time(user).total - fused)
+        return _Pair(decision, region, emission)
 
     # Fusing.
 
     def _fuse_into_users(self, producer: HloInstruction, priority: int) -> None:
-        priced = dict.fromkeys(producer.operands)
-        for user in list(producer.users):
-            if user.opcode == "bitcast" or not is_fusible_on_gpu(user):
+        users = [
+            user
+            for user in producer.users
+            if priority != _FIRST or self._pair(producer, user).decision.can_fuse
+        ]
+        if not users:
+            return
+        decision = _worth(producer, priority)
+        updates: dict[HloInstruction, _Update] = {}
+        new: dict[HloInstruction, None] = {}
+        for user in users:
+            if is_free_bitcast(user):
                 continue
-            decision = self._pair(producer, user).decision
-            if not decision.can_fuse:
-                continue
-            fusion = self._fuse(producer, user, _worth(producer, priority))
-            priced[fusion] = None
-            priced.update(dict.fromkeys(fusion.operands))
+            fusion = self._fuse(producer, user, decision)
+            if fusion is not user:
+                self.priority.pop(user, None)
+                updates.pop(user, None)
+            for operand in fusion.operands:
+                if operand.opcode not in _NOT_PRODUCERS and is_fusible(operand):
+                    updates.setdefault(operand, _Update()).users.append(fusion)
+            new[fusion] = None
+        for operand, update in updates.items():
+            update.removed = self._share(operand, [*users, producer])
         if not producer.users:
             self._forget(producer)
-        priced.pop(producer, None)
-        for instruction in priced:
-            if instruction.opcode not in _NOT_PRODUCERS:
-                self._price(instruction)
+        for user in users:
+            self._forget(user)
+        for instruction in new | dict.fromkeys(updates):
+            self._price(instruction, updates.get(instruction))
+
+    def _share(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> int:
+        """Returns what users contributed to a producer's gain, with its own time."""
+        share = self.model.time(producer).total
+        known = self.pairs.get(producer, {})
+        for user in users:
+            pair = known.get(user)
+            if pair is not None and pair.ticks is not None:
+                share += self.model.time(user).total - pair.ticks
+        return share
 
     def _fuse(
         self, producer: HloInstruction, user: HloInstruction, decision: FusionDecision
     ) -> HloInstruction:
         kind = choose_emitter(Region(user, producer)).emitter.fusion_kind
         fusion, _ = self.fuser.fuse(producer, user, kind)
-        self._forget(user)
-        self._forget(fusion)
-        if fusion is not user:
-            for reader in fusion.users:  # what is known of them names `user` as an operand
-                self.model.forget(reader)
         self._note(producer, user, decision, fusion)
         self.changed = True
         return fusion
@@ -213,7 +259,6 @@ class _Queue:
     def _forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that changed or is gone."""
         self.model.forget(instruction)
-        self.priority.pop(instruction, None)
         self.pairs.pop(instruction, None)
         for operand in instruction.operands:
             self.pairs.get(operand, {}).pop(instruction, None)
@@ -244,6 +289,15 @@ class _Queue:
         )
 
 
+def _refuse_slower(producer: HloInstruction, gain: int) -> FusionDecision:
+    gain_us = gain / TICKS_PER_US
+    users = len(producer.users)
+    detail = (
+        f"Computing `{producer.name}` in its {users} users would take {-gain_us:.2f} us longer."
+    )
+    return refuse(BoundaryReason.SLOWER, detail, users=users, gain_us=gain_us)
+
+
 def _worth(producer: HloInstruction, priority: int) -> FusionDecision:
     """Returns a yes with what is gained by fusing a producer into all its users."""
     if priority == _FIRST:
@@ -251,9 +305,3 @@ def _worth(producer: HloInstruction, priority: int) -> FusionDecision:
     gain_us = priority / TICKS_PER_US
     detail = f"Computing `{producer.name}` in all kernels that read it saves {gain_us:.2f} us."
     return allow(detail, gain_us=gain_us)
-
-
-def _is_free_bitcast(instruction: HloInstruction) -> bool:
-    if instruction.opcode != "bitcast":
-        return False
-    return instruction.shape.element_type.bits == instruction.operands[0].shape.element_type.bits

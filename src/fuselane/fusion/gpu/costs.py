@@ -11,7 +11,8 @@ Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc and xla/service/hlo_cost_
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -34,41 +35,41 @@ class KernelCost:
     Attributes:
         flops: Operations, each element of each member as often as it is computed.
         bytes_written: Size of the results, or of the update for a dynamic-update-slice.
-        read: Bytes read of each distinct operand, repeated reads included.
-        utilization: How often each element of each distinct operand is read, on average.
+        read: Bytes read of each operand, repeated reads included.
+        utilization: How often each element of each operand is read, on average.
         code_size: Instructions whose code is emitted, repetitions included.
-        emissions: For a fusion: how often the code of each operand would stand in it; else once.
-        roots: For a fusion: the members from which each operand is read elementwise.
+        emissions: For a fusion: how often the code of each operand would stand in it; else none.
+        roots: For a fusion: the members from which each operand is read elementwise; else none.
         root_utilization: For a fusion: how often these are computed.
         result: For a fusion: what its result is read elementwise from, which is itself.
     """
 
     flops: float
     bytes_written: int
-    read: Mapping[HloInstruction, int]
-    utilization: Mapping[HloInstruction, float]
+    read: Sequence[int]
+    utilization: Sequence[float]
     code_size: int = 1
-    emissions: Mapping[HloInstruction, int] = field(default_factory=dict)
-    roots: Mapping[HloInstruction, Roots] | None = None
-    root_utilization: Mapping[HloInstruction, float] | None = None
+    emissions: Sequence[int] = ()
+    roots: Sequence[Roots] = ()
+    root_utilization: Mapping[HloInstruction, float] = field(default_factory=dict)
     result: Roots = frozenset()
 
     def common(self, left: Roots, right: Roots) -> float:
         """Returns the utilization that two sets of roots share."""
-        assert self.root_utilization is not None
-        return sum(self.root_utilization[root] for root in left & right)
+        return to_f32(sum(self.root_utilization[root] for root in left & right))
 
 
 def compute_cost(instruction: HloInstruction) -> KernelCost:
     """Returns the cost of an instruction as a kernel of its own."""
     if instruction.opcode == "fusion" and instruction.fusion_kind != "kCustom":
         return _cost_of_fusion(instruction)
-    read: dict[HloInstruction, int] = {}
-    utilization: dict[HloInstruction, float] = {}
-    for index, operand in enumerate(instruction.operands):
-        read.setdefault(operand, _operand_bytes(instruction, index))
-        utilization.setdefault(operand, operand_utilization(instruction, index))
-    return KernelCost(_flops(instruction), _bytes_written(instruction), read, utilization)
+    indices = range(len(instruction.operands))
+    return KernelCost(
+        to_f32(_flops(instruction)),
+        _bytes_written(instruction),
+        [_operand_bytes(instruction, index) for index in indices],
+        [operand_utilization(instruction, index) for index in indices],
+    )
 
 
 def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
@@ -80,44 +81,53 @@ def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
     flops, code_size = 0.0, 0
     for member in reversed(body.post_order()):
         own_roots = roots.get(member, set())
-        used[member] = sum(root_utilization[root] for root in own_roots)
+        used[member] = to_f32(sum(root_utilization[root] for root in own_roots))
         times = sum(emissions[root] for root in own_roots)
         code_size += times
-        flops += used[member] * _flops(member)
+        flops = to_f32(flops + to_f32(used[member] * to_f32(_flops(member))))
         passes_on = is_elementwise(member) or member.opcode in _TRANSPARENT or _keeps_shape(member)
         for index, operand in enumerate(member.operands):
             if passes_on:
                 roots.setdefault(operand, set()).update(own_roots)
                 continue
             roots.setdefault(operand, set()).add(operand)
-            asked = used[member] * operand_utilization(member, index)
+            asked = to_f32(used[member] * operand_utilization(member, index))
             count = operand.shape.num_elements
-            share = math.ceil(asked * count) / count if count else 0.0
-            root_utilization[operand] = root_utilization.get(operand, 0.0) + share
+            share = to_f32(math.ceil(to_f32(asked * count)) / count) if count else 0.0
+            root_utilization[operand] = to_f32(root_utilization.get(operand, 0.0) + share)
             emissions[operand] = emissions.get(operand, 0) + times
-    read: dict[HloInstruction, int] = {}
-    utilization: dict[HloInstruction, float] = {}
-    code_of: dict[HloInstruction, int] = {}
-    for operand, parameter in zip(fusion.operands, body.parameters, strict=True):
-        share = used.get(parameter, 0.0)
-        code_of.setdefault(operand, sum(emissions[r] for r in roots.get(parameter, ())))
-        read.setdefault(operand, round(operand.shape.byte_size * share))
-        utilization.setdefault(operand, share)
+    shares = [used.get(parameter, 0.0) for parameter in body.parameters]
     return KernelCost(
         flops,
         _bytes_written(body.root),
-        read,
-        utilization,
+        [
+            round_half_up(to_f32(operand.shape.byte_size * share))
+            for operand, share in zip(fusion.operands, shares, strict=True)
+        ],
+        shares,
         code_size,
-        code_of,
-        {
-            operand: frozenset(roots.get(parameter, ()))
-            for operand, parameter in zip(fusion.operands, body.parameters, strict=True)
-        },
+        [sum(emissions[root] for root in roots.get(p, ())) for p in body.parameters],
+        [frozenset(roots.get(parameter, ())) for parameter in body.parameters],
         root_utilization,
         frozenset(roots[body.root]),
     )
 
+
+def to_f32(value: float) -> float:
+    """Rounds to the type XLA counts in."""
+    if -_EXACT_IN_F32 < value < _EXACT_IN_F32 and value == int(value):
+        return value
+    result: float = _F32.unpack(_F32.pack(value))[0]
+    return result
+
+
+def round_half_up(value: float) -> int:
+    """Rounds to the nearest integer, halves up."""
+    return math.floor(value + 0.5)
+
+
+_F32: Final = struct.Struct("f")
+_EXACT_IN_F32: Final = 1 << 24
 
 _TRANSPARENT: Final = frozenset({"tuple", "get-tuple-element"})
 
@@ -131,6 +141,10 @@ def _keeps_shape(member: HloInstruction) -> bool:
 
 def operand_utilization(instruction: HloInstruction, index: int) -> float:
     """Returns how often each element of an operand is read by an instruction that is no fusion."""
+    return to_f32(_operand_utilization(instruction, index))
+
+
+def _operand_utilization(instruction: HloInstruction, index: int) -> float:
     out, read = instruction.shape, instruction.operands[index].shape
     if not read.num_elements or read.is_tuple:
         return 1.0
@@ -159,6 +173,8 @@ def _operand_bytes(instruction: HloInstruction, index: int) -> int:
             return instruction.shape.byte_size
         case "dynamic-update-slice" if index == 0:
             return 0
+        case "bitcast":
+            return 0
         case "reduce" if index >= len(instruction.operands) // 2:
             return operand.byte_size * _first(instruction.shape).num_elements
         case "reduce-window" if index == 0:
@@ -174,6 +190,8 @@ def _bytes_written(instruction: HloInstruction) -> int:
             return instruction.operands[1].shape.byte_size
         case "tuple":
             return sum(_bytes_written(operand) for operand in instruction.operands)
+        case "bitcast":
+            return 0
         case _:
             return instruction.shape.byte_size
 

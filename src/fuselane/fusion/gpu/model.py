@@ -11,11 +11,10 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_f
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.fusion.gpu.costs import KernelCost, compute_cost
+from fuselane.fusion.gpu.costs import KernelCost, compute_cost, round_half_up, to_f32
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.launch import Launch, compute_launch
 from fuselane.fusion.gpu.region import Region
@@ -59,6 +58,9 @@ class PerformanceModel:
 
     def __init__(self, gpu: GpuDescription) -> None:
         self.gpu = gpu
+        self._bandwidth = to_f32(gpu.memory_bytes_per_s)
+        self._clock_ghz = to_f32(gpu.clock_ghz)
+        self._block_bandwidth = to_f32(to_f32(self._clock_ghz * 1e9) * _BYTES_PER_CLOCK)
         self._costs: dict[HloInstruction, KernelCost] = {}
         self._times: dict[HloInstruction, KernelTime] = {}
 
@@ -86,22 +88,28 @@ class PerformanceModel:
     ) -> int:
         """Returns the time of a consumer that computes an operand of it itself."""
         into, of = self.cost(consumer), self.cost(producer)
-        share = into.utilization[producer]
+        share = into.utilization[consumer.operands.index(producer)]
         launch = compute_launch(region, emission, self.gpu)
         times = share * consumer.operands.count(producer)
-        flops = _nearest(self.time(producer).flops * times) + self.time(consumer).flops
+        flops = int(to_f32(to_f32(self.time(producer).flops * times) + self.time(consumer).flops))
         is_coalesced = _is_coalesced(region, emission)
+        places_in = _first_places(consumer.operands)
+        places_of = _first_places(producer.operands)
         reading = 0
-        operands = dict.fromkeys([*producer.operands, *consumer.operands])
-        operands.pop(producer)
-        for operand in operands:
-            common = self._common_utilization(operand, producer, consumer)
-            size = operand.shape.byte_size
-            total = (
-                _nearest(of.read.get(operand, 0) * share)
-                + into.read.get(operand, 0)
-                - _nearest(size * common)
-            )
+        for operand in places_of | places_in:
+            if operand is producer:
+                continue
+            total, common = 0, 0.0
+            if operand in places_of:
+                total += round_half_up(to_f32(of.read[places_of[operand]] * share))
+                if operand in places_in:
+                    common = self._common_utilization(
+                        producer, places_of[operand], consumer, places_in
+                    )
+            if operand in places_in:
+                total += into.read[places_in[operand]]
+            if common:
+                total -= round_half_up(to_f32(operand.shape.byte_size * common))
             reading += self._read_ticks(operand, total, launch, is_coalesced=is_coalesced)
         memory = reading + self.time(consumer).write
         return _overlap(self._compute_ticks(flops, launch), memory)
@@ -112,20 +120,21 @@ class PerformanceModel:
         emission = choose_emitter(region)
         launch = compute_launch(region, emission, self.gpu)
         is_coalesced = _is_coalesced(region, emission)
+        places = _first_places(instruction.operands)
         reading = sum(
-            self._read_ticks(operand, cost.read[operand], launch, is_coalesced=is_coalesced)
+            self._read_ticks(operand, cost.read[places[operand]], launch, is_coalesced=is_coalesced)
             for operand in instruction.operands  # one that occurs twice is read twice
         )
         flops = int(cost.flops)
-        write = _nearest(cost.bytes_written / self.gpu.memory_bytes_per_s * TICKS_PER_S)
+        write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / to_f32(self._bandwidth)))
         computing = self._compute_ticks(flops, launch)
         return KernelTime(flops, write, _overlap(computing, reading + write))
 
     def _compute_ticks(self, flops: int, launch: Launch) -> int:
         cores = min(launch.blocks, self.gpu.num_multiprocessors)
         units = cores * min(launch.threads, self.gpu.fp32_units)
-        flops_per_ns = int(self.gpu.clock_ghz * 2 * units)
-        return _nearest(flops / flops_per_ns * 4)
+        flops_per_ns = int(self._clock_ghz * 2 * units)
+        return _scale(4, to_f32(to_f32(flops) / flops_per_ns))
 
     def _read_ticks(
         self, operand: HloInstruction, total: int, launch: Launch, *, is_coalesced: bool
@@ -135,41 +144,63 @@ class PerformanceModel:
         net = min(operand.shape.byte_size, total)
         share = 1.0
         if not is_coalesced and operand.shape.is_array:
-            share = min(1.0, operand.shape.element_type.byte_size / _TRANSACTION_BYTES)
-        first = again = gpu.memory_bytes_per_s * share
+            share = operand.shape.element_type.byte_size / _TRANSACTION_BYTES
+        first = to_f32(gpu.memory_bytes_per_s * share)
+        again = self._bandwidth
         if net < gpu.l2_bytes:
-            again = gpu.memory_bytes_per_s * _L2_SPEEDUP
+            again = to_f32(again * _L2_SPEEDUP)
             if net < _L1_BYTES * gpu.num_multiprocessors:
-                again *= _L1_SPEEDUP
-        most = launch.blocks * gpu.clock_ghz * 1e9 * _BYTES_PER_CLOCK
-        seconds_first = net / min(first, most)
-        seconds_again = (total - net) / min(again, most)
-        return _nearest(seconds_first * TICKS_PER_S) + _nearest(seconds_again * TICKS_PER_S)
+                again = to_f32(again * _L1_SPEEDUP)
+        else:
+            again = to_f32(again * share)
+        most = to_f32(launch.blocks * self._block_bandwidth)
+        ticks = _ticks_of_s(to_f32(to_f32(net) / min(first, most)))
+        if total > net:
+            ticks += _ticks_of_s(to_f32(to_f32(total - net) / min(again, most)))
+        return ticks
 
     def _common_utilization(
-        self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
+        self,
+        producer: HloInstruction,
+        place: int,
+        consumer: HloInstruction,
+        places: dict[HloInstruction, int],
     ) -> float:
-        """Returns how much of an operand producer and consumer read in the same places."""
-        if operand not in producer.operands or operand not in consumer.operands:
-            return 0.0
+        """Returns how much of a producer's operand the consumer reads in the same places."""
         of, into = self.cost(producer), self.cost(consumer)
-        if of.roots is not None:
-            if of.common(of.roots[operand], of.result) != 1.0:
+        if of.roots:
+            if of.common(of.roots[place], of.result) != 1.0:
                 return 0.0
         elif not is_elementwise(producer):
             return 0.0
-        if into.roots is None:
+        if not into.roots:
             return 1.0 if is_elementwise(consumer) else 0.0
-        return into.common(into.roots[operand], into.roots[producer])
+        return into.common(
+            into.roots[places[producer.operands[place]]], into.roots[places[producer]]
+        )
+
+
+def _first_places(operands: list[HloInstruction]) -> dict[HloInstruction, int]:
+    places: dict[HloInstruction, int] = {}
+    for place, operand in enumerate(operands):
+        places.setdefault(operand, place)
+    return places
 
 
 def _overlap(computing: int, memory: int) -> int:
-    return computing + memory - _nearest(min(computing, memory) * _OVERLAP)
+    return computing + memory - _scale(min(computing, memory), _OVERLAP)
 
 
-def _nearest(value: float) -> int:
-    """Rounds to the nearest integer, halves up."""
-    return math.floor(value + 0.5)
+def _ticks_of_s(seconds: float) -> int:
+    """Returns the ticks of a number of seconds, halves rounded up."""
+    whole = int(seconds)
+    return int(whole * TICKS_PER_S) + round_half_up((seconds - whole) * TICKS_PER_S)
+
+
+def _scale(ticks: int, factor: float) -> int:
+    """Returns a multiple of a duration, by the detour over seconds that XLA's durations take."""
+    seconds = ticks * factor / TICKS_PER_S
+    return _ticks_of_s(seconds)
 
 
 _MOVES: Final = frozenset({"copy", "transpose"})

@@ -21,7 +21,7 @@ from fuselane.fusion.rules import reason_of
 from fuselane.hlo.instruction import HloInstruction
 
 _FUSIBLE: Final = opcodes(
-    "bitcast broadcast concatenate constant copy dynamic-slice dynamic-update-slice gather iota "
+    "broadcast concatenate constant copy dynamic-slice dynamic-update-slice gather iota "
     "pad reduce reduce-window reshape reverse scatter slice transpose"
 )
 _SHARING: Final = frozenset({"reduce", "transpose"})
@@ -34,7 +34,16 @@ def is_fusible_on_gpu(instruction: HloInstruction) -> bool:
     """Whether XLA:GPU's priority fusion looks at an instruction at all."""
     if instruction.opcode == "fusion":
         return instruction.fusion_kind != "kCustom"
-    return instruction.opcode in _FUSIBLE or is_elementwise(instruction)
+    if instruction.opcode in _FUSIBLE or is_elementwise(instruction):
+        return True
+    return is_free_bitcast(instruction)
+
+
+def is_free_bitcast(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a bitcast that keeps the width of elements."""
+    if instruction.opcode != "bitcast":
+        return False
+    return instruction.shape.element_type.bits == instruction.operands[0].shape.element_type.bits
 
 
 @final
@@ -162,7 +171,7 @@ class GpuRules:
 
 def emissions(producer: HloInstruction, consumer: HloInstruction, into: KernelCost) -> int:
     """Returns how often a consumer's code would hold that of an operand."""
-    return into.emissions.get(producer, 1)
+    return into.emissions[consumer.operands.index(producer)] if into.emissions else 1
 
 
 def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
@@ -174,7 +183,7 @@ def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDeci
         if not is_fusible_on_gpu(side):
             detail = f"XLA:GPU has no fused form of `{side.name}`, a {side.opcode}."
             return refuse(reason_of(side), detail, xla=f"the {name} is not fusible")
-    if consumer.opcode == "bitcast":
+    if is_free_bitcast(consumer):
         detail = f"`{consumer.name}` is a bitcast, which needs no kernel."
         return refuse(BoundaryReason.NOT_FUSIBLE, detail, xla="not fusing into a single bitcast")
     return None

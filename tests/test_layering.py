@@ -16,6 +16,7 @@ FILES: Final = sorted(PACKAGE.rglob("*.py"))
 # What every layer above may use, each with what it may itself use of the others.
 FOUNDATION: Final = {
     "boundary": set[str](),
+    "collector": set[str](),
     "decisions": set[str](),
     "errors": {"decisions"},
     "budget": {"decisions", "errors"},

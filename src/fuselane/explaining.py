@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from fuselane import config, pipeline
+from fuselane import collector, config, pipeline
 from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, LoopDecision
@@ -37,10 +37,11 @@ def report_on(captured: Iterable[CapturedModule], options: Options | None = None
     decisions: list[LoopDecision] = []
     for module in captured:
         log = DecisionLog()
-        if not is_off:
-            _decide(module, options, log)
+        with collector.paused():
+            if not is_off:
+                _decide(module, options, log)
+            modules.append(_model(module, log))
         decisions.extend(log)
-        modules.append(_model(module, log))
     note = OFF_NOTE if is_off else ""
     return Report(loops=Report.of(decisions).loops, modules=tuple(modules), note=note)
 
@@ -48,8 +49,8 @@ def report_on(captured: Iterable[CapturedModule], options: Options | None = None
 def _decide(captured: CapturedModule, options: Options, log: DecisionLog) -> None:
     """Runs the compiler on a module as XLA's hook would have shown it; its failures are warnings,
     as they are there."""
-    unscheduled = [stage for stage in captured.stages if not stage.is_scheduled]
-    data = unscheduled[-1].data if unscheduled else captured.final
+    unscheduled = (stage.data for stage in reversed(captured.stages) if not stage.is_scheduled)
+    data = next(unscheduled, captured.final)
     backend = None if captured.gpu is None else GpuBackend(options, captured.gpu)
     hook.guard(lambda module: pipeline.transform(module, options, log, backend), data)
 

@@ -12,8 +12,9 @@ advice       what the user can do about it, with the gain by the same model
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -58,14 +59,14 @@ def build_module(
     """
     module = captured.module()
     launches = find_launches(module)
-    earlier = [stage.module for stage in _earlier(captured)]
-    unfused = _unfused(captured)
+    first, unfused = _first(captured), _unfused(captured)
+    earlier = [read for read in (unfused and unfused.module, first) if read is not None]
     provenance = Provenance(module, launches.callers, earlier)
     machine = costs or MachineCosts()
     clock = _choose_clock(captured, machine, num_cores)
     own = [d for d in decisions if d.module == captured.name]
     if captured.gpu is None:
-        rules = CpuRefusals(captured.module(), unfused and unfused.module).why
+        rules = CpuRefusals(module, captured.module(), unfused and unfused.module).why
     else:
         rules = GpuRefusals(captured, module).why
     judge = Judge(rules)
@@ -80,7 +81,7 @@ def build_module(
         compile_s=captured.compile_s,
         notes=captured.notes,
     )
-    return replace(model, advice=give_advice(_view(model, captured, machine)))
+    return replace(model, advice=give_advice(_view(model, captured, machine, first)))
 
 
 def _unfused(captured: CapturedModule) -> CapturedStage | None:
@@ -91,20 +92,24 @@ def _unfused(captured: CapturedModule) -> CapturedStage | None:
     return None
 
 
-def _earlier(captured: CapturedModule) -> list[CapturedStage]:
-    """Returns the stages in which to look for lines that were lost since, latest first."""
-    unfused = _unfused(captured)
-    return [stage for stage in (unfused, *captured.stages[:1]) if stage is not None]
+def _first(captured: CapturedModule) -> Callable[[], HloModule] | None:
+    """Returns what reads the module as it came, once, or None if it is not known."""
+    return functools.cache(captured.stages[0].module) if captured.stages else None
 
 
-def _view(model: ModuleModel, captured: CapturedModule, costs: MachineCosts) -> View:
+def _view(
+    model: ModuleModel,
+    captured: CapturedModule,
+    costs: MachineCosts,
+    first: Callable[[], HloModule] | None,
+) -> View:
     """Returns the module as the rules of advice see it."""
     gpu = captured.gpu
     return View(
         module=model,
         launch_us=costs.thunk_us if gpu is None else LAUNCH_US,
         bytes_per_us=costs.cached_bytes_per_us if gpu is None else gpu.memory_bytes_per_s / 1e6,
-        first=captured.stages[0].module if captured.stages else None,
+        first=first,
     )
 
 

@@ -95,8 +95,9 @@ def get_wrapped(instruction: HloInstruction) -> HloInstruction:
     if instruction.opcode != "fusion":
         return instruction
     inside = instruction.called_computations[0].instructions
-    work = [i for i in inside if i.opcode not in ("parameter", "constant")]
-    return work[0] if len(work) == 1 else instruction
+    work = (i for i in inside if i.opcode not in ("parameter", "constant"))
+    first, second = next(work, None), next(work, None)
+    return instruction if first is None or second is not None else first
 
 
 def is_library(instruction: HloInstruction) -> bool:

@@ -29,14 +29,24 @@ def describe_stages(stages: Sequence[CapturedStage]) -> tuple[StageModel, ...]:
         if stage.data == data:
             continue
         data = stage.data
-        described.append(_describe(stage, before))
-        before = dict(_names(HloModuleProto.FromString(data)))
+        proto = HloModuleProto.FromString(data)
+        now = {i.name: i.opcode for c in proto.computations for i in c.instructions}
+        described.append(_describe(stage, proto, now, before))
+        before = now
     return tuple(described)
 
 
-def _describe(stage: CapturedStage, before: dict[str, str]) -> StageModel:
-    proto = HloModuleProto.FromString(stage.data)
-    now = dict(_names(proto))
+def _describe(
+    stage: CapturedStage, proto: Message, now: dict[str, str], before: dict[str, str]
+) -> StageModel:
+    """Returns a stage.
+
+    Args:
+        stage: Its names.
+        proto: Its module.
+        now: Opcodes of all instructions of it, by name.
+        before: The same of the stage before.
+    """
     opcodes = Counter(now.values())
     return StageModel(
         pipeline=stage.pipeline,
@@ -48,13 +58,6 @@ def _describe(stage: CapturedStage, before: dict[str, str]) -> StageModel:
         added={n: o for n, o in now.items() if before.get(n) != o},
         removed={n: o for n, o in before.items() if now.get(n) != o},
     )
-
-
-def _names(proto: Message) -> Iterator[tuple[str, str]]:
-    """Yields name and opcode of all instructions."""
-    for computation in proto.computations:
-        for instruction in computation.instructions:
-            yield instruction.name, instruction.opcode
 
 
 def _count_bytes(proto: Message) -> int:

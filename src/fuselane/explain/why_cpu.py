@@ -8,13 +8,13 @@ module in which the root stands outside of its fusion.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Any, final
 
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.explain.edges import Edge
 from fuselane.explain.emitters import get_wrapped
+from fuselane.explain.same_values import SameValues
 from fuselane.explain.units import plural
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.growing import GrowingFusion
@@ -28,22 +28,26 @@ from fuselane.fusion.unduplicable import find_unduplicable
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
-_NUMBER: Final = re.compile(r"(\.clone|\.\d+)+$")
-
 
 @final
 class CpuRefusals:
     """Answers of XLA:CPU's rules for the kernels of one module."""
 
     def __init__(
-        self, module: HloModule, read_unfused: Callable[[], HloModule] | None = None
+        self,
+        final: HloModule,
+        module: HloModule,
+        read_unfused: Callable[[], HloModule] | None = None,
     ) -> None:
         """Remembers what to look at.
 
         Args:
-            module: The final module; it is taken apart.
-            read_unfused: Returns the module before instruction fusion, or None if it is not known.
+            final: The final module, whose edges are asked about.
+            module: The same once more; it is taken apart.
+            read_unfused: Returns the module before instruction fusion, parsed afresh, or None if it
+                is not known.
         """
+        self._final = final
         self._read_unfused = read_unfused
         self._growing: dict[HloInstruction, GrowingFusion] = {}
         self._rules = CpuRules()
@@ -65,15 +69,35 @@ class CpuRefusals:
         decision = self._rules.should_fuse(_edge(consumer, index, self._growing))
         if not decision.can_fuse:
             return decision.boundary()
+        return self._from_history(edge, producer.name)
+
+    def _from_history(self, edge: Edge, name: str) -> BoundaryDecision | None:
+        """Answers by what XLA's pass saw, which no longer shows in the final module.
+
+        Args:
+            edge: What is asked about.
+            name: Today's name of what computes the producer's value.
+        """
+        former = None if self._values is None else self._values.former(edge.producer)
+        if former is None:
+            return _explain_in_place(edge)
         return (
-            (self._kept.why(producer) if self._kept is not None else None)
+            (self._kept.why(former, name) if self._kept is not None else None)
             or _explain_in_place(edge)
-            or (self._replay.why(producer) if self._replay is not None else None)
+            or (self._replay.why(former) if self._replay is not None else None)
         )
 
     @functools.cached_property
+    def _unfused(self) -> HloModule | None:
+        return None if self._read_unfused is None else self._read_unfused()
+
+    @functools.cached_property
+    def _values(self) -> SameValues | None:
+        return None if self._unfused is None else SameValues(self._final, self._unfused)
+
+    @functools.cached_property
     def _kept(self) -> _Kept | None:
-        return None if self._read_unfused is None else _Kept(self._read_unfused(), self._rules)
+        return None if self._unfused is None else _Kept(self._unfused, self._rules)
 
     @functools.cached_property
     def _replay(self) -> _Replay | None:
@@ -124,7 +148,7 @@ class _Kept:
     """
 
     def __init__(self, module: HloModule, rules: CpuRules) -> None:
-        self._num_users: dict[tuple[Any, ...], int] = {}
+        self._kept: set[HloInstruction] = set()
         for computation in sequential_computations(module):
             order = xla_post_order(computation)
             growing: dict[HloInstruction, GrowingFusion] = {}
@@ -132,13 +156,17 @@ class _Kept:
             def would_fuse(consumer: HloInstruction, index: int, cache: Any = growing) -> bool:
                 return rules.should_fuse(_edge(consumer, index, cache)).can_fuse
 
-            for instruction in find_unduplicable(order, would_fuse):
-                self._num_users[_key(instruction)] = len(instruction.users)
+            self._kept |= find_unduplicable(order, would_fuse)
 
-    def why(self, producer: HloInstruction) -> BoundaryDecision | None:
-        """Returns why a producer is computed once only, or None if that is not so."""
-        num_users = self._num_users.get(_key(producer), 0)
-        if num_users < 2:
+    def why(self, producer: HloInstruction, name: str) -> BoundaryDecision | None:
+        """Returns why an instruction is computed once only, or None if that is not so.
+
+        Args:
+            producer: What it was before fusion.
+            name: Its name today.
+        """
+        num_users = len(producer.users)
+        if producer not in self._kept or num_users < 2:
             return None
         reason, what = BoundaryReason.DUPLICATION, "which reads more than it makes,"
         if producer.opcode == "concatenate":
@@ -148,7 +176,7 @@ class _Kept:
             reason = BoundaryReason.EXPENSIVE_DUPLICATION
             what = f"an expensive {producer.opcode},"
         detail = (
-            f"`{producer.name}`, {what} has {plural(num_users, 'user')}; XLA settles what may be"
+            f"`{name}`, {what} has {plural(num_users, 'user')}; XLA settles what may be"
             " computed twice before it fuses anything, even where all users end up in one kernel."
         )
         return BoundaryDecision(
@@ -167,18 +195,13 @@ class _Replay:
     """
 
     def __init__(self, module: HloModule) -> None:
-        keys = {i.name: _key(i) for c in module.computations for i in c.instructions}
         log = FusionLog()
         InstructionFusion().run(module, log)
-        self._refusals = {
-            keys[step.producer]: step.decision
-            for step in log
-            if step.producer in keys and not step.decision.can_fuse
-        }
+        self._refusals = {s.producer: s.decision for s in log if not s.decision.can_fuse}
 
     def why(self, producer: HloInstruction) -> BoundaryDecision | None:
-        """Returns why a producer was last refused, or None if it was not."""
-        decision = self._refusals.get(_key(producer))
+        """Returns why an instruction was last refused, or None if it was not."""
+        decision = self._refusals.get(producer.name)
         return None if decision is None else decision.boundary()
 
 
@@ -207,12 +230,3 @@ def _edge(
         if growing is None:
             growing = cache[consumer] = GrowingFusion(consumer)
     return RuleEdge(consumer.operands[index], consumer, index, growing)
-
-
-def _key(instruction: HloInstruction) -> tuple[Any, ...]:
-    """Returns what an instruction keeps when it is fused and gets a new name: the name without its
-    number, opcode, shape and the user's operation."""
-    metadata = instruction.metadata
-    name = _NUMBER.sub("", instruction.name)
-    shape = str(instruction.shape)
-    return (name, instruction.opcode, shape, metadata.op_name, metadata.stack_frame_id)

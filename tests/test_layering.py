@@ -43,6 +43,17 @@ LAYERS: Final = FOUNDATION | {
     "xla": {"hlo", *FOUNDATION},
     "explain": {"analysis", "fusion", "hlo", "xla.captured", *FOUNDATION},
     "backends": {"analysis", "codegen", "hlo", "lanes", "runtime", *FOUNDATION},
+    "tuning": {
+        "analysis",
+        "explain.gpu_time",
+        "explain.hlo_cost",
+        "explain.launches",
+        "fusion",
+        "hlo",
+        "runtime.private_directory",
+        "runtime.warning",
+        *FOUNDATION,
+    },
     "pipeline": {
         "analysis",
         "backends",
@@ -68,10 +79,12 @@ LAYERS: Final = FOUNDATION | {
         "fusion",
         "pipeline",
         "runtime",
+        "tuning.tuned",
         "xla",
         *FOUNDATION,
     },
-    "__init__": {"api", "explain", "runtime.warning", *FOUNDATION},
+    "tuner": {"api", "fusion", "hlo", "runtime", "tuning", "xla", *FOUNDATION},
+    "__init__": {"api", "explain", "runtime.warning", "tuner", *FOUNDATION},
     "plugin": {"__init__", "api", "config", "errors"},
     "machine": {"device"},
     "calibration": {"__init__", "analysis.machine_costs", *FOUNDATION},
@@ -97,7 +110,7 @@ LAYERS: Final = FOUNDATION | {
 }
 # Libraries that must not spread, with the rooms and files that may import them.
 LIBRARIES: Final = {
-    "jax": {"api", "calibration", "cartpole", "cli", "doctor", "fuzz", "runtime", "xla"},
+    "jax": {"api", "calibration", "cartpole", "cli", "doctor", "fuzz", "runtime", "tuner", "xla"},
     "jaxlib": {"api", "calibration", "cartpole", "cli", "doctor", "fuzz", "runtime", "xla"},
     "llvmlite": {"codegen"},
     "ctypes": {"runtime"},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fuselane.api import decisions, disable, enable, enabled, explain, is_enabled, jit
     from fuselane.explain.report import Report
     from fuselane.runtime.warning import FuselaneWarning
+    from fuselane.tuner import tune
 
 __version__ = VERSION
 
@@ -39,6 +40,7 @@ __all__ = [
     "explain",
     "is_enabled",
     "jit",
+    "tune",
 ]
 
 _HOMES: Final = {
@@ -51,6 +53,7 @@ _HOMES: Final = {
     "explain": "fuselane.api",
     "is_enabled": "fuselane.api",
     "jit": "fuselane.api",
+    "tune": "fuselane.tuner",
 }
 
 

@@ -33,6 +33,7 @@ from fuselane.fusion.pipelines import parse_pipeline as find_strategy
 from fuselane.gpu import GpuDescription
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
+from fuselane.tuning.tuned import Tuned, load_tuned
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.targets import CPU
 
@@ -46,6 +47,14 @@ class _Setting:
     key: str
     log: DecisionLog
     strategy: Pipeline | None = None
+    tuned: Tuned | None = None
+
+    def strategy_of(self, data: bytes) -> Pipeline | None:
+        """Returns how to fuse a module; None for XLA's own fusions."""
+        if self.tuned is None:
+            return self.strategy
+        found = self.tuned.find(data, loops=self.options.loops)
+        return self.strategy if found is None else found
 
 
 @final
@@ -237,7 +246,7 @@ class _Scoped:
             return contextlib.nullcontext()
         options = self._options if active is None else active.options
         if self._fusion is not None:
-            options = replace(options, fusion=self._fusion)
+            options = replace(options, fusion=self._fusion, tuned=False)
         return _switchboard.scope(_prepare(options))
 
 
@@ -247,15 +256,16 @@ _STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})
 def _prepare(options: Options) -> _Setting:
     """Connects Fuselane to XLA and returns the setting with these options."""
     strategy = find_strategy(options.fusion) if options.fusion else None
+    tuned = load_tuned() if options.tuned else None
     with _preparing:
-        return _prepare_once(options, strategy)
+        return _prepare_once(options, strategy, tuned)
 
 
 _preparing: Final = threading.Lock()
 
 
 @functools.lru_cache(maxsize=64)
-def _prepare_once(options: Options, strategy: Pipeline | None) -> _Setting:
+def _prepare_once(options: Options, strategy: Pipeline | None, tuned: Tuned | None) -> _Setting:
     open_cache(config.cache_dir(), options.cache_mib * 2**20)
     _install()
     if options.gpu:
@@ -263,7 +273,9 @@ def _prepare_once(options: Options, strategy: Pipeline | None) -> _Setting:
     key = f"fuselane {options.fingerprint()}"
     if strategy is not None:  # the text may be the path of a plan, whose contents change
         key = f"{key} {hashlib.sha256(repr(strategy).encode()).hexdigest()[:16]}"
-    return _Setting(options=options, key=key, log=_log, strategy=strategy)
+    if tuned is not None:
+        key = f"{key} {tuned.key}"
+    return _Setting(options=options, key=key, log=_log, strategy=strategy, tuned=tuned)
 
 
 @functools.cache
@@ -294,7 +306,8 @@ def _transform(data: bytes) -> bytes | None:
     setting = _switchboard.active
     if setting is None:
         return None
-    return pipeline.transform(data, setting.options, setting.log, strategy=setting.strategy)
+    strategy = setting.strategy_of(data)
+    return pipeline.transform(data, setting.options, setting.log, strategy=strategy)
 
 
 def _persistent_key(before: Callable[[], str]) -> str:

@@ -62,6 +62,8 @@ class Options:
         loops: Replace loops by kernels; without, `fusion` alone changes programs.
         fusion: A fusion strategy to run in the place of XLA:CPU's own: the name of a pipeline, one
             as text, or the path of a plan; empty leaves XLA's fusions alone.
+        tuned: Fuse programs that `fuselane tune` has looked at as it found best, and the others as
+            `fusion` says.
         bounds_checks: Guard every load and store of kernels; one that leaves its memory aborts the
             process with a sentence that names the kernel. For finding bugs: kernels get slower.
     """
@@ -78,6 +80,7 @@ class Options:
     gpu: bool = False
     loops: bool = True
     fusion: str = ""
+    tuned: bool = False
     bounds_checks: bool = False
 
     def __post_init__(self) -> None:

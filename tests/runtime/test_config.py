@@ -89,6 +89,9 @@ def test_fingerprints_differ_by_every_option() -> None:
             {"verify_hlo": True},
             {"gpu": True},
             {"bounds_checks": True},
+            {"loops": False},
+            {"fusion": "none"},
+            {"tuned": True},
         )
     ]
     assert len(others) == len(dataclasses.fields(Options))

@@ -7,10 +7,11 @@ registered here never raises and, when it fails, leaves the module as it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import jaxlib
@@ -31,6 +32,7 @@ _GPU_PLATFORMS: Final = frozenset({"cuda", "gpu"})
 _lock = threading.Lock()
 _current: list[Transformation] = []
 _registered: list[str] = []
+_observers: list[list[bytes]] = []
 
 
 def install(transformation: Transformation) -> None:
@@ -50,6 +52,22 @@ def install(transformation: Transformation) -> None:
 def is_installed() -> bool:
     """Whether XLA has been given the hook."""
     return bool(_registered)
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[list[bytes]]:
+    """Yields a list that gets every module XLA's CPU compiler hands over inside a `with` block.
+
+    On whatever thread that is, and as XLA has it, before the transformation. `install` comes first.
+    """
+    modules: list[bytes] = []
+    with _lock:
+        _observers.append(modules)
+    try:
+        yield modules
+    finally:
+        with _lock:
+            _observers[:] = [other for other in _observers if other is not modules]
 
 
 def _register() -> None:
@@ -107,6 +125,8 @@ def _call_on_gpu(
 
 def _call(module: bytes) -> bytes | None:
     """Runs the current transformation as XLA calls it."""
+    for modules in list(_observers):
+        modules.append(module)
     return guard(_current[0], module)
 
 

@@ -79,8 +79,6 @@ def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
     emissions: dict[HloInstruction, int] = {body.root: 1}
     used: dict[HloInstruction, float] = {}
     flops, code_size = 0.0, 0
-    results = body.root.operands if body.root.opcode == "tuple" else [body.root]
-    updates = {result for result in results if result.opcode == "dynamic-update-slice"}
     for member in reversed(body.post_order()):
         own_roots = roots.get(member, set())
         used[member] = to_f32(sum(root_utilization[root] for root in own_roots))
@@ -93,9 +91,7 @@ def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
                 roots.setdefault(operand, set()).update(own_roots)
                 continue
             roots.setdefault(operand, set()).add(operand)
-            asked = 0.0  # where a result is updated in place, no more than that is read
-            if index or member not in updates:
-                asked = to_f32(used[member] * operand_utilization(member, index))
+            asked = to_f32(used[member] * operand_utilization(member, index))
             count = operand.shape.num_elements
             share = to_f32(math.ceil(to_f32(asked * count)) / count) if count else 0.0
             root_utilization[operand] = to_f32(root_utilization.get(operand, 0.0) + share)
@@ -103,10 +99,7 @@ def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
     shares = [used.get(parameter, 0.0) for parameter in body.parameters]
     return KernelCost(
         flops,
-        sum(
-            (result.operands[1] if result in updates else result).shape.byte_size
-            for result in results
-        ),
+        _bytes_written(body.root),
         [
             round_half_up(to_f32(operand.shape.byte_size * share))
             for operand, share in zip(fusion.operands, shares, strict=True)
@@ -195,6 +188,8 @@ def _bytes_written(instruction: HloInstruction) -> int:
     match instruction.opcode:
         case "dynamic-update-slice":
             return instruction.operands[1].shape.byte_size
+        case "tuple":
+            return sum(_bytes_written(operand) for operand in instruction.operands)
         case "bitcast":
             return 0
         case _:

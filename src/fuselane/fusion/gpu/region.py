@@ -45,12 +45,6 @@ class Region:
         for body in self._calls:
             yield from (i for i in body.instructions if i.opcode != "parameter")
 
-    def inputs(self) -> Iterator[HloInstruction]:
-        """Yields what is read, some of it more than once."""
-        yield from (operand for operand in self.consumer.operands if operand is not self.producer)
-        if self.producer is not None:
-            yield from self.producer.operands
-
     def operands(self, member: HloInstruction) -> list[HloInstruction]:
         """Returns a member's operands: members, or instructions outside."""
         return [self._resolve(operand) for operand in member.operands]

@@ -1,0 +1,279 @@
+"""Searching for the best way to compile a program: what `fuselane.tune` and `fuselane tune` do.
+
+program       what a function, or a script, compiles, and arguments for it
+module        as XLA hands it over: what strategies change, and what results are kept under
+metric        time on this machine, or a model's
+search        over named pipelines, values of rules, single edges and options of XLA
+confirmation  the best against XLA's own once more, in turns
+store         for `enable(tuned=True)`, and for a search that goes on later
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Final
+
+import jax
+
+from fuselane import api, config
+from fuselane.device import host_device
+from fuselane.errors import CaptureError, InputError, OptionError
+from fuselane.fusion.pipelines import PIPELINES, run_pipeline
+from fuselane.fusion.running import apply
+from fuselane.hlo.module import HloModule
+from fuselane.runtime import hook
+from fuselane.runtime.costs import load_costs
+from fuselane.tuning.candidate import Candidate, sort_options
+from fuselane.tuning.evaluation import (
+    XLAS_OWN,
+    Budget,
+    BudgetOverError,
+    Evaluation,
+    Metric,
+    Progress,
+    RefusedError,
+)
+from fuselane.tuning.fingerprint import fingerprint
+from fuselane.tuning.making import CPU_LIMIT, GPU_LIMIT, Maker
+from fuselane.tuning.measured import Measured, first_line
+from fuselane.tuning.modelled import Modelled, clock_of_cpu, clock_of_gpu
+from fuselane.tuning.result import Tuning
+from fuselane.tuning.searches import SEARCHES
+from fuselane.tuning.settings import XLA_OPTIONS, TuneSettings
+from fuselane.tuning.space import FusionSpace
+from fuselane.tuning.store import Found, Place, Store
+from fuselane.tuning.tuned import device_key, versions
+from fuselane.xla.capture import capture, lower
+from fuselane.xla.captured import CapturedModule
+from fuselane.xla.programs import CompiledProgram, Program, program_of
+from fuselane.xla.targets import CPU, find_target
+
+OnProgress = Callable[[Progress], None]
+
+_COMPARISON_SHARE: Final = 0.1
+_MAX_COMPARISON_S: Final = 5.0
+"""What one comparison may take: a share of the budget, and not more than so many seconds."""
+
+_OFF: Final = "Fuselane is switched off by FUSELANE=0, so there is nothing to tune."
+
+
+def tune(
+    function: Callable[..., Any],
+    *arguments: Any,
+    on_progress: OnProgress = lambda _: None,
+    **settings: Any,
+) -> Tuning:
+    """Searches for the best way to compile a function, and keeps it for `enable(tuned=True)`.
+
+    The function is compiled and run many times. Whether Fuselane is on does not matter.
+
+    Args:
+        function: A function that `jax.jit` takes, or what `jax.jit` returned.
+        arguments: What it is called with, none of them static.
+        on_progress: Called after each candidate.
+        settings: Fields of `TuneSettings`, such as `budget_s=10`.
+    Raises:
+        OptionError: for an unknown setting, or a value that is not allowed.
+        InputError: if the program has side effects, or Fuselane is switched off.
+        CaptureError: if XLA's compiler for a GPU is not there, or fails.
+    """
+    chosen = _read(settings)
+    jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
+    if find_target(chosen.target).gpu is None:
+        return tune_program(program_of(jitted, arguments), chosen, on_progress)
+    lowered = lower(jitted, chosen.target, *arguments)
+    return tune_captured(capture(lowered, chosen.target)[0], chosen, on_progress)
+
+
+def tune_program(
+    program: Program, settings: TuneSettings, on_progress: OnProgress = lambda _: None
+) -> Tuning:
+    """Searches for the best way to compile a program for this machine's CPU.
+
+    Raises:
+        InputError: if Fuselane is switched off, or XLA fails on the program.
+    """
+    if config.switch() is False:
+        raise InputError(_OFF)
+    makers = _Makers(program)
+    maker = makers.of({})
+    metric: Metric
+    if settings.metric == "time":
+        max_s = min(_MAX_COMPARISON_S, _COMPARISON_SHARE * settings.budget_s)
+        metric = Measured(makers.of, partial(_compile, program, settings.loops), max_s=max_s)
+    else:
+        costs = load_costs(config.cache_dir())
+        metric = Modelled(maker, clock_of_cpu(costs, host_device().num_cores))
+    return _search(maker, metric, settings, on_progress, makers.of)
+
+
+def tune_captured(
+    captured: CapturedModule, settings: TuneSettings, on_progress: OnProgress = lambda _: None
+) -> Tuning:
+    """Searches for the best way to compile a module for a GPU, which need not be there, by model.
+
+    Raises:
+        CaptureError: if XLA did not show the module before fusing it.
+    """
+    assert captured.gpu is not None, "programs for a CPU are not captured"
+    stages = [stage for stage in captured.stages if not stage.is_scheduled]
+    names = [stage.name for stage in stages]
+    if "priority-fusion" not in names[1:]:
+        raise CaptureError(f"XLA fused nothing in {captured.name}, so there is nothing to tune.")
+    maker = Maker(
+        xla=stages[-1].data,
+        source=stages[names.index("priority-fusion", 1) - 1].data,
+        fuse=lambda module, pipeline: run_pipeline(pipeline, module),
+        max_registers=GPU_LIMIT,
+    )
+    metric = Modelled(maker, clock_of_gpu(captured.gpu))
+    return _search(maker, metric, settings, on_progress)
+
+
+def _search(
+    maker: Maker,
+    metric: Metric,
+    settings: TuneSettings,
+    on_progress: OnProgress,
+    maker_of: Callable[[Mapping[str, str]], Maker] | None = None,
+) -> Tuning:
+    """Searches, confirms what was found, and keeps it."""
+    store = Store(config.cache_dir())
+    place = Place(
+        device=device_key(host_device()) if settings.target == CPU else settings.target,
+        versions=versions(),
+        metric=settings.metric,
+        loops=settings.loops,
+    )
+    module = HloModule.from_bytes(maker.xla)
+    own = fingerprint(module)
+    key = _search_key(own, place, settings)
+    if settings.fresh:
+        store.forget(key)
+    try:
+        evaluation = Evaluation(
+            metric,
+            Budget(
+                seconds=settings.budget_s,
+                questions=math.inf if settings.questions is None else settings.questions,
+            ),
+            known=store.answers(key),
+            keep=partial(store.add_answer, key),
+            report=on_progress,
+        )
+    except RefusedError as refusal:
+        raise InputError(f"{module.name} cannot be tuned: {refusal}") from None
+    is_complete = True
+    try:
+        SEARCHES[settings.search](_space(settings), evaluation.cost, random.Random(settings.seed))
+    except BudgetOverError:
+        is_complete = False
+    best, best_us = _confirm(metric, evaluation, evaluation.best)
+    found = {own: (best, best_us)}
+    if best.compiler_options and maker_of is not None:
+        # Told apart by what XLA hands over under these options, if that differs at all.
+        other = HloModule.from_bytes(maker_of(dict(best.compiler_options)).xla)
+        found = {fingerprint(other): (best, best_us)}
+        found[own] = _confirm(metric, evaluation, evaluation.best_plain)
+    for digest, (candidate, cost_us) in found.items():
+        store.add_found(
+            Found(
+                name=module.name,
+                fingerprint=digest,
+                place=place,
+                candidate=candidate,
+                cost_us=cost_us,
+                xla_us=evaluation.xla_us,
+            )
+        )
+    progress = evaluation.progress()
+    return Tuning(
+        name=module.name,
+        best=best,
+        best_us=best_us,
+        xla_us=evaluation.xla_us,
+        metric=settings.metric,
+        target=settings.target,
+        num_asked=progress.num_asked,
+        num_measured=progress.num_measured,
+        is_complete=is_complete,
+        refusals=Counter(evaluation.refusals().values()),
+    )
+
+
+def _confirm(metric: Metric, evaluation: Evaluation, best: Candidate) -> tuple[Candidate, float]:
+    """Returns the best candidate and its cost, if it beats XLA's own once more; else XLA's own."""
+    ratio = 1.0 if best == XLAS_OWN else metric.confirm(best)
+    if ratio < 1.0:
+        return best, ratio * evaluation.xla_us
+    return XLAS_OWN, evaluation.xla_us
+
+
+def _space(settings: TuneSettings) -> FusionSpace:
+    starts = [Candidate(fusion) for fusion in settings.starts or PIPELINES]
+    is_cpu = settings.target == CPU
+    return FusionSpace(
+        starting=starts if settings.starts else [XLAS_OWN, *starts],
+        xlas_own="xla-today-cpu" if is_cpu else "xla-today-gpu",
+        compiler_options=XLA_OPTIONS if settings.xla_options else {},
+    )
+
+
+def _search_key(own: str, place: Place, settings: TuneSettings) -> str:
+    """Returns what is equal for searches that ask the same questions of the same answers."""
+    same = replace(settings, budget_s=1.0, questions=None, fresh=False)
+    text = repr((own, place, same, config.source_digest()))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _compile(program: Program, loops: bool, candidate: Candidate) -> CompiledProgram:
+    with api.enabled(loops=loops, fusion=candidate.fusion):
+        return program.compile(dict(candidate.compiler_options))
+
+
+class _Makers:
+    """What makes modules of a program, for each choice of compiler options."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._known: dict[tuple[tuple[str, str], ...], Maker] = {}
+
+    def of(self, compiler_options: Mapping[str, str]) -> Maker:
+        """Returns the maker under compiler options.
+
+        Raises:
+            RefusedError: if XLA does not compile the program so.
+        """
+        key = sort_options(compiler_options)
+        if key not in self._known:
+            self._known[key] = self._make(compiler_options)
+        return self._known[key]
+
+    def _make(self, compiler_options: Mapping[str, str]) -> Maker:
+        with api.enabled(loops=False, fusion=""), hook.observed() as modules:
+            try:
+                self._program.compile(compiler_options)
+            except RuntimeError as error:
+                raise RefusedError(f"XLA fails on it: {first_line(error)}.") from error
+        if not modules:
+            raise InputError(f"XLA does not show {self._program.name} before compiling it.")
+        return Maker(
+            xla=modules[0],
+            source=modules[0],
+            fuse=apply,
+            max_registers=CPU_LIMIT * host_device().num_vector_registers,
+        )
+
+
+def _read(settings: Mapping[str, Any]) -> TuneSettings:
+    known = [field.name for field in fields(TuneSettings)]
+    for name in settings:
+        if name not in known:
+            raise OptionError(f"There is no setting {name!r}; settings are {', '.join(known)}.")
+    return TuneSettings(**settings)

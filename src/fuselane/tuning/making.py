@@ -1,0 +1,78 @@
+"""The module a candidate makes, and whether that is worth a run.
+
+Fusing more never ends by itself: a kernel that holds everything keeps more values at once than
+there are registers, and every value too many is stored and loaded again, as without fusing. So
+modules with a fusion above a limit of live values are refused, unless XLA's own has one as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from fuselane.errors import FuselaneError
+from fuselane.fusion.pipelines import Pipeline, parse_pipeline
+from fuselane.fusion.registers import most_registers
+from fuselane.hlo.module import HloModule
+from fuselane.tuning.candidate import Candidate
+from fuselane.tuning.evaluation import RefusedError
+from fuselane.tuning.fingerprint import fingerprint
+
+CPU_LIMIT: Final = 4
+"""Live values per vector register: LLVM orders instructions better than the estimate does, and a
+value that is stored and loaded again costs no more than one between two kernels."""
+
+GPU_LIMIT: Final = 224
+"""Live values per thread: of 255 registers some hold addresses and indices."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Maker:
+    """Makes modules of one program.
+
+    Attributes:
+        xla: The serialized module as XLA fuses it.
+        source: What strategies start from.
+        fuse: Runs a pipeline over a module made of `source`.
+        max_registers: Most values that a fusion may keep at once.
+    """
+
+    xla: bytes
+    source: bytes
+    fuse: Callable[[HloModule, Pipeline], object]
+    max_registers: int
+    _xlas_most: int = field(default=-1)
+
+    def make(self, candidate: Candidate) -> HloModule:
+        """Returns the module a candidate makes.
+
+        Raises:
+            RefusedError: if it makes none, or one with too large a fusion.
+        """
+        if not candidate.fusion:
+            return HloModule.from_bytes(self.xla)
+        module = HloModule.from_bytes(self.source)
+        try:
+            self.fuse(module, parse_pipeline(candidate.fusion))
+        except FuselaneError as error:
+            raise RefusedError(f"It makes no module: {error}") from error
+        self._check_registers(module)
+        return module
+
+    def fingerprint(self, candidate: Candidate) -> str:
+        """Returns what is equal for candidates that come to the same kernels."""
+        module = self.make(candidate)
+        return " ".join([fingerprint(module), *map(str, candidate.compiler_options)])
+
+    def _check_registers(self, module: HloModule) -> None:
+        most, name = most_registers(module)
+        if most <= self.max_registers:
+            return
+        if self._xlas_most < 0:
+            self._xlas_most = most_registers(HloModule.from_bytes(self.xla))[0]
+        if most > self._xlas_most:
+            raise RefusedError(
+                f"`{name}` would keep {most} values at once, more than {self.max_registers}."
+            )

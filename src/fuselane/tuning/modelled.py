@@ -1,0 +1,90 @@
+"""Candidates priced by model: the kernels a run of the module launches, each by the target's model.
+
+Nothing is compiled or run, so the GPU need not be there. Loops of unknown length count one
+iteration.
+
+Source: XLA's performance model where XLA:GPU has one (`fusion.gpu.model`), what `explain` shows for
+all other kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import final
+
+from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.analysis.xla_time import estimate_thunk_us
+from fuselane.explain.gpu_time import estimate_kernel_us
+from fuselane.explain.hlo_cost import compute_cost
+from fuselane.explain.launches import Launch, find_launches
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.rules import is_fusible_on_gpu
+from fuselane.gpu import GpuDescription
+from fuselane.hlo.module import HloModule
+from fuselane.tuning.candidate import Candidate
+from fuselane.tuning.evaluation import XLAS_OWN
+from fuselane.tuning.making import Maker
+from fuselane.tuning.store import Answer
+
+Clock = Callable[[Launch], float]
+"""Returns the modelled microseconds of one launch."""
+
+
+def modelled_us(module: HloModule, clock: Clock) -> float:
+    """Returns the modelled time of one run of a module, in microseconds."""
+    launches = find_launches(module).kernels.values()
+    return sum((1 if x.count is None else x.count) * clock(x) for x in launches)
+
+
+def clock_of_gpu(gpu: GpuDescription) -> Clock:
+    """Returns XLA's model of a GPU."""
+    model = PerformanceModel(gpu)
+
+    def time_us(launch: Launch) -> float:
+        kernel = launch.instruction
+        if is_fusible_on_gpu(kernel):
+            return (LAUNCH + model.time(kernel).total) / TICKS_PER_US
+        return estimate_kernel_us(kernel, gpu, None)
+
+    return time_us
+
+
+def clock_of_cpu(costs: MachineCosts, num_cores: int) -> Clock:
+    """Returns the model of XLA:CPU on a machine."""
+
+    def time_us(launch: Launch) -> float:
+        if launch.loop is not None:
+            footprint = launch.loop.shape.byte_size
+        else:
+            footprint = int(compute_cost(launch.instruction).num_bytes)
+        return estimate_thunk_us(
+            launch.instruction, costs, footprint=footprint, num_cores=num_cores
+        )
+
+    return time_us
+
+
+@final
+class Modelled:
+    """A metric; see `evaluation.Metric`."""
+
+    def __init__(self, maker: Maker, clock: Clock) -> None:
+        self._maker = maker
+        self._clock = clock
+
+    def make(self, candidate: Candidate) -> str:
+        """Returns the fingerprint of the module a candidate makes."""
+        return self._maker.fingerprint(candidate)
+
+    def compare(self, candidate: Candidate, incumbent: Candidate, cost_us: float) -> Answer:
+        """Prices a candidate; the incumbent does not matter but for its cost."""
+        del incumbent
+        price = modelled_us(self._maker.make(candidate), self._clock)
+        is_best = price < cost_us and not math.isclose(price, cost_us, rel_tol=1e-9)
+        return Answer(result="", cost_us=price, is_best=is_best)
+
+    def confirm(self, candidate: Candidate) -> float:
+        """Prices a candidate and XLA's own once more, which changes nothing."""
+        price, own = (modelled_us(self._maker.make(c), self._clock) for c in (candidate, XLAS_OWN))
+        return price / own

@@ -1,0 +1,210 @@
+"""Tuning from end to end, with budgets of a few questions, and what `tuned=True` makes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuselane
+from fuselane import api
+from fuselane.device import host_device
+from fuselane.errors import InputError, OptionError
+from fuselane.tuning.candidate import Candidate
+from fuselane.tuning.evaluation import Progress
+from fuselane.tuning.result import Tuning
+from fuselane.tuning.searches import SEARCHES
+from fuselane.tuning.store import Store
+from fuselane.tuning.tuned import device_key, load_tuned, module_name, versions
+from tests.hlo.xla import lowered
+
+X = np.linspace(-2, 2, 4096, dtype=np.float32)
+
+
+def shared(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two results that share work; a fresh function for each call of `make`."""
+    y = jnp.tanh(x) * 2 + 1
+    return jnp.sum(y * x), y - x
+
+
+def make() -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+    """Returns a function JAX has not compiled yet, always of the same name."""
+
+    def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return shared(x)
+
+    return step
+
+
+def num_kernels(**options: Any) -> int:
+    """Returns how many fusions the program has when it is compiled with Fuselane on."""
+    with fuselane.enabled(loops=False, **options):
+        text = jax.jit(make()).lower(X).compile().as_text()
+    assert text is not None
+    entry = text[text.index("\nENTRY") :]
+    return len(re.findall(r" fusion\(", entry))
+
+
+def tune(**settings: Any) -> Tuning:
+    return fuselane.tune(make(), X, **{"budget_s": 30.0, "questions": 4} | settings)
+
+
+def keep(fusion: str, directory: Path, **changes: Any) -> None:
+    """Makes a strategy the best for the program, whatever measuring says."""
+    tune(metric="modelled", questions=0)
+    store = Store(directory)
+    (found,) = store.found(*_here())
+    store.add_found(replace(found, candidate=Candidate(fusion), **changes))
+
+
+def _here() -> tuple[str, str]:
+    return device_key(host_device()), versions()
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_measured(search: str, own_directory: Path) -> None:
+    """Candidates are looked at until the budget is over, and the result is kept."""
+    reports: list[Progress] = []
+    result = tune(search=search, on_progress=reports.append)
+    assert result.name == "jit_step"
+    assert result.num_asked == 5
+    assert not result.is_complete
+    assert 0 < result.best_us <= result.xla_us
+    assert [report.num_asked for report in reports] == [1, 2, 3, 4, 5]
+    (found,) = Store(own_directory).found(*_here())
+    assert (found.name, found.candidate) == ("jit_step", result.best)
+    assert str(result.best) in result.text()
+
+
+def test_modelled_finds_back_to_fusing() -> None:
+    """From a pipeline that fuses nothing, greedy search finds one no worse than XLA's own."""
+    result = tune(metric="modelled", search="greedy", starts=("none",), questions=None)
+    assert result.is_complete
+    assert result.best_us <= result.xla_us
+    again = tune(metric="modelled", search="greedy", starts=("none",), questions=0)
+    assert again == result
+
+
+def test_going_on() -> None:
+    """A second run starts where the first one ended, unless it is to start afresh."""
+    reports: list[Progress] = []
+    tune(questions=3)
+    tune(questions=2, on_progress=reports.append)
+    assert [report.num_asked for report in reports] == [5, 6]
+    reports.clear()
+    tune(questions=2, fresh=True, on_progress=reports.append)
+    assert [report.num_asked for report in reports] == [1, 2, 3]
+
+
+def test_tuned_is_used_and_right(own_directory: Path) -> None:
+    """The program is fused as was found best; another one as without."""
+    fused, single = num_kernels(), num_kernels(fusion="none")
+    assert fused < single
+    assert num_kernels(tuned=True) == fused
+    keep("none", own_directory)
+    assert num_kernels(tuned=True) == single
+    assert num_kernels(tuned=True, fusion="xla-today-cpu") == single
+    with fuselane.enabled(loops=False, tuned=True):
+        tuned = jax.jit(make())(X)
+    for value, plain in zip(tuned, jax.jit(make())(X), strict=True):
+        np.testing.assert_allclose(value, plain, rtol=1e-5)
+
+
+def test_jit_with_a_strategy_of_its_own(own_directory: Path) -> None:
+    """It has its way, whatever was found."""
+    keep("none", own_directory)
+    fuselane.enable(tuned=True, loops=False)
+    compiled = [
+        f.lower(X).compile()
+        for f in (jax.jit(make()), fuselane.jit(make(), fusion="xla-today-cpu"))
+    ]
+    tuned, own = (len(re.findall(r" fusion\(", c.as_text() or "")) for c in compiled)
+    assert own < tuned
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"fingerprint": "0" * 32}, {"name": "jit_other"}],
+)
+def test_another_program(own_directory: Path, changes: dict[str, str]) -> None:
+    """What was found for another program, or another one of the same name, is left alone."""
+    keep("", own_directory)
+    keep("none", own_directory, **changes)
+    assert num_kernels(tuned=True) == num_kernels()
+
+
+def test_text_that_is_no_pipeline(own_directory: Path) -> None:
+    """A result of a pass that is gone is as good as none."""
+    keep("no-such-pass", own_directory)
+    assert len(load_tuned()) == 0
+    assert num_kernels(tuned=True) == num_kernels()
+
+
+def test_new_results_are_new_programs(own_directory: Path) -> None:
+    """JAX's caches tell programs apart that were compiled with other results at hand."""
+    function = jax.jit(make())
+    with fuselane.enabled(tuned=True, loops=False):
+        function(X)
+        assert function._cache_size() == 1  # type: ignore[attr-defined]
+    keep("none", own_directory)
+    with fuselane.enabled(tuned=True, loops=False):
+        function(X)
+        function(X)
+    assert function._cache_size() == 2  # type: ignore[attr-defined]
+
+
+def test_only_known_names_are_read(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules nobody has tuned cost a look at their name."""
+    keep("none", own_directory)
+    tuned = load_tuned()
+
+    def other(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    data = lowered(other, X)
+    assert module_name(data) == "jit_other"
+    monkeypatch.setattr("fuselane.tuning.tuned.HloModule", None)
+    assert tuned.find(data, loops=False) is None
+
+
+def test_wrong_settings() -> None:
+    """One sentence each."""
+    for settings, sentence in (
+        ({"speed": 1}, "There is no setting 'speed'; settings are metric,"),
+        ({"metric": "beauty"}, "The metric is time or modelled, not 'beauty'."),
+        ({"search": "luck"}, "There is no search 'luck', only greedy, beam, annealing."),
+        ({"budget_s": 0}, "The budget has to be a number of seconds above zero."),
+        ({"target": "h100"}, "Times are measured on this machine's CPU; for h100"),
+        ({"starts": ("none", "all")}, "There is no fusion pass 'all'"),
+        ({"metric": "modelled", "xla_options": True}, "No model knows what options of XLA"),
+    ):
+        with pytest.raises(OptionError, match=re.escape(sentence)):
+            tune(**settings)
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to tune then."""
+    monkeypatch.setenv("FUSELANE", "0")
+    with pytest.raises(InputError, match="switched off"):
+        tune()
+
+
+def test_options_of_xla() -> None:
+    """They are tried as well; what needs them says so."""
+    result = tune(search="annealing", xla_options=True, questions=12, starts=("none",))
+    assert result.num_asked == 13
+    tuned = replace(result, best=replace(result.best, compiler_options=(("xla_a", "1"),)))
+    assert "jax.jit(..., compiler_options={'xla_a': '1'})" in tuned.text()
+
+
+def test_fuselane_stays_as_it_is() -> None:
+    """Tuning leaves no setting behind."""
+    tune(questions=1)
+    assert not api.is_enabled()

@@ -40,7 +40,7 @@ def dissolve(module: HloModule) -> int:
     for computation in sequential_computations(module):
         fusions = [i for i in computation.instructions if is_dissolvable(i)]
         for fusion in fusions:
-            _inline(module, computation, fusion)
+            inline(module, computation, fusion)
         num_dissolved += len(fusions)
         computation.sort()
         _simplify(computation)
@@ -55,18 +55,16 @@ def is_dissolvable(instruction: HloInstruction) -> bool:
     return instruction.opcode == "fusion" and instruction.fusion_kind != "kCustom"
 
 
-def _inline(module: HloModule, computation: HloComputation, fusion: HloInstruction) -> None:
+def inline(module: HloModule, computation: HloComputation, fusion: HloInstruction) -> None:
+    """Puts what a fusion computes into its computation; the fusion itself is dead then."""
     body = fusion.to_apply
     module.release(body)
     made = dict(zip(body.parameters, fusion.operands, strict=True))
-    members = [member for member in body.post_order() if member.opcode != "parameter"]
-    for member in members:
-        copy = member.clone([made[operand] for operand in member.operands])
-        made[member] = computation.add(copy)
-        for predecessor in fusion.control_predecessors:
-            copy.add_control_predecessor(predecessor)
-        for successor in fusion.control_successors:
-            successor.add_control_predecessor(copy)
+    for member in body.post_order():
+        if member.opcode != "parameter":
+            copy = member.clone([made[operand] for operand in member.operands])
+            made[member] = computation.add(copy)
+            fusion.copy_control_edges_to(copy)
     fusion.drop_control_edges()
     fusion.replace_all_uses_with(made[body.root])
     fusion.replace_operands([])

@@ -24,7 +24,7 @@ def in_place_operands(instruction: HloInstruction) -> list[int]:
         case "fusion":
             root = instruction.to_apply.root
             roots = root.operands if root.opcode == "tuple" else [root]
-            return [number for member in roots for number in _overwritten_parameters(member)]
+            return [p.parameter_number for m in roots for p in overwritten_parameters(m)]
         case _:
             return []
 
@@ -56,13 +56,46 @@ def members(instruction: HloInstruction) -> Iterator[HloInstruction]:
     yield from (i for i in instruction.to_apply.instructions if i.opcode != "parameter")
 
 
-def _overwritten_parameters(member: HloInstruction) -> list[int]:
-    member = _without_bitcasts(member)
-    buffers = [_without_bitcasts(member.operands[i]) for i in in_place_operands(member)]
-    return [buffer.parameter_number for buffer in buffers if buffer.opcode == "parameter"]
+def overwritten_parameters(member: HloInstruction) -> list[HloInstruction]:
+    """Returns the parameters of a fused computation in whose memory an element of its result is."""
+    member = without_bitcasts(member)
+    buffers = [without_bitcasts(member.operands[i]) for i in in_place_operands(member)]
+    return [buffer for buffer in buffers if buffer.opcode == "parameter"]
 
 
-def _without_bitcasts(member: HloInstruction) -> HloInstruction:
+def reads_only_updated(result: HloInstruction, buffer: HloInstruction) -> bool:
+    """Whether a fusion reads of a buffer only what it updates there, element by element.
+
+    Args:
+        result: An element of the fusion's result that lies in the buffer.
+        buffer: The parameter for it.
+    """
+    update = without_bitcasts(result)
+    if update.opcode != "dynamic-update-slice" or update.computation is None:
+        return len(buffer.users) == 1
+    reading: set[HloInstruction] = {buffer}
+    for member in update.computation.post_order():
+        read = [operand for operand in member.operands if operand in reading]
+        if not read:
+            continue
+        if member is update:
+            if any(operand in reading for operand in member.operands[2:]):
+                return False
+        elif member.opcode == "bitcast":
+            reading.add(member)
+        elif any(without_bitcasts(operand) is buffer for operand in read):
+            if not _reads_what_is_updated(member, update, member, member):
+                return False
+            reading.add(member)
+        elif is_elementwise(member):
+            reading.add(member)
+        else:
+            return False
+    return True
+
+
+def without_bitcasts(member: HloInstruction) -> HloInstruction:
+    """Returns what a chain of bitcasts starts from."""
     while member.opcode == "bitcast":
         member = member.operands[0]
     return member

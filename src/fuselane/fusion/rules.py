@@ -257,7 +257,7 @@ class CpuRules:
 
     def kind(self, edge: Edge) -> str:
         """Returns the kind of the fusion an edge becomes."""
-        return "kOutput" if _can_be_output_fused(edge.producer, edge.consumer) else "kLoop"
+        return "kOutput" if can_be_output_fused(edge.producer, edge.consumer) else "kLoop"
 
     def _check_concatenates(self, edge: Edge) -> FusionDecision | None:
         for side in (edge.producer, edge.consumer):
@@ -324,14 +324,14 @@ def _check_large_constant(edge: Edge) -> FusionDecision | None:
 
 
 def _accept_output_fusion(edge: Edge) -> FusionDecision | None:
-    if _can_be_output_fused(edge.producer, edge.consumer):
+    if can_be_output_fused(edge.producer, edge.consumer):
         return allow("The addition becomes the end of the product of a matrix and a vector.")
     return None
 
 
 def _check_output_fusible_add(edge: Edge) -> FusionDecision | None:
     add = edge.producer
-    if not any(_can_be_output_fused(operand, add) for operand in add.operands):
+    if not any(can_be_output_fused(operand, add) for operand in add.operands):
         return None
     return refuse(
         BoundaryReason.LIBRARY_CALL,
@@ -394,7 +394,7 @@ def is_loop_fusible_on_cpu(instruction: HloInstruction) -> bool:
     return opcode in _LOOP_FUSIBLE or (opcode != "fusion" and is_elementwise(instruction))
 
 
-def _can_be_output_fused(producer: HloInstruction, consumer: HloInstruction) -> bool:
+def can_be_output_fused(producer: HloInstruction, consumer: HloInstruction) -> bool:
     """Whether an addition can end the code of a product of a matrix and a vector."""
     return (
         consumer.opcode == "add"

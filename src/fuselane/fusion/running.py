@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from fuselane.fusion.buffers import insert_copies
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.dissolve import dissolve
 from fuselane.fusion.fuse import LOOP, Fuser
+from fuselane.fusion.legal import make_legal
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
 from fuselane.fusion.pipelines import Pipeline, run_pipeline
 from fuselane.fusion.traversal import sequential_computations
@@ -40,7 +42,9 @@ def apply(module: HloModule, pipeline: Pipeline) -> FusionLog:
     """
     dissolve(module)
     log = run_pipeline(pipeline, module)
+    make_legal(module, log)
     _wrap(module)
+    insert_copies(module)
     verify(module)
     return log
 

@@ -72,7 +72,7 @@ def _id(instruction: HloInstruction) -> int:
 
 @final
 class Reachability:
-    """Which instruction of a computation depends on which; bit sets, kept up to date by `merge`.
+    """Which instruction of a computation depends on which; bit sets, kept up to date on request.
 
     Takes memory of the square of the number of instructions, in bits.
     """
@@ -101,6 +101,25 @@ class Reachability:
     def are_connected(self, left: HloInstruction, right: HloInstruction) -> bool:
         """Whether one of the two depends on the other, or they are the same."""
         return self.is_reachable(left, right) or self.is_reachable(right, left)
+
+    def add(self, instruction: HloInstruction) -> None:
+        """Takes note of a new instruction, without users so far."""
+        position = self._position[instruction] = len(self._above)
+        self._above.append(1 << position)
+        self._below.append(1 << position)
+        for dependency in _dependencies(instruction):
+            self.connect(dependency, instruction)
+
+    def connect(self, before: HloInstruction, after: HloInstruction) -> None:
+        """Takes note that `after` depends on `before` now, which does not depend on it."""
+        first, second = self._position[before], self._position[after]
+        if self._above[second] >> first & 1:
+            return
+        above, below = self._above[first], self._below[second]
+        for position in _bits(below):
+            self._above[position] |= above
+        for position in _bits(above):
+            self._below[position] |= below
 
     def merge(self, left: HloInstruction, right: HloInstruction, fusion: HloInstruction) -> None:
         """Takes note that two instructions, not connected or adjacent, became one.

@@ -241,13 +241,17 @@ class HloInstruction:
 
         Edges between the two vanish.
         """
+        self.copy_control_edges_to(new)
+        self.drop_control_edges()
+
+    def copy_control_edges_to(self, new: HloInstruction) -> None:
+        """Gives `new` all control edges of this instruction, but for those between the two."""
         for predecessor in self.control_predecessors:
             if predecessor is not new:
                 new.add_control_predecessor(predecessor)
         for successor in self.control_successors:
             if successor is not new:
                 successor.add_control_predecessor(new)
-        self.drop_control_edges()
 
     def drop_control_edges(self) -> None:
         """Takes all control edges off this instruction."""

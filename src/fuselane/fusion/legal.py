@@ -1,0 +1,135 @@
+"""What XLA:CPU can compile as one kernel, whatever the rules of a strategy say.
+
+A loop over the elements of the result computes what it holds element by element; several results
+have to be of one shape. A product ends a kernel of its own, or one that adds to it. What is not of
+this form is taken apart: several results of different shapes into a kernel each, all else into
+single instructions.
+
+Found by trying: XLA does not refuse what it can't compile here, but fails or crashes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuselane.boundary import BoundaryReason
+from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
+from fuselane.fusion.dissolve import inline, is_dissolvable
+from fuselane.fusion.fuse import LOOP, OUTPUT
+from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
+from fuselane.fusion.rules import can_be_output_fused, reason_of
+from fuselane.fusion.traversal import sequential_computations
+from fuselane.hlo.computation import HloComputation, clone_computation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+NAME: Final = "xla-cpu"
+"""What the log calls these rules."""
+
+_IN_LOOPS: Final = ELEMENTWISE | opcodes(
+    "bitcast bitcast-convert broadcast concatenate constant dynamic-slice dynamic-update-slice "
+    "gather get-tuple-element iota map pad parameter reduce reduce-window reshape reverse slice "
+    "transpose tuple"
+)
+
+
+def make_legal(module: HloModule, log: FusionLog) -> None:
+    """Takes apart the fusions of a module that XLA:CPU cannot compile, and logs each."""
+    for computation in sequential_computations(module):
+        apart = False
+        for fusion in list(computation.instructions):
+            if not is_dissolvable(fusion):
+                continue
+            decision = check_fusion(fusion)
+            if decision is not None:
+                log.append(
+                    FusionStep(pass_name=NAME, producer="", consumer=fusion.name, decision=decision)
+                )
+                _take_apart(module, computation, fusion)
+                apart = True
+            else:
+                fusion.proto.fusion_kind = OUTPUT if _is_output_fusion(fusion) else LOOP
+        if apart:
+            computation.remove_dead_instructions()
+            computation.sort()
+    module.remove_unused_computations()
+
+
+def check_fusion(fusion: HloInstruction) -> FusionDecision | None:
+    """Returns why XLA:CPU cannot compile a fusion as it is, None if it can."""
+    body = fusion.to_apply
+    if _is_output_fusion(fusion):
+        return None
+    for member in body.instructions:
+        if member.opcode == "tuple" and not member.is_root:
+            return _refuse(member, "holds a tuple")
+        if member.opcode in _IN_LOOPS or _is_end(member, body):
+            continue
+        return _refuse(member, f"holds `{member.name}`, a {member.opcode}")
+    if body.root.opcode == "tuple":
+        dimensions = [root.shape.dimensions for root in body.root.operands]
+        if len(set(dimensions)) > 1:
+            sizes = " and ".join(str(list(sizes)) for sizes in dict.fromkeys(dimensions))
+            return refuse(
+                BoundaryReason.LOOP_SHAPES,
+                f"`{fusion.name}` would compute results of the shapes {sizes} in one loop.",
+            )
+    return None
+
+
+def _is_end(member: HloInstruction, body: HloComputation) -> bool:
+    """Whether an instruction may stand at the end of a kernel, and does."""
+    if not member.is_root:
+        return False
+    if member.opcode == "scatter":
+        return all(operand.opcode == "parameter" for operand in member.operands)
+    return member.opcode == "dot" and member.shape.rank <= 1
+
+
+def _is_output_fusion(fusion: HloInstruction) -> bool:
+    root = fusion.to_apply.root
+    return any(can_be_output_fused(operand, root) for operand in root.operands)
+
+
+def _refuse(member: HloInstruction, what: str) -> FusionDecision:
+    reason = reason_of(member)
+    return refuse(reason, f"XLA:CPU has no kernel that {what} with others.")
+
+
+def _take_apart(module: HloModule, computation: HloComputation, fusion: HloInstruction) -> None:
+    """Replaces a fusion by one for each of its results, or by single instructions."""
+    users = list(fusion.users)
+    is_all_loops = all(member.opcode in _IN_LOOPS for member in fusion.to_apply.instructions)
+    if not is_all_loops or any(user.opcode != "get-tuple-element" for user in users):
+        inline(module, computation, fusion)
+        return
+    for element in users:
+        part = computation.add(_part(module, fusion, element))
+        fusion.copy_control_edges_to(part)
+        element.replace_all_uses_with(part)
+        element.replace_operands([])
+    fusion.drop_control_edges()
+
+
+def _part(module: HloModule, fusion: HloInstruction, element: HloInstruction) -> HloInstruction:
+    """Returns a fusion that computes one result of another."""
+    body = clone_computation(fusion.to_apply)
+    body.root = body.root.operands[element.tuple_index]
+    body.remove_dead_instructions()
+    operands: list[HloInstruction] = []
+    for parameter, operand in zip(list(body.parameters), fusion.operands, strict=True):
+        if parameter.users or parameter.is_root:
+            parameter.proto.parameter_number = len(operands)
+            operands.append(operand)
+        else:
+            body.remove(parameter)
+    module.add(body)
+    return HloInstruction.create(
+        "fusion",
+        element.shape,
+        operands,
+        name=fusion.name,
+        called_computations=[body],
+        fusion_kind=LOOP,
+        metadata=body.root.metadata,
+    )

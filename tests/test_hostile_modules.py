@@ -258,7 +258,9 @@ def test_emission_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
         frame = Frame(
             program,
             plan,
-            CpuEntry(ir.Module(), "endless", len(program.inputs), len(program.outputs)),
+            CpuEntry(
+                ir.Module(), "endless", len(program.inputs), len(program.outputs), num_tiles=1
+            ),
         )
         while True:
             frame.builder.add(*frame.entry.function.args[2:])

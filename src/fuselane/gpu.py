@@ -71,6 +71,11 @@ class GpuDescription:
         """Floating-point operations per second in f32, a multiply-add counted as two."""
         return 2 * self.fp32_units * self.num_multiprocessors * self.clock_ghz * 1e9
 
+    @property
+    def resident_threads(self) -> int:
+        """The most threads that all multiprocessors have at once."""
+        return self.max_threads * self.num_multiprocessors
+
     def occupancy(self, block_threads: int, registers: int, shared_bytes: int) -> float:
         """Returns the share of a multiprocessor's warps that blocks of a kernel fill, 0 to 1.
 

@@ -47,7 +47,7 @@ from fuselane.hlo.verifier import verify, verify_computation
 from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
 from fuselane.lanes.form import LEFT_OUT, describe, form
 from fuselane.lanes.program import LaneProgram
-from fuselane.lanes.replace import replace_loop
+from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals, find_residuals
 from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
 from fuselane.lanes.tupled import make_tupled, undo_tupled
@@ -235,7 +235,7 @@ class _Loops:
         """Returns how to verify a loop, with kernels of single steps tiled as its own."""
         backend = CpuBackend(replace(self.options, tile_lanes=plan.tile_lanes))
 
-        def compile_step(loop: HloInstruction) -> tuple[LaneProgram, bytes] | None:
+        def compile_step(loop: HloInstruction) -> tuple[LaneProgram, Attributes] | None:
             try:
                 program = form(self.module, loop)
                 call = backend.compile(program, backend.plan(program))

@@ -68,6 +68,18 @@ def _totals(x: jax.Array) -> Any:
     return lax.scan(step, x, None, length=6)
 
 
+def _means(x: jax.Array) -> Any:
+    """Lanes that meet three times a step, in floats, truth values and positions."""
+
+    def step(carry: Any, _: None) -> Any:
+        x, count = carry
+        count = count + jnp.any(x > 4).astype(jnp.int32)
+        x = x * 0.9 + jnp.mean(x) - 0.1 * jnp.max(x) + count
+        return (x, count), x.min()
+
+    return lax.scan(step, (x, jnp.int32(0)), None, length=6)
+
+
 def _guarded(x: jax.Array) -> jax.Array:
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.where(x > 30, jnp.log1p(jnp.abs(x)) ** 1.5, x * 1.3 + 0.2)
@@ -88,6 +100,7 @@ LOOPS: Final[Mapping[str, Callable[[jax.Array], Any]]] = {
     "collatz": _collatz,
     "boards": _boards,
     "totals": _totals,
+    "means": _means,
     "guarded": _guarded,
     "sorted": _sorted,
 }

@@ -12,7 +12,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import pytest
-from jaxlib import _jax
+from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
 
 import fuselane
@@ -24,16 +24,19 @@ from fuselane.codegen.nvptx import build_threads, choose_block_threads
 from fuselane.codegen.plan import make_thread_plan
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, Reason
-from fuselane.errors import UnsupportedError
+from fuselane.errors import CodegenError, UnsupportedError
 from fuselane.gpu import GPUS, describe_gpu
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.form import form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.tupled import make_tupled
+from fuselane.runtime import hook
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.compilation import Source, capture_source
+from fuselane.xla.ptxas import assemble
 from fuselane.xla.targets import find_target
+from fuselane.xla.toolchain import find_toolchain
 from tests.backends.programs import LOOPS
 from tests.xla.test_gpu import needs_gpu_extra
 
@@ -65,7 +68,7 @@ def lanes(count: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((count,), jnp.float32)
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if name != "totals"])
+@pytest.mark.parametrize("name", LOOPS)
 def test_every_loop_has_ptx(name: str) -> None:
     ptx = ptx_of(lane_program(LOOPS[name], lanes(33)))
     assert ptx.count(".entry fuselane_kernel") == 1
@@ -122,19 +125,65 @@ def test_arrays_beyond_31_bits_are_indexed_in_64() -> None:
     assert re.search(r"mul\.(?:wide\.s32|lo\.s64|wide\.u32)|mad\.lo\.s64|add\.s64", ptx)
 
 
-def test_lanes_that_meet_are_refused() -> None:
-    """As for sums over all lanes that leave the loop in each step."""
-    found = lane_program(LOOPS["totals"], lanes(64))
+def meeting(num_lanes: int) -> LaneProgram:
+    """A loop whose lanes need their mean in each step."""
+
+    def program(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 9, lambda i, x: x * 0.5 + jnp.mean(x), x)
+
+    found = lane_program(program, lanes(num_lanes))
     assert found.meetings
+    return found
+
+
+def test_lanes_that_meet_are_threads_of_one_block() -> None:
+    """Warps add up by shuffles and pass their sums through shared memory, between two barriers."""
+    program = meeting(500)
+    code = build_threads(program, make_thread_plan(program), H100)
+    assert (code.grid_blocks, code.block_threads) == (1, 512)
+    ptx = ptx_of(program)
+    assert ".maxntid 512" in ptx
+    assert len(re.findall(r"shfl\.sync\.down", ptx)) == 5
+    assert len(re.findall(r"bar\.sync", ptx)) == 2
+    assert len(re.findall(r"ld\.shared", ptx)) == 16
+    assert "st.shared" in ptx
+    assert ".local" not in ptx
+
+
+def test_one_warp_meets_without_barriers() -> None:
+    ptx = ptx_of(meeting(20))
+    assert ptx.count("shfl.sync.down") == 5 and ptx.count("shfl.sync.idx") == 1
+    assert "bar.sync" not in ptx and ".shared" not in ptx
+
+
+def test_threads_run_several_lanes_where_many_meet() -> None:
+    plan = make_thread_plan(meeting(5000))
+    assert (plan.num_tiles, plan.tile_vectors) == (512, 10)
+
+
+@pytest.mark.parametrize("num_lanes", [1000, 1024])
+def test_sums_that_leave_are_one_row_for_each_warp(num_lanes: int) -> None:
+    program = lane_program(LOOPS["totals"], lanes(num_lanes))
+    assert program.folds
+    code = build_threads(program, make_thread_plan(program), H100)
+    assert code.num_rows == 32
+    assert ptx_of(program).count("shfl.sync.down") >= 5
+
+
+def test_sums_that_would_fill_the_memory_are_refused() -> None:
+    def program(x: jax.Array) -> Any:
+        return jax.lax.scan(lambda x, _: (x * 0.5, x.sum()), x, None, length=100_000)
+
+    found = lane_program(program, lanes(10**6))
     with pytest.raises(UnsupportedError) as caught:
         build_threads(found, make_thread_plan(found), H100)
-    assert caught.value.decision.reason is Reason.CROSS_LANE
+    assert caught.value.decision.reason is Reason.UNSUPPORTED_STRUCTURE
 
 
 def test_attributes_are_what_mlir_reads() -> None:
     text = 'a "b"\\\n'
     attributes = ptx_attributes(
-        text, "k", grid_blocks=3, block_threads=64, num_inputs=2, num_outputs=1
+        text, "k", grid_blocks=3, block_threads=64, num_inputs=2, num_results=1
     )
     with ir.Context():
         parsed = ir.DictAttr(ir.Attribute.parse(attributes.decode()))
@@ -143,6 +192,87 @@ def test_attributes_are_what_mlir_reads() -> None:
         assert ir.IntegerAttr(parsed["block_x"]).value == 64
         indices = ir.ArrayAttr(parsed["output_indices"])
         assert [ir.IntegerAttr(index).value for index in indices] == [2]
+
+
+def looped() -> bytes:
+    """A loop as the root of a module, of which it returns an element it does not change."""
+    return _hlo.hlo_module_from_text(
+        """HloModule forwarding
+        body {
+          p = (s32[], f32[64], f32[64]) parameter(0)
+          i = s32[] get-tuple-element(p), index=0
+          x = f32[64] get-tuple-element(p), index=1
+          w = f32[64] get-tuple-element(p), index=2
+          one = s32[] constant(1)
+          next = s32[] add(i, one)
+          product = f32[64] multiply(x, w)
+          ROOT t = (s32[], f32[64], f32[64]) tuple(next, product, w)
+        }
+        condition {
+          p = (s32[], f32[64], f32[64]) parameter(0)
+          i = s32[] get-tuple-element(p), index=0
+          end = s32[] constant(1000)
+          ROOT c = pred[] compare(i, end), direction=LT
+        }
+        ENTRY main {
+          zero = s32[] constant(0)
+          x = f32[64] parameter(0)
+          w = f32[64] parameter(1)
+          t = (s32[], f32[64], f32[64]) tuple(zero, x, w)
+          ROOT loop = (s32[], f32[64], f32[64]) while(t), condition=condition, body=body
+        }"""
+    ).as_serialized_hlo_module_proto()
+
+
+def test_every_result_is_named_as_one() -> None:
+    """XLA takes an argument that is not named as a result for an operand, and finds none left."""
+    options = Options(min_gain=0, cache_mib=0, verify_hlo=True)
+    out = pipeline.transform(looped(), options, DecisionLog(), GpuBackend(options, H100))
+    assert out is not None
+    (call,) = (i for i in HloModule.from_bytes(out).entry.instructions if i.opcode == "custom-call")
+    assert len(call.shape.tuple_shapes) == 3  # the third is `w`, which the kernel only reads
+    with ir.Context():
+        parsed = ir.DictAttr(ir.Attribute.parse(call.backend_config.decode()))
+        indices = [ir.IntegerAttr(i).value for i in ir.ArrayAttr(parsed["output_indices"])]
+    assert indices == [2, 3, 4]
+
+
+@needs_gpu_extra
+def test_xla_takes_calls_with_more_results_than_the_kernel() -> None:
+    options = Options(min_gain=0, cache_mib=0)
+    out = pipeline.transform(looped(), options, DecisionLog(), GpuBackend(options, H100))
+    source = Source(form="mlir", data=_jax.mlir.hlo_to_stablehlo(out))
+    thunks = capture_source(source, find_target("h100"), max_s=300).thunks
+    assert thunks.count("fuselane_kernel") == 1
+
+
+class OldClient:
+    """A client of XLA's for a GPU of before Volta."""
+
+    platform = "cuda"
+    device_kind = "NVIDIA GeForce GTX 1080"
+    compute_capability = "6.1"
+    core_count = 20
+
+    def local_devices(self) -> list[Any]:
+        return [self]
+
+
+def test_old_gpus_are_left_to_xla_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"GTX 1080 to XLA: .* 7\.0 or later, not 6\.1"):
+        hook._register_client(lambda gpu, data: None, OldClient())
+
+
+def test_unknown_architectures_get_code_for_older_ones() -> None:
+    """PTX runs on all later GPUs; its version is the first that knows the architecture, so that the
+    oldest driver for it takes it."""
+    cpus = {nvptx_target(version).cpu for version in ((10, 3), (11, 0), (13, 7))}
+    assert cpus == {"sm_100", "sm_120"}
+    with pytest.raises(CodegenError, match=r"compute capability 6\.1; 7\.0 is the oldest"):
+        nvptx_target((6, 1))
+    versions = {gpu: ptx_of(lane_program(LOOPS["rows"], lanes(8)), gpu) for gpu in GPUS}
+    found = {gpu: float(re.findall(r"\.version (\S+)", text)[0]) for gpu, text in versions.items()}
+    assert found["v100"] == 6.0 and found["h100"] == 7.8 and found["b200"] == 8.6
 
 
 def test_unknown_gpus_are_described_by_the_closest() -> None:
@@ -171,6 +301,33 @@ def test_short_loops_are_left_to_xla() -> None:
     assert pipeline.transform(data, options, DecisionLog(), GpuBackend(options, H100)) is None
 
 
+def find_ptxas() -> Path:
+    ptxas = find_toolchain().ptxas
+    assert ptxas is not None
+    return ptxas
+
+
+def kernel_data(module: bytes) -> str:
+    """Returns the PTX of a module's only kernel, which XLA's compiler passes on as it is."""
+    instructions = (i for c in HloModule.from_bytes(module).computations for i in c.instructions)
+    (call,) = (
+        i for i in instructions if i.opcode == "custom-call" and i.custom_call_target == PTX_TARGET
+    )
+    with ir.Context():
+        parsed = ir.DictAttr(ir.Attribute.parse(call.backend_config.decode()))
+        return str(ir.StringAttr(parsed["kernel_data"]).value)
+
+
+@needs_gpu_extra
+@pytest.mark.parametrize("gpu_name", ["rtx2080ti", "a100", "h100", "b200"])
+def test_ptxas_takes_every_loop(gpu_name: str) -> None:
+    """Shuffles, barriers, local memory, calls: for every architecture."""
+    texts = [ptx_of(lane_program(LOOPS[name], lanes(70)), gpu_name) for name in LOOPS]
+    for name, text in zip(LOOPS, texts, strict=True):
+        (usage,) = assemble(find_ptxas(), [text]).values()
+        assert usage.spill_bytes == 0, name
+
+
 @needs_gpu_extra
 @pytest.mark.parametrize("name", VARIANTS)
 def test_cartpole_is_one_launch(name: str) -> None:
@@ -192,10 +349,9 @@ def test_cartpole_is_one_launch(name: str) -> None:
     assert "kWhile" in before.thunks
     assert "kWhile" not in after.thunks
     assert after.thunks.count("fuselane_kernel") == 1
-    usage = [kernel for kernel in after.usage.values() if kernel.name == "fuselane_kernel"]
-    for kernel in usage:
-        assert kernel.registers <= 64
-        assert kernel.spill_bytes == 0
+    usage = assemble(find_ptxas(), [kernel_data(out)])["fuselane_kernel"]
+    assert usage.registers <= 64
+    assert usage.spill_bytes == 0
 
 
 def test_the_gpu_benchmark_says_that_there_is_no_gpu() -> None:

@@ -8,6 +8,7 @@ from typing import Protocol, final
 from fuselane.codegen.plan import Plan
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.replace import Attributes
 
 
 @final
@@ -18,13 +19,13 @@ class KernelCall:
     Attributes:
         program: The lane program, with what the call has to know of its kernel.
         target: Custom call target.
-        attributes: The call's attributes, as a dictionary in MLIR's syntax.
+        attributes: The call's attributes.
         key: Content hash of the kernel.
     """
 
     program: LaneProgram
     target: str
-    attributes: bytes
+    attributes: Attributes
     key: str
 
 

@@ -53,16 +53,19 @@ class GpuBackend:
         """Returns the kernel, from the cache or fresh from LLVM."""
         code = build_threads(program, plan, self.gpu)
         kernel = self._compile(code, plan)
-        attributes = ptx_attributes(
-            kernel.object_code.decode(),
-            code.symbol,
-            grid_blocks=code.grid_blocks,
-            block_threads=code.block_threads,
-            num_inputs=len(program.inputs),
-            num_outputs=len(program.outputs),
-        )
+
+        def attributes(num_results: int) -> bytes:
+            return ptx_attributes(
+                kernel.object_code.decode(),
+                code.symbol,
+                grid_blocks=code.grid_blocks,
+                block_threads=code.block_threads,
+                num_inputs=len(program.inputs),
+                num_results=num_results,
+            )
+
         return KernelCall(
-            program=replace(program, num_tiles=plan.num_tiles),
+            program=replace(program, num_tiles=code.num_rows),
             target=PTX_TARGET,
             attributes=attributes,
             key=kernel.key,

@@ -420,11 +420,13 @@ class Partial(Array):
     """A tile's row of an output of which only the combination over all lanes is wanted.
 
     pointer: The row: what one lane holds, in row-major order.
-    combine: Makes one scalar of a vector of lanes.
+    combine: Makes one scalar of a vector of lanes, or of the lanes of several threads.
+    is_writer: Whether this thread writes the row, `i1`; None where it always does.
     """
 
     pointer: ir.Value
     combine: Callable[[ir.IRBuilder, ir.Value], ir.Value]
+    is_writer: ir.Value | None = None
 
     def get(self, place: Place, index: Element) -> ir.Value:
         """Never read; see `lanes.partials`."""
@@ -436,7 +438,9 @@ class Partial(Array):
         inner = indexing.without_lane(index)
         offset = indexing.i64(indexing.flatten(builder, inner, self.dimensions))
         pointer = element_pointer(builder, self.pointer, offset, element)
-        store(builder, self.combine(builder, widen(place, value)), pointer, element)
+        total = self.combine(builder, widen(place, value))
+        with nullcontext() if self.is_writer is None else builder.if_then(self.is_writer):
+            store(builder, total, pointer, element)
 
 
 @final

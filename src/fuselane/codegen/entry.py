@@ -7,6 +7,9 @@ On a CPU one call runs a range of tiles, and finds the addresses of the arrays i
 On a GPU each thread runs one tile, and arrays are parameters, inputs before outputs:
 
     .entry kernel(void *input, ..., void *output, ...)
+
+Results that all lanes make together leave a kernel in rows, to be combined behind it: one for each
+tile on a CPU, one for each warp on a GPU.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from typing import Final, Protocol, final
 
 from llvmlite import ir
 
+from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.loops import counted_loop
-from fuselane.codegen.memory import declare
-from fuselane.errors import CodegenError
+from fuselane.hlo.shape import PrimitiveType
 
 POINTER: Final = ir.PointerType()
-_I32: Final = ir.IntType(32)
+_MAX_STACK_BYTES: Final = 1 << 20
+_MAX_SCRATCH_BYTES: Final = 1 << 28
 
 
 class KernelEntry(Protocol):
@@ -33,12 +37,41 @@ class KernelEntry(Protocol):
         function: Empty but for its first block, `entry`.
         inputs, outputs: Addresses of the arrays.
         tables: Addresses at which addresses of arrays are found, with their number of bytes.
+        max_stack_bytes: The most memory of a call's own.
+        max_scratch_bytes: The most memory a caller can give besides.
+        num_rows: Rows of results that are combined behind the kernel.
     """
 
     function: ir.Function
     inputs: list[ir.Value]
     outputs: list[ir.Value]
     tables: dict[ir.Value, int]
+    max_stack_bytes: int
+    max_scratch_bytes: int
+    num_rows: int
+
+    def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
+        """Returns the row of a tile, i64."""
+        ...
+
+    def writes_row(self, builder: ir.IRBuilder) -> ir.Value | None:
+        """Returns whether it is this call that writes the row, i1; None where it always is."""
+        ...
+
+    def combine_row(
+        self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
+    ) -> ir.Value:
+        """Returns what the lanes of a row make together, for the call that writes it."""
+        ...
+
+    def combine_all(
+        self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
+    ) -> ir.Value:
+        """Returns what all lanes make together, of a value for each lane of a block.
+
+        Only where one block of threads, or one call, has all lanes.
+        """
+        ...
 
     def scratch(self, builder: ir.IRBuilder) -> ir.Value:
         """Returns the address of memory the caller gives behind the outputs."""
@@ -53,7 +86,9 @@ class KernelEntry(Protocol):
 class CpuEntry:
     """A `KernelEntry` for a CPU."""
 
-    def __init__(self, module: ir.Module, symbol: str, num_inputs: int, num_outputs: int) -> None:
+    def __init__(
+        self, module: ir.Module, symbol: str, num_inputs: int, num_outputs: int, *, num_tiles: int
+    ) -> None:
         signature = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, I64, I64])
         self.function = ir.Function(module, signature, symbol)
         self.function.attributes.add("nounwind")
@@ -62,6 +97,31 @@ class CpuEntry:
         self.inputs = [_address(builder, inputs, number) for number in range(num_inputs)]
         self.outputs = [_address(builder, self._results, number) for number in range(num_outputs)]
         self.tables = {inputs: 8 * num_inputs, self._results: 8 * num_outputs}
+        self.max_stack_bytes = _MAX_STACK_BYTES
+        self.max_scratch_bytes = _MAX_SCRATCH_BYTES
+        self.num_rows = num_tiles
+
+    def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
+        """Returns the tile's number: each has a row."""
+        del builder
+        return tile
+
+    def writes_row(self, builder: ir.IRBuilder) -> ir.Value | None:
+        """Returns None: what runs a tile writes its row."""
+        del builder
+        return None
+
+    def combine_row(
+        self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
+    ) -> ir.Value:
+        """Returns what the entries of a vector make together."""
+        return combine_entries(builder, combiner, value, element)
+
+    def combine_all(
+        self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
+    ) -> ir.Value:
+        """Returns the same, as one tile has all lanes."""
+        return combine_entries(builder, combiner, value, element)
 
     def scratch(self, builder: ir.IRBuilder) -> ir.Value:
         """Returns the address that comes behind those of the outputs."""
@@ -75,62 +135,6 @@ class CpuEntry:
             yield tile
 
 
-@final
-class GpuEntry:
-    """A `KernelEntry` for an NVIDIA GPU: a thread for each tile.
-
-    Launched with at least as many threads as there are tiles, in one dimension.
-    """
-
-    def __init__(
-        self,
-        module: ir.Module,
-        symbol: str,
-        num_inputs: int,
-        num_outputs: int,
-        *,
-        num_tiles: int,
-        block_threads: int,
-    ) -> None:
-        signature = ir.FunctionType(ir.VoidType(), [POINTER] * (num_inputs + num_outputs))
-        self.function = ir.Function(module, signature, symbol)
-        self.function.calling_convention = "ptx_kernel"
-        self.function.attributes.add("nounwind")
-        self.function.append_basic_block("entry")
-        self.inputs = list(self.function.args[:num_inputs])
-        self.outputs = list(self.function.args[num_inputs:])
-        self.tables: dict[ir.Value, int] = {}
-        self._num_tiles = num_tiles
-        self._block_threads = block_threads
-
-    def scratch(self, builder: ir.IRBuilder) -> ir.Value:
-        """Never asked for: no thread runs tiles that large.
-
-        Raises:
-            CodegenError: always.
-        """
-        raise CodegenError("A GPU kernel has no scratch memory of its caller's.")
-
-    @contextlib.contextmanager
-    def each_tile(self, builder: ir.IRBuilder) -> Iterator[ir.Value]:
-        """Lets each thread run the tile of its number, if there is one."""
-        block, thread = (_special_register(builder, name) for name in ("ctaid", "tid"))
-        first = builder.mul(block, i64(self._block_threads), flags=("nsw", "nuw"))
-        tile = builder.add(first, thread, flags=("nsw", "nuw"))
-        if self._num_tiles % self._block_threads == 0:
-            yield tile
-            return
-        with builder.if_then(builder.icmp_unsigned("<", tile, i64(self._num_tiles))):
-            yield tile
-
-
 def _address(builder: ir.IRBuilder, table: ir.Value, number: int) -> ir.Value:
     place = builder.gep(table, [i64(number)], source_etype=POINTER)
     return builder.load(place, typ=POINTER)
-
-
-def _special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
-    """Returns a register such as `ctaid`, of the first dimension, as `i64`."""
-    full_name = f"llvm.nvvm.read.ptx.sreg.{name}.x"
-    function = declare(builder.module, full_name, ir.FunctionType(_I32, ()))
-    return builder.zext(builder.call(function, ()), I64)

@@ -10,7 +10,6 @@ from llvmlite import ir
 from fuselane.codegen.arrays import Array, Discarded, Memory, Partial, Place, Written
 from fuselane.codegen.bounds import Region
 from fuselane.codegen.builder import KernelBuilder
-from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import POINTER, KernelEntry
 from fuselane.codegen.indexing import i64, residual_size
@@ -24,8 +23,6 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
-_MAX_STACK_BYTES: Final = 1 << 20
-_MAX_SCRATCH_BYTES: Final = 1 << 28
 _ALIGNMENT: Final = 64
 _PAGE_BYTES: Final = 4096
 _GAP_BYTES: Final = 320
@@ -75,12 +72,12 @@ class Frame:
             self._arrays[pointer] = Region(name=f"{name} {number}", num_bytes=size)
 
     def _output_sizes(self) -> list[int]:
-        """Returns the bytes of each output; of one that is combined later, a row for each tile."""
+        """Returns the bytes of each output; of one that is combined later, all its rows."""
         sizes = []
         for output in self.program.outputs:
             size = output.shape.byte_size
             if self.program.loop.elements[output.tuple_index].combiner:
-                rows = residual_size(output.shape.dimensions, 0) * self.plan.num_tiles
+                rows = residual_size(output.shape.dimensions, 0) * self.entry.num_rows
                 size = rows * output.shape.element_type.byte_size
             sizes.append(size)
         return sizes
@@ -108,7 +105,7 @@ class Frame:
         if count * bits // 8 % _PAGE_BYTES == 0:
             count += _GAP_BYTES * 8 // bits
         slot_bytes = max(count * bits // 8, _ALIGNMENT)
-        if self._stack_bytes + slot_bytes > _MAX_STACK_BYTES:
+        if self._stack_bytes + slot_bytes > self.entry.max_stack_bytes:
             return self._allocate_outside(size)
         self._stack_bytes += slot_bytes
         slot = ir.IRBuilder(self._first_block).alloca(element, size=max(count, 1))
@@ -122,7 +119,7 @@ class Frame:
 
         Only where all lanes are one tile: other tiles are better made smaller.
         """
-        if not self.program.meetings or self.scratch_bytes + size > _MAX_SCRATCH_BYTES:
+        if not self.program.meetings or self.scratch_bytes + size > self.entry.max_scratch_bytes:
             raise self._refusal(self._stack_bytes + self.scratch_bytes + size)
         builder = ir.IRBuilder(self._first_block)
         if self._scratch is None:
@@ -137,7 +134,8 @@ class Frame:
     def _refusal(self, num_bytes: int) -> UnsupportedError:
         """Returns the error for too much scratch memory, counted in 32-bit values of a lane."""
         lane_bytes = 4 * self.plan.tile_lanes
-        limit = _MAX_STACK_BYTES + (_MAX_SCRATCH_BYTES if self.program.meetings else 0)
+        outside = self.entry.max_scratch_bytes if self.program.meetings else 0
+        limit = self.entry.max_stack_bytes + outside
         decision = Reason.TOO_LARGE.decide(
             instruction=self.program.name,
             opcode="while",
@@ -196,12 +194,14 @@ class Frame:
     def _partial(self, shape: Shape, pointer: ir.Value, tile: ir.Value, combiner: str) -> Partial:
         element = shape.element_type
         size = residual_size(shape.dimensions, 0)
-        row = element_pointer(self.builder, pointer, self.builder.mul(tile, i64(size)), element)
+        number = self.entry.row(self.builder, tile)
+        row = element_pointer(self.builder, pointer, self.builder.mul(number, i64(size)), element)
 
         def combine(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-            return combine_entries(builder, combiner, value, element)
+            return self.entry.combine_row(builder, combiner, value, element)
 
-        return Partial(shape=shape, lane=0, pointer=row, combine=combine)
+        is_writer = self.entry.writes_row(self.builder)
+        return Partial(shape=shape, lane=0, pointer=row, combine=combine, is_writer=is_writer)
 
     def _memory(self, instruction: HloInstruction, pointer: ir.Value, written: Written) -> Memory:
         return Memory(

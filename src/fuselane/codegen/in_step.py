@@ -1,10 +1,12 @@
-"""Loops in which lanes meet: every step takes all lanes together, in one tile on one thread.
+"""Loops in which lanes meet: every step takes all lanes together, in one tile on one thread, or in
+one block of a GPU's threads.
 
 for each step
     for each phase      what all lanes share, as far as it is known
                         for each lane block    what needs no more than that;
                                                each meeting := combined with this block's value
-                        the entries of each meeting's vector are combined: now all lanes share it
+                        the entries of each meeting's vector, and what other threads have of it,
+                        are combined: now all lanes share it
 
 A meeting is a reduction over lanes whose result the loop itself needs: `any(restart)`, a maximum, a
 mean. What depends on none belongs to the first phase, what depends on one of those to the second.
@@ -20,9 +22,10 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Scratch, View
-from fuselane.codegen.combining import combine, combine_entries, without_missing
+from fuselane.codegen.combining import combine, without_missing
 from fuselane.codegen.control import emit_shared_steps, emit_steps, rewrite
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.entry import KernelEntry
 from fuselane.codegen.indexing import Element, Index, with_lane, without_lane
 from fuselane.codegen.loops import emit_fold, emit_for_each
 from fuselane.codegen.schedule import Step, needs_lanes
@@ -68,7 +71,7 @@ class InStepLoop(TiledLoop):
             passed.release([value for value in sweep.received if value not in later])
             passed.assign(sweep.left)
             meetings = [
-                _Meeting(self.emitter, step)
+                _Meeting(self.emitter, step, self.frame.entry)
                 for step in sweep.steps
                 if isinstance(step, HloInstruction) and step in self.program.meetings
             ]
@@ -119,11 +122,12 @@ class InStepLoop(TiledLoop):
 class _Meeting:
     """One reduction over lanes: a vector for every element of its result."""
 
-    def __init__(self, emitter: Emitter, reduction: HloInstruction) -> None:
+    def __init__(self, emitter: Emitter, reduction: HloInstruction, entry: KernelEntry) -> None:
         combiner = match_combiner(reduction.to_apply)
         assert combiner is not None, "analysis.lanes takes no other reductions for meetings"
         self.emitter = emitter
         self.reduction = reduction
+        self.entry = entry
         self.combiner = combiner
         self.element_type = reduction.shape.element_type
         width = emitter.place.block.width
@@ -182,7 +186,9 @@ class _Meeting:
 
         def combined(index: Element) -> ir.Value:
             vector = self.vectors.get(emitter.place, with_lane(index, 0))
-            value = combine_entries(emitter.builder, self.combiner, vector, self.element_type)
+            value = self.entry.combine_all(
+                emitter.builder, self.combiner, vector, self.element_type
+            )
             return combine(emitter.builder, self.combiner, initial, value, self.element_type)
 
         view = View(shape=reduction.shape, lane=None, element=combined)

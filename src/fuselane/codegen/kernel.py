@@ -30,7 +30,7 @@ from fuselane.codegen.indexing import i64
 from fuselane.codegen.math.rare import call_long_functions
 from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.panels import Panels
-from fuselane.codegen.partials import check_partials
+from fuselane.codegen.partials import MAX_PARTIAL_BYTES, check_partials
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products
 from fuselane.codegen.schedule import needs_lanes
@@ -108,7 +108,7 @@ def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = Fal
         UnsupportedError: also if its tiles leave too much to be combined behind it.
     """
     while True:
-        check_partials(program, plan)
+        check_partials(program, plan.num_tiles, MAX_PARTIAL_BYTES)
         try:
             return _build(program, plan, bounds_checks=bounds_checks)
         except UnsupportedError as error:
@@ -120,7 +120,8 @@ def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = Fal
 
 def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCode:
     module = ir.Module(name=SYMBOL)
-    entry = CpuEntry(module, SYMBOL, len(program.inputs), len(program.outputs))
+    num_inputs, num_outputs = len(program.inputs), len(program.outputs)
+    entry = CpuEntry(module, SYMBOL, num_inputs, num_outputs, num_tiles=plan.num_tiles)
     frame = emit_kernel(program, plan, entry)
     call_long_functions(module)
     if bounds_checks:
@@ -186,7 +187,9 @@ def _share(program: LaneProgram, is_wanted: Callable[[HloInstruction], bool]) ->
 
 def _emit_tile(frame: Frame, tile: ir.Value, panels: Mapping[HloInstruction, Panels]) -> None:
     builder, plan = frame.builder, frame.plan
-    offset = builder.mul(tile, i64(plan.tile_lanes), flags=("nsw", "nuw"))
+    offset = tile
+    if not plan.is_interleaved:
+        offset = builder.mul(tile, i64(plan.tile_lanes), flags=("nsw", "nuw"))
     is_first = ir.Constant(ir.IntType(1), 1)
     if plan.num_tiles > 1:
         is_first = builder.icmp_signed("==", tile, i64(0))

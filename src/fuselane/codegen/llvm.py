@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar, final
+from typing import Final, TypeVar, final
 
 from llvmlite import binding, ir
 
@@ -26,6 +26,8 @@ _emission = threading.Lock()
 _MAX_IN_VECTORISED_LOOPS = 3000
 """LLVM writes every loop several times over, and what comes behind takes time by the square of
 that: minutes for a dozen thousand instructions in loops of index arithmetic."""
+PTX_ARCHITECTURES: Final = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+"""Compute capabilities that PTX is made for, oldest first."""
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -117,8 +119,22 @@ def compile_ptx(module_ir: ir.Module | str, target: HostTarget, opt_level: int =
 
 
 def nvptx_target(compute_capability: tuple[int, int]) -> HostTarget:
-    """Returns the target for NVIDIA GPUs of a compute capability."""
-    major, minor = compute_capability
+    """Returns the target for NVIDIA GPUs of a compute capability.
+
+    PTX for an older architecture runs on every newer one, so that is what unknown ones get. LLVM
+    writes the oldest version of PTX that knows the architecture; every driver that does reads it.
+
+    Raises:
+        CodegenError: for an architecture older than all that are supported.
+    """
+    known = [found for found in PTX_ARCHITECTURES if found <= compute_capability]
+    if not known:
+        major, minor = compute_capability
+        oldest = ".".join(map(str, PTX_ARCHITECTURES[0]))
+        raise CodegenError(
+            f"There are no kernels for compute capability {major}.{minor}; {oldest} is the oldest."
+        )
+    major, minor = known[-1]
     return HostTarget(triple="nvptx64-nvidia-cuda", cpu=f"sm_{major}{minor}", features="")
 
 

@@ -2,6 +2,7 @@
 
 The code is that of `codegen.kernel` with blocks of one lane: state in registers, what all lanes
 share worked out by every thread. Arrays of a lane that are indexed at run time are in local memory.
+Where lanes meet in each step, one block of threads has them all; see `codegen.warps`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.codegen.entry import GpuEntry
+from fuselane.codegen.gpu_entry import GpuEntry
 from fuselane.codegen.kernel import SYMBOL, emit_kernel
+from fuselane.codegen.partials import check_partials
 from fuselane.codegen.plan import Plan
-from fuselane.decisions import Reason
-from fuselane.errors import UnsupportedError
+from fuselane.codegen.products import find_products
 from fuselane.gpu import WARP_LANES, GpuDescription
 from fuselane.lanes.program import LaneProgram
 
 _MAX_BLOCK_THREADS: Final = 128
+
+_LOCAL_SHARE: Final = 16
+"""Part of a GPU's memory that threads may have for arrays of their own. The driver sets it aside
+for as many threads as can be resident at once, however few are launched."""
+
+_PARTIAL_SHARE: Final = 64
+"""Part of a GPU's memory that results may take which are combined behind a kernel."""
 
 
 @final
@@ -31,6 +39,7 @@ class ThreadCode:
     symbol: The kernel's name in it.
     grid_blocks: Thread blocks of a launch.
     block_threads: Threads of a block.
+    num_rows: Rows of the results that are combined behind it.
     num_instructions: As in `KernelCode`.
     """
 
@@ -38,6 +47,7 @@ class ThreadCode:
     symbol: str
     grid_blocks: int
     block_threads: int
+    num_rows: int
     num_instructions: int
 
 
@@ -49,17 +59,12 @@ def build_threads(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> Thre
         plan: From `make_thread_plan`.
         gpu: What it is launched on.
     Raises:
-        UnsupportedError: for loops whose lanes have to meet in every step, and for lanes that need
-            too much memory.
+        UnsupportedError: for lanes that need too much memory, and for reductions over lanes that
+            leave too much to be combined.
     """
-    for meeting in program.meetings:
-        decision = Reason.CROSS_LANE.decide(
-            instruction=meeting.name,
-            opcode=meeting.opcode,
-            detail="all lanes meet in each step, which the threads of several blocks cannot",
-        )
-        raise UnsupportedError(decision)
     block_threads = choose_block_threads(plan.num_tiles, gpu)
+    if program.meetings:
+        block_threads = -(-plan.num_tiles // WARP_LANES) * WARP_LANES
     module = ir.Module(name=SYMBOL)
     entry = GpuEntry(
         module,
@@ -68,13 +73,17 @@ def build_threads(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> Thre
         len(program.outputs),
         num_tiles=plan.num_tiles,
         block_threads=block_threads,
+        max_stack_bytes=gpu.memory_bytes // _LOCAL_SHARE // gpu.resident_threads,
+        has_own_rows=bool(find_products(program)),
     )
+    check_partials(program, entry.num_rows, gpu.memory_bytes // _PARTIAL_SHARE)
     frame = emit_kernel(program, plan, entry)
     return ThreadCode(
         ir=str(module),
         symbol=SYMBOL,
         grid_blocks=-(-plan.num_tiles // block_threads),
         block_threads=block_threads,
+        num_rows=entry.num_rows,
         num_instructions=frame.builder.num_instructions,
     )
 

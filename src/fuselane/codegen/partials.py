@@ -37,18 +37,23 @@ from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram
 
 MAX_PARTIAL_BYTES: Final = 64 * 2**20
-"""Results of all tiles that may be left to be combined behind a kernel."""
+"""Results of all tiles that may be left to be combined behind a kernel on a CPU."""
 
 
-def check_partials(program: LaneProgram, plan: Plan) -> None:
-    """Refuses a layout whose tiles leave too much.
+def check_partials(program: LaneProgram, num_rows: int, max_bytes: int) -> None:
+    """Refuses a layout that leaves too much to be combined behind the kernel.
+
+    Args:
+        program: What the kernel computes.
+        num_rows: Rows of what is left.
+        max_bytes: How much that may be.
 
     Raises:
         UnsupportedError: UNSUPPORTED_STRUCTURE if they do.
     """
     rows = [e.shape for e in program.loop.elements if e.combiner]
-    size = plan.num_tiles * sum(shape.byte_size // shape.dimensions[0] for shape in rows)
-    if size > MAX_PARTIAL_BYTES:
+    size = num_rows * sum(shape.byte_size // shape.dimensions[0] for shape in rows)
+    if size > max_bytes:
         decision = Reason.UNSUPPORTED_STRUCTURE.decide(
             instruction=program.name,
             opcode="while",

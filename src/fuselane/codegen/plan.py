@@ -49,6 +49,8 @@ _MIN_PARALLEL_OPS: Final = 200_000
 _MIN_DOT_SHARE: Final = 0.3
 _THREAD_REGISTERS: Final = 128
 """Registers of a GPU's thread that hold values; with more, few threads would run at once."""
+_MAX_MEETING_THREADS: Final = 512
+"""Threads of a block whose lanes meet: each may then have 128 registers."""
 _VECTORS_PER_DOT: Final = 2
 _MAX_UNROLLED_BESIDE_DOTS: Final = 16
 
@@ -69,6 +71,8 @@ class Plan:
     uniform_ops: Estimated scalar operations of one step that all lanes of a tile share.
     block_cycles: Estimated processor cycles of one step of one block of `width` lanes; 0 for
         scalars.
+    is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
+        by side work on lanes side by side. Tiles are of lane blocks of one lane then.
     """
 
     width: int
@@ -81,6 +85,7 @@ class Plan:
     lane_ops: float
     uniform_ops: float
     block_cycles: float = 0.0
+    is_interleaved: bool = False
 
     @property
     def tile_lanes(self) -> int:
@@ -92,8 +97,11 @@ class Plan:
         """Lanes from one row of a tile's scratch memory to the next.
 
         One vector more than the tile has, or two: rows whole pages apart would compete for the same
-        cache sets, and loads from one would wait for stores to another.
+        cache sets, and loads from one would wait for stores to another. A GPU's thread has no such
+        caches to itself.
         """
+        if self.width == 1:
+            return self.tile_lanes
         pitch = self.tile_lanes + self.width
         return pitch if pitch % _PAGE_ELEMENTS else pitch + self.width
 
@@ -180,13 +188,20 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
 
 
 def make_thread_plan(program: LaneProgram) -> Plan:
-    """Returns the layout for a GPU: a thread runs one lane, with its state in registers."""
+    """Returns the layout for a GPU: a thread runs one lane, with its state in registers.
+
+    Lanes that meet have to be in one block, so there a thread runs several if they are many.
+    """
     work = _measure(program)
+    num_threads = program.num_lanes
+    if program.meetings:
+        num_threads = min(num_threads, _MAX_MEETING_THREADS)
     return Plan(
         width=1,
         vector_lanes=1,
-        tile_vectors=1,
-        num_tiles=program.num_lanes,
+        tile_vectors=math.ceil(program.num_lanes / num_threads),
+        num_tiles=num_threads,
+        is_interleaved=True,
         max_unrolled=_max_unrolled(program, work),
         vectors_in_registers=_THREAD_REGISTERS,
         parallel=True,

@@ -248,6 +248,11 @@ class TiledLoop:
     def _num_blocks(self) -> ir.Value:
         """Returns how many lane blocks the tile has; the last tile may have fewer."""
         plan, builder = self.frame.plan, self.builder
+        if plan.num_tiles * plan.tile_lanes == self.program.num_lanes:
+            return i64(plan.tile_vectors)
+        if plan.is_interleaved:
+            following = builder.sub(i64(self.program.num_lanes + plan.num_tiles - 1), self.offset)
+            return builder.udiv(following, i64(plan.num_tiles))
         remaining = builder.sub(i64(self.program.num_lanes), self.offset)
         whole = builder.icmp_signed("<", remaining, i64(plan.tile_lanes))
         lanes = builder.select(whole, remaining, i64(plan.tile_lanes))
@@ -257,7 +262,10 @@ class TiledLoop:
         plan, builder = self.frame.plan, self.builder
         with counted_loop(builder, 0, self._num_blocks(), name="block") as v:
             start = builder.mul(v, i64(plan.width), flags=("nsw", "nuw"))
-            offset = builder.add(self.offset, start, flags=("nsw", "nuw"))
+            distance = start
+            if plan.is_interleaved:
+                distance = builder.mul(v, i64(plan.num_tiles), flags=("nsw", "nuw"))
+            offset = builder.add(self.offset, distance, flags=("nsw", "nuw"))
             first = builder.and_(
                 self.emitter.place.block.is_first, builder.icmp_signed("==", v, i64(0))
             )

@@ -24,6 +24,7 @@ A kernel must therefore have read a tile's initial state before it writes the ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, final
 
 from fuselane.errors import VerificationError
@@ -34,6 +35,10 @@ from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.epilogue import add_epilogue
 from fuselane.lanes.layout import physical_shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
+
+Attributes = bytes | Callable[[int], bytes]
+"""A call's attributes as a dictionary in MLIR's syntax, or what makes them of how many results it
+has."""
 
 TYPED_FFI: Final = 4
 """API_VERSION_TYPED_FFI of xla/service/hlo.proto's CustomCallApiVersion."""
@@ -55,14 +60,14 @@ _ORDERLESS_OPCODES: Final = frozenset({"constant", "iota", "parameter"})
 
 
 def replace_loop(
-    loop: HloInstruction, program: LaneProgram, target: str, attributes: bytes
+    loop: HloInstruction, program: LaneProgram, target: str, attributes: Attributes
 ) -> HloInstruction:
     """Replaces a `while` by a call of its kernel and removes what nobody needs any more.
 
     Args:
         loop: The `while` in the user's module that `program` was formed from.
         target: Custom call target.
-        attributes: The call's attributes, as a dictionary in MLIR's syntax.
+        attributes: The call's.
     Returns:
         The custom call. Its operands begin with the region's inputs, its results with the region's
         outputs; further ones only carry buffers through.
@@ -90,7 +95,7 @@ class _Replacement:
         self.partials: list[int] = []
         self.finished: dict[int, HloInstruction] = {}
 
-    def run(self, target: str, attributes: bytes) -> HloInstruction:
+    def run(self, target: str, attributes: Attributes) -> HloInstruction:
         """Does the replacement."""
         positions = self._operand_positions()
         for output, index in zip(self.program.outputs, self.program.output_indices, strict=True):
@@ -195,7 +200,7 @@ class _Replacement:
         copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
         return self.computation.add(copy, before=self.loop)
 
-    def _create_call(self, target: str, attributes: bytes) -> HloInstruction:
+    def _create_call(self, target: str, attributes: Attributes) -> HloInstruction:
         aliasing = [
             OutputOperandAliasing(output_shape_index=[result], operand_index=operand)
             for result, operand in self.aliases
@@ -207,7 +212,7 @@ class _Replacement:
             name=f"fuselane.{self.loop.name}",
             custom_call_target=target,
             custom_call_api_version=TYPED_FFI,
-            backend_config=attributes,
+            backend_config=attributes(len(self.results)) if callable(attributes) else attributes,
             output_operand_aliasing=aliasing,
             metadata=self.loop.metadata,
         )

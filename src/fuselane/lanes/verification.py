@@ -49,7 +49,7 @@ from fuselane.hlo.shape import Shape
 from fuselane.lanes.carry import Carry, get_indices_used
 from fuselane.lanes.checked_elements import describe_elements, stream_indices
 from fuselane.lanes.program import LaneProgram
-from fuselane.lanes.replace import TYPED_FFI, replace_loop
+from fuselane.lanes.replace import TYPED_FFI, Attributes, replace_loop
 from fuselane.lanes.variation import (
     PRED,
     S32,
@@ -73,7 +73,7 @@ _SHARING_OPCODES: Final = frozenset({"tuple", "while", "call", "conditional"})
 
 Values = list[HloInstruction]
 
-StepCompiler = Callable[[HloInstruction], tuple[LaneProgram, bytes] | None]
+StepCompiler = Callable[[HloInstruction], tuple[LaneProgram, Attributes] | None]
 """Returns the lane program of a `while` and the attributes of its kernel's call, or None."""
 
 
@@ -104,7 +104,7 @@ def replace_and_check(
     module: HloModule,
     loop: HloInstruction,
     program: LaneProgram,
-    attributes: bytes,
+    attributes: Attributes,
     calls: CheckCalls,
 ) -> None:
     """Puts a kernel, and checks of it, beside a `while`.
@@ -150,7 +150,7 @@ class _Verification:
         can_vary = any(is_float(loop.shape.tuple_shapes[i]) for i in self.states)
         self.signs = _SIGNS if can_vary else ()
 
-    def run(self, attributes: bytes) -> None:
+    def run(self, attributes: Attributes) -> None:
         """Does it."""
         if not self.compared:
             replace_loop(self.loop, self.program, self.calls.kernel_target, attributes)
@@ -174,7 +174,7 @@ class _Verification:
 
     # The kernel of the whole loop.
 
-    def _add_kernel(self, attributes: bytes) -> tuple[Values, HloInstruction]:
+    def _add_kernel(self, attributes: Attributes) -> tuple[Values, HloInstruction]:
         """Returns the kernel's results, in the order of `compared`, and its call."""
         copies: dict[HloInstruction, HloInstruction] = {}
         for i in self.changed:
@@ -201,7 +201,11 @@ class _Verification:
         return holder
 
     def _replace(
-        self, loop: HloInstruction, holder: HloInstruction, program: LaneProgram, attributes: bytes
+        self,
+        loop: HloInstruction,
+        holder: HloInstruction,
+        program: LaneProgram,
+        attributes: Attributes,
     ) -> tuple[Values, HloInstruction]:
         """Replaces a loop by its kernel; returns what `holder` then holds, and the call."""
         call = replace_loop(loop, program, self.calls.kernel_target, attributes)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import jaxlib
 from jax._src import xla_bridge
 
-from fuselane.gpu import GpuDescription, describe_gpu
+from fuselane.gpu import GPUS, GpuDescription, describe_gpu
 from fuselane.runtime.warning import warn_once
 
 NAME: Final = "fuselane"
@@ -26,6 +26,8 @@ _PRE_SCHEDULER: Final = 0
 """Value of jax.extend.xla.PipelineStage.PRE_SCHEDULER."""
 
 Transformation = Callable[[bytes], bytes | None]
+
+_OLDEST: Final = "{}.{}".format(*min(gpu.compute_capability for gpu in GPUS.values()))
 
 _GPU_PLATFORMS: Final = frozenset({"cuda", "gpu"})
 
@@ -100,8 +102,13 @@ def _register_client(
     if client.platform not in _GPU_PLATFORMS:
         return
     try:
-        gpu = _describe_client(client)
+        device = client.local_devices()[0]
+        gpu = _describe_device(device)
         if gpu is None:
+            warn_once(
+                f"Fuselane leaves programs for the {device.device_kind} to XLA: kernels need"
+                f" compute capability {_OLDEST} or later, not {device.compute_capability}."
+            )
             return
         register = jaxlib._xla.register_xla_transform_c_api
         register(client, NAME, _PRE_SCHEDULER, functools.partial(_call_on_gpu, transformation, gpu))
@@ -109,8 +116,7 @@ def _register_client(
         warn_once(f"Fuselane leaves programs for the GPU to XLA: {describe(error)}")
 
 
-def _describe_client(client: Any) -> GpuDescription | None:
-    device = client.local_devices()[0]
+def _describe_device(device: Any) -> GpuDescription | None:
     major, _, minor = str(device.compute_capability).partition(".")
     return describe_gpu(device.device_kind, (int(major), int(minor or 0)), int(device.core_count))
 

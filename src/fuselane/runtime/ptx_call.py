@@ -2,7 +2,8 @@
 
 XLA:GPU compiles the PTX that a call of `__gpu$xla.gpu.ptx` carries, and launches it with the
 addresses of the call's operands and results as arguments. Source: XLA's
-`backends/gpu/runtime/thunk.h` users of `custom_call_config`, `ParsePtxCustomCall`.
+`service/gpu/kernel_call.cc`, `service/gpu/custom_kernel_emitter.cc` and
+`codegen/emitters/kernel_arguments.cc`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ def ptx_attributes(
     grid_blocks: int,
     block_threads: int,
     num_inputs: int,
-    num_outputs: int,
+    num_results: int,
 ) -> bytes:
     """Returns a call's attributes, as a dictionary in MLIR's syntax.
 
-    The kernel's parameters are the first operands and then the first results of the call; the
-    addresses of further ones come behind them, where the kernel does not look.
+    XLA passes the addresses of the first `num_inputs` operands, those of all results, which
+    `output_indices` has to name without exception, and then those of further operands. The
+    kernel's parameters are the first of them; a launch takes as many as the kernel has.
 
     Args:
         ptx: Text of the module.
@@ -35,7 +37,7 @@ def ptx_attributes(
         grid_blocks: Thread blocks to launch.
         block_threads: Threads of each.
         num_inputs: Parameters that are operands.
-        num_outputs: Parameters that are results.
+        num_results: Results of the call, which may be more than the kernel has.
     """
     sizes = {
         "grid_x": grid_blocks,
@@ -46,7 +48,7 @@ def ptx_attributes(
         "block_z": 1,
         "shared_mem_bytes": 0,
     }
-    results = ", ".join(f"{number} : i32" for number in range(num_inputs, num_inputs + num_outputs))
+    results = ", ".join(f"{number} : i32" for number in range(num_inputs, num_inputs + num_results))
     parts = [
         f'name = "{symbol}"',
         'kernel_type = "ptx"',

@@ -1,0 +1,196 @@
+"""What the threads of a GPU make together: in a warp by shuffles, in a block by shared memory too.
+
+    value                                   one of each thread that is there
+    for distance in 1, 2, 4, 8, 16          value := combine(value, the value that far up), where
+                                            there is such a thread: thread 0 has the warp's
+    shared[warp] := value of thread 0       barrier
+    combine(shared[0], shared[1], ..)       barrier, before anyone writes there again
+
+Threads are combined in the same order each time, whatever the launch: results are deterministic.
+All threads that are there have to come by, and none of those that have left is waited for.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from llvmlite import ir
+
+from fuselane.codegen.combining import combine
+from fuselane.codegen.indexing import I64, i64
+from fuselane.codegen.memory import declare
+from fuselane.gpu import WARP_LANES
+from fuselane.hlo.shape import PrimitiveType
+
+_I32: Final = ir.IntType(32)
+_VOID: Final = ir.VoidType()
+_SHARED: Final = 3
+"""LLVM's address space of a block's shared memory on NVIDIA GPUs."""
+
+_WHOLE_WARP: Final = ir.Constant(_I32, -1)
+_LAST_THREAD: Final = WARP_LANES - 1
+
+
+@final
+class Threads:
+    """The threads that a launch of a kernel has, from where one of them stands.
+
+    Attributes:
+        number: `i64`, of this thread among all.
+        num_threads: How many there are; those of higher numbers, in the last block, have left.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, num_threads: int, block_threads: int) -> None:
+        self.num_threads = num_threads
+        self._block_threads = block_threads
+        block, self._thread = (_special_register(builder, name) for name in ("ctaid", "tid"))
+        first = builder.mul(builder.zext(block, I64), i64(block_threads), flags=("nsw", "nuw"))
+        wide = builder.zext(self._thread, I64)
+        self.number = builder.add(first, wide, flags=("nsw", "nuw"))
+        self._slots: ir.Value | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no block has threads too many."""
+        return self.num_threads % self._block_threads == 0
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a launch in which there is a thread."""
+        return -(-self.num_threads // WARP_LANES)
+
+    def warp(self, builder: ir.IRBuilder) -> ir.Value:
+        """Returns this thread's warp among all, `i64`."""
+        return builder.lshr(self.number, i64(WARP_LANES.bit_length() - 1))
+
+    def is_first_of_warp(self, builder: ir.IRBuilder) -> ir.Value:
+        """Returns whether this is its warp's thread 0."""
+        return builder.icmp_unsigned("==", self._lane(builder), _i32(0))
+
+    def combine_warp(
+        self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
+    ) -> ir.Value:
+        """Returns, in thread 0, what the threads of its warp make together; others get anything."""
+        count = self._count(builder)
+        members = _WHOLE_WARP if count is None else _low_bits(builder, count)
+        lane = self._lane(builder)
+        distance = 1
+        while distance < min(WARP_LANES, self.num_threads):
+            other = _shuffle(builder, "down", members, value, distance)
+            both = combine(builder, combiner, value, other, element)
+            if count is not None:
+                is_there = builder.icmp_unsigned("<", builder.add(lane, _i32(distance)), count)
+                both = builder.select(is_there, both, value)
+            value = both
+            distance *= 2
+        return value
+
+    def combine_block(
+        self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
+    ) -> ir.Value:
+        """Returns, in every thread, what all threads make together, which are one block."""
+        value = self.combine_warp(builder, combiner, value, element)
+        if self.num_warps == 1:
+            count = self._count(builder)
+            members = _WHOLE_WARP if count is None else _low_bits(builder, count)
+            return _shuffle(builder, "idx", members, value, 0)
+        bits, kind = _to_bits(builder, value), value.type
+        with builder.if_then(self.is_first_of_warp(builder)):
+            builder.store(
+                builder.zext(bits, I64) if bits.type != I64 else bits, self._slot(builder)
+            )
+        self.wait(builder)
+        total = self._read(builder, 0, bits.type, kind)
+        for warp in range(1, self.num_warps):
+            other = self._read(builder, warp, bits.type, kind)
+            total = combine(builder, combiner, total, other, element)
+        self.wait(builder)
+        return total
+
+    def wait(self, builder: ir.IRBuilder) -> None:
+        """Waits for all threads of the block, and for what they have written."""
+        barrier = declare(builder.module, "llvm.nvvm.barrier0", ir.FunctionType(_VOID, ()))
+        builder.call(barrier, ())
+
+    def _lane(self, builder: ir.IRBuilder) -> ir.Value:
+        return builder.and_(self._thread, _i32(_LAST_THREAD))
+
+    def _count(self, builder: ir.IRBuilder) -> ir.Value | None:
+        """Returns how many threads this warp has, `i32`; None if they are 32 everywhere."""
+        if self.num_threads % WARP_LANES == 0:
+            return None
+        first = builder.and_(self.number, i64(-WARP_LANES))
+        left = builder.trunc(builder.sub(i64(self.num_threads), first), _I32)
+        whole = builder.icmp_unsigned(">", left, _i32(WARP_LANES))
+        return builder.select(whole, _i32(WARP_LANES), left)
+
+    def _slots_in(self, module: ir.Module) -> ir.Value:
+        if self._slots is None:
+            kind = ir.ArrayType(I64, WARP_LANES)
+            slots = ir.GlobalVariable(module, kind, "warps", addrspace=_SHARED)
+            slots.linkage = "internal"
+            slots.initializer = ir.Constant(kind, ir.Undefined)
+            self._slots = slots
+        return self._slots
+
+    def _slot(self, builder: ir.IRBuilder, warp: int | None = None) -> ir.Value:
+        """Returns the address where a warp, by default this thread's, leaves its value."""
+        number = _i32(warp) if warp is not None else builder.lshr(self._thread, _i32(5))
+        slots = builder.addrspacecast(self._slots_in(builder.module), ir.PointerType())
+        return builder.gep(slots, [number], inbounds=True, source_etype=I64)
+
+    def _read(self, builder: ir.IRBuilder, warp: int, bits: ir.IntType, kind: ir.Type) -> ir.Value:
+        raw = builder.load(self._slot(builder, warp), typ=I64)
+        return _from_bits(builder, raw if bits == I64 else builder.trunc(raw, bits), kind)
+
+
+def _low_bits(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
+    """Returns an `i32` whose lowest bits are set, 1 to 32 of them."""
+    return builder.lshr(_WHOLE_WARP, builder.sub(_i32(WARP_LANES), count))
+
+
+def _shuffle(
+    builder: ir.IRBuilder, how: str, members: ir.Value, value: ir.Value, argument: int
+) -> ir.Value:
+    """Returns another thread's value, of any type of at most 64 bits."""
+    signature = ir.FunctionType(_I32, [_I32] * 4)
+    function = declare(builder.module, f"llvm.nvvm.shfl.sync.{how}.i32", signature)
+
+    def move(part: ir.Value) -> ir.Value:
+        return builder.call(function, [members, part, _i32(argument), _i32(_LAST_THREAD)])
+
+    bits = _to_bits(builder, value)
+    if bits.type.width < _I32.width:
+        moved = builder.trunc(move(builder.zext(bits, _I32)), bits.type)
+    elif bits.type.width == _I32.width:
+        moved = move(bits)
+    else:
+        low = builder.zext(move(builder.trunc(bits, _I32)), I64)
+        high = builder.zext(move(builder.trunc(builder.lshr(bits, i64(32)), _I32)), I64)
+        moved = builder.or_(low, builder.shl(high, i64(32)))
+    return _from_bits(builder, moved, value.type)
+
+
+def _to_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Returns a scalar as an integer of as many bits."""
+    if isinstance(value.type, ir.IntType):
+        return value
+    return builder.bitcast(value, ir.IntType(_FLOAT_BITS[str(value.type)]))
+
+
+def _from_bits(builder: ir.IRBuilder, bits: ir.Value, kind: ir.Type) -> ir.Value:
+    return bits if bits.type == kind else builder.bitcast(bits, kind)
+
+
+_FLOAT_BITS: Final = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
+
+
+def _i32(value: int) -> ir.Constant:
+    return ir.Constant(_I32, value)
+
+
+def _special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
+    """Returns a register such as `ctaid`, of the first dimension, as `i32`."""
+    full_name = f"llvm.nvvm.read.ptx.sreg.{name}.x"
+    function = declare(builder.module, full_name, ir.FunctionType(_I32, ()))
+    return builder.call(function, ())

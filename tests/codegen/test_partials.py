@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fuselane.codegen import partials
+from fuselane.codegen import kernel
 from fuselane.codegen.products import find_products
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
@@ -148,7 +148,7 @@ def test_too_much_to_combine(monkeypatch: pytest.MonkeyPatch) -> None:
       sums = f32[10] dynamic-update-slice(e1, one_sum, i)"""
     module = counting_loop(body, ["y", "sums"], ["f32[100]", "f32[10]"])
     compile_loop(module, tile_lanes=32, unroll=1)
-    monkeypatch.setattr(partials, "MAX_PARTIAL_BYTES", 100)
+    monkeypatch.setattr(kernel, "MAX_PARTIAL_BYTES", 100)
     with pytest.raises(UnsupportedError) as raised:
         compile_loop(module, tile_lanes=32, unroll=1)
     assert raised.value.decision.reason is Reason.UNSUPPORTED_STRUCTURE

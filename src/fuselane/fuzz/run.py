@@ -244,9 +244,9 @@ def _watched() -> Iterator[list[bytes]]:
     seen: list[bytes] = []
     transform = pipeline.transform
 
-    def watch(data: bytes, *others: Any) -> bytes | None:
+    def watch(data: bytes, *others: Any, **named: Any) -> bytes | None:
         seen.append(data)
-        return transform(data, *others)
+        return transform(data, *others, **named)
 
     with mock.patch.object(pipeline, "transform", watch):
         yield seen

@@ -44,6 +44,14 @@ def test_fields_of_passes_and_of_their_rules() -> None:
             " instruction-fusion{max-duplication=20, may-duplicate=false},priority-fusion{}",
             "instruction-fusion{max-duplication=20,may-duplicate=false},priority-fusion",
         ),
+        (
+            "xla-today-cpu , fusion-merger{max-bytes-ratio=1.50}",
+            "instruction-fusion,fusion-merger{max-bytes-ratio=1.5}",
+        ),
+        (
+            "fixed-point{max-rounds=3}( fusion-cse,fixed-point(fusion-merger) ),fusion-cse",
+            "fixed-point{max-rounds=3}(fusion-cse,fixed-point(fusion-merger)),fusion-cse",
+        ),
     ],
 )
 def test_written_as_text(text: str, written: str) -> None:
@@ -67,7 +75,14 @@ def test_each_setting_can_be_changed(name: str) -> None:
     ("text", "sentence"),
     [
         ("", "A pipeline is one of none, "),
-        ("fuse-all", "There is no fusion pass 'fuse-all'; there are instruction-fusion"),
+        ("fuse-all", "There is no fusion pass 'fuse-all'; there are fixed-point, "),
+        ("none{x=1}", "There is no fusion pass 'none'; there are fixed-point, "),
+        ("fixed-point", "Passes stand in parentheses after `fixed-point`, and only there."),
+        ("fusion-cse(fusion-merger)", "in parentheses after `fixed-point`, and only there."),
+        ("fixed-point(fusion-cse", "'fixed-point(fusion-cse' is no list of passes such as"),
+        ("fixed-point(fusion-cse))", "'fixed-point(fusion-cse))' is no list of passes such as"),
+        ("fusion-cse,", "'fusion-cse,' is no list of passes such as"),
+        ("fusion-merger{max-bytes-ratio=nan}", "max-bytes-ratio} is a number, not 'nan'."),
         ("instruction-fusion{", "'instruction-fusion{' is no list of passes such as"),
         ("instruction-fusion{x=1}", "instruction-fusion has no field 'x'; it has max-concat"),
         ("instruction-fusion{max-reduces}", "'max-reduces' of instruction-fusion is not of the"),

@@ -150,15 +150,19 @@ class _Kernels:
         return number
 
     def _number(self, instruction: HloInstruction, operands: list[int]) -> int:
-        proto = type(instruction.proto)()
-        proto.CopyFrom(instruction.proto)
-        for name in _NAMES_AND_EDGES:
-            proto.ClearField(name)
-        proto.DiscardUnknownFields()
-        callees = tuple(callee.name for callee in instruction.called_computations)
-        attributes = proto.SerializeToString(deterministic=True)
-        key = (instruction.opcode, instruction.shape, attributes, callees, tuple(operands))
-        return self.values.number(key, instruction)
+        return self.values.number((*work_of(instruction), *operands), instruction)
+
+
+def work_of(instruction: HloInstruction) -> tuple[object, ...]:
+    """Returns what an instruction does to its operands: equal for two that do the same."""
+    proto = type(instruction.proto)()
+    proto.CopyFrom(instruction.proto)
+    for name in _NAMES_AND_EDGES:
+        proto.ClearField(name)
+    proto.DiscardUnknownFields()
+    callees = tuple(callee.name for callee in instruction.called_computations)
+    attributes = proto.SerializeToString(deterministic=True)
+    return instruction.opcode, instruction.shape, attributes, callees
 
 
 _NAMES_AND_EDGES: Final = (

@@ -5,6 +5,7 @@ Source: xla/service/fusion_node_indexing_evaluation.cc, by `xla_fusion_facts.md`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, final
 
 from fuselane.fusion.reuse import fusion_reuses, reuses_operand
@@ -14,6 +15,9 @@ RECOMPUTED_INDICES: Final = frozenset(
     {"concatenate", "dot", "dynamic-update-slice", "pad", "reduce", "reduce-window"}
 )
 """Opcodes whose code cannot be shared between two places that need the same element."""
+
+HEAVY: Final = frozenset({"copy", "reduce", "reduce-window", "transpose"})
+"""Opcodes whose number and kind limit what a kernel may hold."""
 
 
 @final
@@ -26,14 +30,14 @@ class GrowingFusion:
 
     Attributes:
         fusion: The fusion instruction.
-        num_reduces: Reductions in it.
+        heavy: Its members that reduce, transpose or copy.
         reused: Its operands; True for those that are read several times per element.
     """
 
     def __init__(self, fusion: HloInstruction) -> None:
         self.fusion = fusion
         body = fusion.to_apply
-        self.num_reduces = sum(i.opcode == "reduce" for i in body.instructions)
+        self.heavy = [i for i in body.instructions if i.opcode in HEAVY]
         self.reused = fusion_reuses(fusion)
         # For members and operands of the fusion: what asks for their elements with new indices.
         self._indexers: dict[HloInstruction, set[HloInstruction]] = {body.root: {fusion}}
@@ -41,6 +45,16 @@ class GrowingFusion:
         for member in reversed(body.post_order()):
             if member.opcode != "parameter" and member in self._indexers:
                 self._count(member)
+
+    @property
+    def num_reduces(self) -> int:
+        """Reductions in it."""
+        return sum(member.opcode == "reduce" for member in self.heavy)
+
+    @property
+    def members(self) -> Iterator[tuple[HloInstruction, int]]:
+        """What is computed in it, and how often the code of each stands in its own."""
+        return ((i, n) for i, n in self._emissions.items() if i is not self.fusion)
 
     def emissions(self, operand: HloInstruction) -> int:
         """Returns how often an operand's code would be emitted if it were part of the fusion."""
@@ -53,7 +67,8 @@ class GrowingFusion:
             producer: The former operand.
             member: Its copy in the fusion's body.
         """
-        self.num_reduces += member.opcode == "reduce"
+        if member.opcode in HEAVY:
+            self.heavy.append(member)
         is_reused = self.reused.pop(producer, False)
         for index, operand in enumerate(member.operands):
             outside = self._outside(operand)

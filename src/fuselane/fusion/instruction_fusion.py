@@ -60,9 +60,30 @@ class InstructionFusion:
 
     def run(self, module: HloModule, log: FusionLog) -> bool:
         """Fuses what the rules allow; returns whether anything was."""
-        computations = sequential_computations(module)
-        changed = [_Walk(self, module, c, log).run() for c in computations]
-        return any(changed)
+        return fuse_instructions(self, module, log)
+
+
+class SingleProducers(Protocol):
+    """What a pass says that fuses single producers into consumers."""
+
+    @property
+    def name(self) -> str:
+        """The pass's."""
+
+    @property
+    def may_duplicate(self) -> bool:
+        """Whether producers with several users may be computed several times."""
+
+    @property
+    def rules(self) -> EdgeRules:
+        """The target's."""
+
+
+def fuse_instructions(options: SingleProducers, module: HloModule, log: FusionLog) -> bool:
+    """Fuses single producers into consumers as the rules allow; returns whether any was."""
+    computations = sequential_computations(module)
+    changed = [_Walk(options, module, c, log).run() for c in computations]
+    return any(changed)
 
 
 @final
@@ -71,7 +92,7 @@ class _Walk:
 
     def __init__(
         self,
-        options: InstructionFusion,
+        options: SingleProducers,
         module: HloModule,
         computation: HloComputation,
         log: FusionLog,

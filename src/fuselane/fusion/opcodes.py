@@ -39,7 +39,7 @@ _CHEAP: Final = opcodes(
 )
 _CHEAP_IF_REAL: Final = opcodes("abs cosine sign sine")
 _CHEAP_IF_REAL_ON_CPU: Final = _CHEAP_IF_REAL | {"tan"}
-_CHEAP_FLOAT_ON_GPU: Final = frozenset({"divide", "sqrt", "rsqrt", "exponential"})
+CHEAP_FLOAT_ON_GPU: Final = frozenset({"divide", "sqrt", "rsqrt", "exponential"})
 _DIVISIONS: Final = ("divide", "remainder")
 
 
@@ -87,10 +87,12 @@ def is_expensive(instruction: HloInstruction) -> bool:
     return True
 
 
-def is_expensive_on_gpu(instruction: HloInstruction) -> bool:
-    """As `is_expensive`, but GPUs divide and take roots and exponentials of f32 and f16 cheaply."""
+def is_expensive_on_gpu(
+    instruction: HloInstruction, cheap: frozenset[str] = CHEAP_FLOAT_ON_GPU
+) -> bool:
+    """As `is_expensive`, but GPUs compute `cheap` opcodes of f32 and f16 cheaply."""
     cheap_types = (PrimitiveType.F32, PrimitiveType.F16)
-    if instruction.opcode in _CHEAP_FLOAT_ON_GPU and instruction.shape.element_type in cheap_types:
+    if instruction.opcode in cheap and instruction.shape.element_type in cheap_types:
         return False
     return is_expensive(instruction)
 

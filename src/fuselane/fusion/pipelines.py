@@ -2,18 +2,27 @@
 
 xla-today-cpu
 instruction-fusion{may-duplicate=false},instruction-fusion
+xla-today-cpu,fusion-merger{max-consumers=3}
+fixed-point(gpu-instruction-fusion,fusion-merger),multi-output-fusion
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Final, Protocol, final
 
 from fuselane.errors import OptionError
 from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.fusion_cse import FusionCse
+from fuselane.fusion.fusion_merger import FusionMerger
+from fuselane.fusion.gpu.classic import ClassicRules
+from fuselane.fusion.gpu_instruction_fusion import GpuInstructionFusion
+from fuselane.fusion.horizontal_input_fusion import HorizontalInputFusion
+from fuselane.fusion.horizontal_loop_fusion import HorizontalLoopFusion
 from fuselane.fusion.instruction_fusion import InstructionFusion
+from fuselane.fusion.multi_output_fusion import MultiOutputFusion
 from fuselane.fusion.priority_fusion import PriorityFusion
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
@@ -32,12 +41,79 @@ class FusionPass(Protocol):
 
 Pipeline = tuple[FusionPass, ...]
 
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPoint:
+    """Runs passes again and again until none fuses anything more.
+
+    Attributes:
+        passes: In order.
+        max_rounds: Most times they run; XLA's limit.
+    """
+
+    name: ClassVar[str] = "fixed-point"
+    passes: Pipeline = ()
+    max_rounds: int = 25
+
+    def run(self, module: HloModule, log: FusionLog) -> bool:
+        """Runs the passes; returns whether any fused anything."""
+        for round_number in range(self.max_rounds):
+            if not _run_once(self.passes, module, log):
+                return round_number > 0
+        return True
+
+
+_RULES_2021: Final = ClassicRules(cheap_roots=False, nested_loops=False)
+_RULES_2023: Final = ClassicRules()
+
 PIPELINES: Final[dict[str, Pipeline]] = {
     "none": (),
     "xla-today-cpu": (InstructionFusion(),),
-    "xla-today-gpu": (PriorityFusion(),),
+    "xla-today-gpu": (PriorityFusion(), FusionCse(), MultiOutputFusion(), FusionCse()),
+    "xla-2021": (
+        FixedPoint(
+            passes=(
+                GpuInstructionFusion(may_duplicate=False, rules=_RULES_2021),
+                GpuInstructionFusion(rules=_RULES_2021),
+                FusionMerger(rules=_RULES_2021),
+                MultiOutputFusion(
+                    scalar_parents=True,
+                    disjoint_slices=True,
+                    priced=False,
+                    rules=_RULES_2021.limits,
+                ),
+                FusionCse(),
+            )
+        ),
+        FixedPoint(
+            passes=(
+                HorizontalLoopFusion(equal_shapes=False),
+                HorizontalInputFusion(rules=_RULES_2021.limits),
+                FusionCse(),
+            )
+        ),
+    ),
+    "xla-2023": (
+        FixedPoint(
+            passes=(
+                GpuInstructionFusion(may_duplicate=False, rules=_RULES_2023),
+                GpuInstructionFusion(rules=_RULES_2023),
+                FusionMerger(priced=True, rules=_RULES_2023),
+                MultiOutputFusion(scalar_parents=True, early_model=True, rules=_RULES_2023.limits),
+                FusionCse(),
+            )
+        ),
+        FixedPoint(
+            passes=(
+                HorizontalLoopFusion(),
+                HorizontalInputFusion(rules=_RULES_2023.limits),
+                FusionCse(),
+            )
+        ),
+    ),
 }
-"""The named pipelines. `xla-today-gpu` lacks XLA's multi-output fusion so far."""
+"""The named pipelines: what the paper "Operator Fusion in XLA" describes, and XLA after it."""
 
 
 def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog:
@@ -47,47 +123,113 @@ def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog
         VerificationError: if a pass broke a rule of HLO.
     """
     log = FusionLog()
-    for fusion_pass in pipeline:
-        if fusion_pass.run(module, log):
-            verify(module)
+    _run_once(pipeline, module, log)
     return log
 
 
+def _run_once(pipeline: Sequence[FusionPass], module: HloModule, log: FusionLog) -> bool:
+    changed = False
+    for fusion_pass in pipeline:
+        if fusion_pass.run(module, log):
+            changed = True
+            verify(module)
+    return changed
+
+
+def for_cpu(pipeline: Pipeline) -> Pipeline:
+    """Returns a pipeline without the rules that only make sense on GPUs.
+
+    CPUs have no emitters that share memory between threads, so that reductions and transposes are
+    loops like all else.
+    """
+    return tuple(map(_for_cpu, pipeline))
+
+
+def _for_cpu(fusion_pass: FusionPass) -> FusionPass:
+    if isinstance(fusion_pass, FixedPoint):
+        return replace(fusion_pass, passes=for_cpu(fusion_pass.passes))
+    if "tiled-emitters" in settings(fusion_pass):
+        return with_setting(fusion_pass, "tiled-emitters", False)
+    return fusion_pass
+
+
 PASSES: Final[dict[str, FusionPass]] = {
+    FixedPoint.name: FixedPoint(),
+    FusionCse.name: FusionCse(),
+    FusionMerger.name: FusionMerger(),
+    GpuInstructionFusion.name: GpuInstructionFusion(),
+    HorizontalInputFusion.name: HorizontalInputFusion(),
+    HorizontalLoopFusion.name: HorizontalLoopFusion(),
     InstructionFusion.name: InstructionFusion(),
+    MultiOutputFusion.name: MultiOutputFusion(),
     PriorityFusion.name: PriorityFusion(),
 }
 """The passes by name, with the values their fields have unless text sets them."""
 
-_ITEM: Final = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
+_ITEM: Final = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*")
+
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]*)?(e-?[0-9]+)?")
 
 
 def parse_pipeline(text: str) -> Pipeline:
-    """Returns the pipeline that a name or a list of passes stands for.
+    """Returns the pipeline that a name or a list of passes and names stands for.
 
     Raises:
         OptionError: for an unknown name, field or value, and for text that is no list of passes.
     """
-    if text.strip() in PIPELINES:
-        return PIPELINES[text.strip()]
+    if not text.strip():
+        raise OptionError(f"A pipeline is one of {_list(PIPELINES)}, or passes: {_list(PASSES)}.")
+    passes, position = _parse_passes(text, 0)
+    if position < len(text):
+        raise _no_list(text)
+    return passes
+
+
+def _parse_passes(text: str, position: int) -> tuple[Pipeline, int]:
+    """Returns the passes that stand in a text, and where they end."""
     passes: list[FusionPass] = []
-    position = 0
-    while position < len(text):
+    while True:
         match = _ITEM.match(text, position)
         if match is None:
-            raise OptionError(f"{text[position:]!r} is no list of passes such as `a{{b=1}},c`.")
-        passes.append(_parse_pass(match[1], match[2] or ""))
+            raise _no_list(text)
+        inner: Pipeline | None = None
         position = match.end()
-    if not passes:
-        raise OptionError(f"A pipeline is one of {_list(PIPELINES)}, or passes: {_list(PASSES)}.")
-    return tuple(passes)
+        if text.startswith("()", position):
+            inner, position = (), position + 1
+        elif text.startswith("(", position):
+            inner, position = _parse_passes(text, position + 1)
+        if inner is not None:
+            if not text.startswith(")", position):
+                raise _no_list(text)
+            position += 1
+        passes += _parse_item(match[1], match[2], inner)
+        while position < len(text) and text[position].isspace():
+            position += 1
+        if not text.startswith(",", position):
+            return tuple(passes), position
+        position += 1
 
 
-def _parse_pass(name: str, settings: str) -> FusionPass:
+def _parse_item(name: str, settings_text: str | None, inner: Pipeline | None) -> Pipeline:
+    if name in PIPELINES and settings_text is None and inner is None:
+        return PIPELINES[name]
+    fusion_pass = _parse_pass(name, settings_text or "")
+    if isinstance(fusion_pass, FixedPoint) != (inner is not None):
+        raise OptionError("Passes stand in parentheses after `fixed-point`, and only there.")
+    if isinstance(fusion_pass, FixedPoint) and inner is not None:
+        return (replace(fusion_pass, passes=inner),)
+    return (fusion_pass,)
+
+
+def _no_list(text: str) -> OptionError:
+    return OptionError(f"{text!r} is no list of passes such as `a{{b=1}},c`.")
+
+
+def _parse_pass(name: str, settings_text: str) -> FusionPass:
     if name not in PASSES:
         raise OptionError(f"There is no fusion pass {name!r}; there are {_list(PASSES)}.")
     value: Any = PASSES[name]
-    for setting in filter(None, map(str.strip, settings.split(","))):
+    for setting in filter(None, map(str.strip, settings_text.split(","))):
         key, equals, given = (part.strip() for part in setting.partition("="))
         if not equals:
             raise OptionError(f"{setting!r} of {name} is not of the form field=value.")
@@ -104,13 +246,16 @@ def _set(name: str, value: Any, key: str, given: str) -> Any:
     return with_setting(value, key, _parse_value(f"{name}{{{key}}}", given, known[key]))
 
 
-def settings(fusion_pass: FusionPass) -> dict[str, bool | int]:
+Setting = bool | int | float
+
+
+def settings(fusion_pass: FusionPass) -> dict[str, Setting]:
     """Returns what text can set of a pass and of its rules, in kebab-case, with its values."""
     rules = getattr(fusion_pass, "rules", None)
     return ({} if rules is None else _settable(rules)) | _settable(fusion_pass)
 
 
-def with_setting(fusion_pass: FusionPass, key: str, value: bool | int) -> FusionPass:
+def with_setting(fusion_pass: FusionPass, key: str, value: Setting) -> FusionPass:
     """Returns a pass with one of its `settings` changed."""
     changed: Any = fusion_pass
     field = {key.replace("-", "_"): value}
@@ -131,22 +276,29 @@ def pipeline_text(pipeline: Pipeline) -> str:
 def _pass_text(fusion_pass: FusionPass) -> str:
     usual = settings(PASSES[fusion_pass.name])
     changed = {k: v for k, v in settings(fusion_pass).items() if v != usual[k]}
-    if not changed:
-        return fusion_pass.name
-    values = ",".join(f"{key}={str(value).lower()}" for key, value in changed.items())
-    return f"{fusion_pass.name}{{{values}}}"
+    text = fusion_pass.name
+    if changed:
+        values = ",".join(f"{key}={str(value).lower()}" for key, value in changed.items())
+        text += f"{{{values}}}"
+    if isinstance(fusion_pass, FixedPoint):
+        text += f"({','.join(map(_pass_text, fusion_pass.passes))})"
+    return text
 
 
-def _settable(value: Any) -> dict[str, bool | int]:
+def _settable(value: Any) -> dict[str, Setting]:
     values = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {k.replace("_", "-"): v for k, v in values.items() if isinstance(v, bool | int)}
+    return {k.replace("_", "-"): v for k, v in values.items() if isinstance(v, Setting)}
 
 
-def _parse_value(what: str, given: str, present: bool | int) -> bool | int:
+def _parse_value(what: str, given: str, present: Setting) -> Setting:
     if isinstance(present, bool):
         if given not in ("true", "false"):
             raise OptionError(f"{what} is true or false, not {given!r}.")
         return given == "true"
+    if isinstance(present, float):
+        if not _NUMBER.fullmatch(given):
+            raise OptionError(f"{what} is a number, not {given!r}.")
+        return float(given)
     if not given.isascii() or not given.isdigit():
         raise OptionError(f"{what} is a whole number, not {given!r}.")
     return int(given)

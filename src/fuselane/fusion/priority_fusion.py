@@ -18,7 +18,7 @@ from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
-from fuselane.fusion.fuse import Fuser
+from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.emitters import Emission, choose_emitter
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
 from fuselane.fusion.gpu.region import Region
@@ -250,7 +250,9 @@ class _Queue:
     def _fuse(
         self, producer: HloInstruction, user: HloInstruction, decision: FusionDecision
     ) -> HloInstruction:
-        kind = choose_emitter(Region(user, producer)).emitter.fusion_kind
+        kind = LOOP
+        if self.rules.tiled_emitters:
+            kind = choose_emitter(Region(user, producer)).emitter.fusion_kind
         fusion, _ = self.fuser.fuse(producer, user, kind)
         self._note(producer, user, decision, fusion)
         self.changed = True

@@ -131,18 +131,20 @@ def check_in_place_update(edge: Edge) -> FusionDecision | None:
     return check_in_place(edge.producer, edge.consumer)
 
 
-def check_code_duplication(edge: Edge, max_emissions: int) -> FusionDecision | None:
+def check_code_duplication(
+    edge: Edge, max_emissions: int, max_consumers: int = 1
+) -> FusionDecision | None:
     """Refuses a producer whose code would be emitted too often in the consumer's.
 
-    Broadcasts are always allowed. An opcode whose code cannot be shared between two users must be
-    emitted once only.
+    Broadcasts are always allowed. An opcode whose code cannot be shared between two consumers may
+    be emitted, and have consumers, as often as `max_consumers` says.
     """
     if edge.growing is None or edge.producer.opcode == "broadcast":
         return None
     emissions = edge.growing.emissions(edge.producer)
     limit = max_emissions
     if edge.producer.opcode in RECOMPUTED_INDICES:
-        emissions, limit = max(emissions, count_uses(edge.producer)), 1
+        emissions, limit = max(emissions, count_uses(edge.producer)), max_consumers
     if emissions <= limit:
         return None
     detail = (

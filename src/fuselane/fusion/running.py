@@ -16,7 +16,7 @@ from fuselane.fusion.dissolve import dissolve
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.legal import make_legal
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
-from fuselane.fusion.pipelines import Pipeline, run_pipeline
+from fuselane.fusion.pipelines import Pipeline, for_cpu, run_pipeline
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -41,7 +41,7 @@ def apply(module: HloModule, pipeline: Pipeline) -> FusionLog:
         VerificationError: if a pass broke a rule of HLO; the module is of no use then.
     """
     dissolve(module)
-    log = run_pipeline(pipeline, module)
+    log = run_pipeline(for_cpu(pipeline), module)
     make_legal(module, log)
     _wrap(module)
     insert_copies(module)

@@ -84,9 +84,16 @@ class PerformanceModel:
         return time
 
     def fused_ticks(
-        self, producer: HloInstruction, consumer: HloInstruction, region: Region, emission: Emission
+        self,
+        producer: HloInstruction,
+        consumer: HloInstruction,
+        region: Region,
+        emission: Emission,
+        *,
+        is_multi_output: bool = False,
     ) -> int:
-        """Returns the time of a consumer that computes an operand of it itself."""
+        """Returns the time of a consumer that computes an operand of it itself, and may also
+        return it."""
         into, of = self.cost(consumer), self.cost(producer)
         share = into.utilization[consumer.operands.index(producer)]
         launch = compute_launch(region, emission, self.gpu)
@@ -112,6 +119,8 @@ class PerformanceModel:
                 total -= round_half_up(to_f32(operand.shape.byte_size * common))
             reading += self._read_ticks(operand, total, launch, is_coalesced=is_coalesced)
         memory = reading + self.time(consumer).write
+        if is_multi_output:
+            memory += self.time(producer).write
         return _overlap(self._compute_ticks(flops, launch), memory)
 
     def _compute_time(self, instruction: HloInstruction) -> KernelTime:
@@ -158,6 +167,16 @@ class PerformanceModel:
         if total > net:
             ticks += _ticks_of_s(to_f32(to_f32(total - net) / min(again, most)))
         return ticks
+
+    def common_utilization(
+        self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
+    ) -> float:
+        """Returns how much of a producer's operand the consumer reads in the same places."""
+        places = _first_places(consumer.operands)
+        if operand not in places:
+            return 0.0
+        place = producer.operands.index(operand)
+        return self._common_utilization(producer, place, consumer, places)
 
     def _common_utilization(
         self,

@@ -6,6 +6,7 @@ xla/service/gpu/gpu_fusible.cc, by `xla_fusion_facts.md` sections 2.7 and 3.3.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -56,12 +57,15 @@ class GpuRules:
         max_reductions: Most reductions the reduction emitter makes in one kernel.
         max_operands: Most operands and results of a kernel, together.
         max_code_size: Most instructions a kernel's code may have, repetitions included.
+        tiled_emitters: Reductions and transposes have emitters that share memory between threads;
+            if not, as on CPUs, the first two limits say nothing.
     """
 
     max_shared_bytes: int = 49152
     max_reductions: int = 8
     max_operands: int = 96
     max_code_size: int = 10_000
+    tiled_emitters: bool = True
 
     def can_fuse(
         self,
@@ -104,13 +108,25 @@ class GpuRules:
             is_vertical: Whether `left` is an operand of `right`, which is accepted if the number of
                 operands does not grow.
         """
-        heavy = [
+        return self.check_memory(left, right) or self.check_operands(
+            left, right, is_vertical=is_vertical
+        )
+
+    def check_memory(self, left: HloInstruction, right: HloInstruction) -> FusionDecision | None:
+        """Refuses kernels that would take too much shared memory or hold too many reductions."""
+        return self.check_heavy(
             member
             for side in (left, right)
             if not opcodes_of(side).isdisjoint(_SHARING)
             for member in members(side)
-            if member.opcode in _SHARING
-        ]
+        )
+
+    def check_heavy(self, members: Iterable[HloInstruction]) -> FusionDecision | None:
+        """As `check_memory`, for the members of a kernel; such that share nothing may be left
+        out."""
+        if not self.tiled_emitters:
+            return None
+        heavy = [member for member in members if member.opcode in _SHARING]
         shared = sum(map(shared_bytes, heavy))
         if shared > self.max_shared_bytes:
             detail = f"The kernel would need {shared} bytes of shared memory per block."
@@ -131,11 +147,12 @@ class GpuRules:
                 reductions=reductions,
                 limit=self.max_reductions,
             )
-        return self._check_operands(left, right, is_vertical=is_vertical)
+        return None
 
-    def _check_operands(
+    def check_operands(
         self, left: HloInstruction, right: HloInstruction, *, is_vertical: bool
     ) -> FusionDecision | None:
+        """Refuses kernels that would have too many operands and results; see `check_budget`."""
         outputs = _num_outputs(left) + _num_outputs(right)
         if len(left.operands) + len(right.operands) - 1 + outputs <= self.max_operands:
             return None

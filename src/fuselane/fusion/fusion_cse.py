@@ -1,0 +1,61 @@
+"""Common subexpressions of kernels: what one computes twice, it computes once.
+
+    %s = sine(%x)                            %s = sine(%x)
+    %t = sine(%x)                    ->      ROOT %a = add(%s, %s)
+    ROOT %a = add(%s, %t)
+
+Kernels that were merged often hold copies of one producer. As in XLA's pipelines, only the insides
+of fusions are looked at.
+
+Source: xla/service/hlo_cse.cc with only_fusion_computations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, final
+
+from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.edges import work_of
+from fuselane.fusion.traversal import sequential_computations
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+_KEPT: Final = frozenset({"parameter", "rng"})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusionCse:
+    """Removes repeated work from fusions; decides nothing, so logs nothing."""
+
+    name: ClassVar[str] = "fusion-cse"
+
+    def run(self, module: HloModule, log: FusionLog) -> bool:
+        """Returns whether anything was removed."""
+        changed = False
+        for computation in sequential_computations(module):
+            for instruction in computation.instructions:
+                if instruction.opcode == "fusion":
+                    changed |= _remove_repetitions(instruction.to_apply)
+        return changed
+
+
+def _remove_repetitions(body: HloComputation) -> bool:
+    opcodes = [member.opcode for member in body.instructions]
+    if len(set(opcodes)) == len(opcodes):
+        return False
+    first: dict[object, HloInstruction] = {}
+    changed = False
+    for member in body.post_order():
+        if member.opcode in _KEPT:
+            continue
+        key = (work_of(member), tuple(member.operands))
+        same = first.setdefault(key, member)
+        if same is not member and not member.is_root:
+            member.replace_all_uses_with(same)
+            changed = True
+    if changed:
+        body.remove_dead_instructions()
+    return changed

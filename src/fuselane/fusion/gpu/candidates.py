@@ -1,0 +1,166 @@
+"""What XLA:GPU's passes other than priority fusion ask of an instruction before they fuse it.
+
+Source: xla/service/gpu/gpu_fusible.cc, by `xla_fusion_facts.md` sections 1, 2.6 and 2.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, final
+
+from fuselane.fusion.gpu.emitters import find_hero, is_real_reduction_hero
+from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.shapes import is_bitcast_transpose, tiled_transpose, unnested_form
+from fuselane.fusion.growing import HEAVY
+from fuselane.fusion.in_place import members
+from fuselane.fusion.opcodes import is_elementwise, is_fusible, opcodes
+from fuselane.hlo.instruction import HloInstruction
+
+_LOOP_FUSIBLE: Final = opcodes(
+    "bitcast broadcast concatenate copy dynamic-slice dynamic-update-slice gather pad "
+    "reduce-window reshape reverse slice transpose"
+)
+_HEROIC: Final = frozenset({"reduce", "transpose"})
+
+
+@final
+class Candidate:
+    """An instruction, as a kernel that may be fused with another.
+
+    Does not handle: copies that change layouts, which XLA's emitters took for transposes until
+    2024; here they are loops.
+
+    Attributes:
+        instruction: A fusion or any other instruction; not changed while this value is in use.
+        tiled: Whether reductions and transposes have emitters that share memory between threads,
+            as on GPUs; if not, all is computed element by element, in loops.
+        heavy: The members that reduce, transpose or copy.
+    """
+
+    def __init__(
+        self,
+        instruction: HloInstruction,
+        *,
+        tiled: bool,
+        heavy: Sequence[HloInstruction] | None = None,
+    ) -> None:
+        self.instruction = instruction
+        self.tiled = tiled
+        if heavy is None:
+            heavy = [member for member in members(instruction) if member.opcode in HEAVY]
+        self.heavy = heavy
+
+    @property
+    def name(self) -> str:
+        """The instruction's."""
+        return self.instruction.name
+
+    @property
+    def is_fusion(self) -> bool:
+        """Whether it is a fusion of XLA's own code generators."""
+        return self.instruction.opcode == "fusion" and not self.is_custom
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is a fusion that something else compiles."""
+        instruction = self.instruction
+        return instruction.opcode == "fusion" and instruction.fusion_kind == "kCustom"
+
+    @property
+    def is_multi_output(self) -> bool:
+        """Whether it is a fusion with several results."""
+        return self.instruction.opcode == "fusion" and self.instruction.shape.is_tuple
+
+    @cached_property
+    def roots(self) -> list[HloInstruction]:
+        """The members whose values are the results."""
+        instruction = self.instruction
+        if instruction.opcode != "fusion":
+            return [instruction]
+        root = instruction.to_apply.root
+        return root.operands if root.opcode == "tuple" else [root]
+
+    @cached_property
+    def heroes(self) -> list[HloInstruction]:
+        """For each root, the reduction or tiled transpose it comes from, or the root itself."""
+        if not self.tiled or all(member.opcode not in _HEROIC for member in self.heavy):
+            return self.roots
+        region = Region(self.instruction)
+        return [find_hero(region, root) for root in self.roots]
+
+    @cached_property
+    def hero(self) -> HloInstruction:
+        """The first hero that an emitter is chosen by, or the first root."""
+        for root, hero in zip(self.roots, self.heroes, strict=True):
+            if self.tiled and (
+                is_real_reduction_hero(root, hero) or tiled_transpose(hero) is not None
+            ):
+                return hero
+        return self.roots[0]
+
+    @cached_property
+    def is_reduction(self) -> bool:
+        """Whether any result is that of a reduction with an emitter of its own."""
+        return any(self.is_unnested(root) for root in self.roots)
+
+    @cached_property
+    def is_transpose(self) -> bool:
+        """Whether any result comes from a transpose with an emitter of its own."""
+        return self.tiled and any(tiled_transpose(hero) is not None for hero in self.heroes)
+
+    @property
+    def is_scatter(self) -> bool:
+        """Whether the result is that of a scatter."""
+        is_loop = self.instruction.opcode == "fusion" and self.instruction.fusion_kind != "kInput"
+        return self.roots[0].opcode == "scatter" and not is_loop
+
+    @cached_property
+    def is_transposing(self) -> bool:
+        """Whether any member moves elements to other places of memory."""
+        return any(
+            member.opcode == "copy"
+            or (member.opcode == "transpose" and not is_bitcast_transpose(member))
+            for member in self.heavy
+        )
+
+    @property
+    def is_input_fusible(self) -> bool:
+        """Whether it can end a kernel that is built around a hero."""
+        if not is_fusible(self.instruction) or self.is_custom:
+            return False
+        return self.is_reduction or self.is_scatter or self.is_transpose
+
+    @property
+    def is_loop_fusible(self) -> bool:
+        """Whether it can be part of a loop over the elements of another instruction."""
+        instruction = self.instruction
+        if not is_fusible(instruction):
+            return False
+        if instruction.opcode == "fusion":
+            return instruction.fusion_kind == "kLoop"
+        if instruction.opcode in _LOOP_FUSIBLE:
+            return True
+        return is_elementwise(instruction) and bool(instruction.operands)
+
+    @property
+    def is_loop_consumer(self) -> bool:
+        """Whether it can end a loop."""
+        return self.is_loop_fusible or self.instruction.opcode == "reduce"
+
+    def is_loop_producer(self, *, or_unnested: bool = False) -> bool:
+        """Whether a loop can compute it on the way.
+
+        Args:
+            or_unnested: Even if it is a reduction with an emitter of its own.
+        """
+        instruction = self.instruction
+        if self.is_loop_fusible or instruction.opcode in ("iota", "constant"):
+            return True
+        if instruction.opcode != "reduce" or instruction.shape.is_tuple:
+            return False
+        return or_unnested or not self.is_unnested(instruction)
+
+    def is_unnested(self, member: HloInstruction) -> bool:
+        """Whether an instruction is a reduction that has an emitter of its own."""
+        return self.tiled and unnested_form(member) is not None

@@ -1,0 +1,105 @@
+"""What fusing one producer gains on a GPU, by the model XLA had from 2022-11 on.
+
+    unfused = (n + 1) launches + max(computation, memory) of P + n reads of what P wrote
+    fused   = n launches + n times max(computation, memory) of P, each as often as it is asked for
+
+Source: xla/service/gpu/gpu_performance_model.cc of 2023-01, by `xla_fusion_facts.md` section 2.13.
+Operations are counted as XLA counts them today (section 3.9), not by that year's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_S, PerformanceModel
+from fuselane.fusion.opcodes import leaf_shapes
+from fuselane.gpu import GpuDescription
+from fuselane.hlo.instruction import HloInstruction
+
+_LAUNCH_S: Final = LAUNCH / TICKS_PER_S
+_L2_SPEEDUP: Final = 2.5
+_L1_SPEEDUP: Final = 8.0
+_L1_BYTES: Final = 2 * 1024
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FusionTimes:
+    """Times in seconds, of a producer and of what its users do because of it.
+
+    Attributes:
+        unfused: As a kernel of its own.
+        fused: Inside of its users.
+    """
+
+    unfused: float
+    fused: float
+
+
+def compute_times(
+    producer: HloInstruction,
+    users: Sequence[HloInstruction],
+    model: PerformanceModel,
+    *,
+    is_multi_output: bool = False,
+) -> FusionTimes:
+    """Returns what a producer costs alone and inside of users of it.
+
+    Args:
+        producer: Any instruction.
+        users: Those it would be fused into.
+        model: Knows and remembers what instructions compute and read.
+        is_multi_output: Whether the fused kernel writes the producer's result as well.
+    """
+    gpu = model.gpu
+    cost = model.cost(producer)
+    size = producer.shape.byte_size
+    write = cost.bytes_written / gpu.memory_bytes_per_s
+    elements = sum(leaf.num_elements for leaf in leaf_shapes(producer.shape))
+    reading = _reading(producer, 1.0, gpu, model)
+    unfused = _LAUNCH_S * (len(users) + 1) + max(
+        _compute(cost.flops, elements, gpu), reading + write
+    )
+    fused = _LAUNCH_S * len(users) + (write if is_multi_output else 0.0)
+    for user in users:
+        place = user.operands.index(producer)
+        share = model.cost(user).utilization[place]
+        unfused += _read(size, round(size * share), gpu)
+        computing = _compute(cost.flops * share, elements * share, gpu)
+        fused += max(computing, _reading(producer, share, gpu, model, user))
+    return FusionTimes(unfused, fused)
+
+
+def _reading(
+    producer: HloInstruction,
+    share: float,
+    gpu: GpuDescription,
+    model: PerformanceModel,
+    user: HloInstruction | None = None,
+) -> float:
+    """Returns the time to read a producer's operands, less what the user reads anyway."""
+    cost = model.cost(producer)
+    seconds = 0.0
+    for operand in dict.fromkeys(producer.operands):
+        read = cost.read[producer.operands.index(operand)] * share
+        if user is not None:
+            common = model.common_utilization(operand, producer, user)
+            read -= operand.shape.byte_size * common
+        seconds += _read(operand.shape.byte_size, max(0, round(read)), gpu)
+    return seconds
+
+
+def _compute(flops: float, threads: float, gpu: GpuDescription) -> float:
+    units = min(max(threads, 1.0), gpu.num_multiprocessors * gpu.fp32_units)
+    return flops / (2e9 * gpu.clock_ghz * units)
+
+
+def _read(net: int, total: int, gpu: GpuDescription) -> float:
+    bandwidth = float(gpu.memory_bytes_per_s)
+    if net < gpu.l2_bytes:
+        bandwidth *= _L2_SPEEDUP
+        if net < _L1_BYTES * gpu.num_multiprocessors:
+            bandwidth *= _L1_SPEEDUP
+    return total / bandwidth

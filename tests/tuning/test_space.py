@@ -36,12 +36,23 @@ def test_values_of_rules() -> None:
     assert "instruction-fusion{max-duplication=21}" not in near
 
 
+def test_passes_of_a_fixed_point() -> None:
+    """What runs again and again varies as a pipeline does, and numbers are halved and doubled."""
+    near = around("fixed-point(fusion-merger,fusion-cse)")
+    assert {
+        "fixed-point(fusion-merger)",
+        "fixed-point(fusion-cse,fusion-merger)",
+        "fixed-point(fusion-merger{max-consumers=2},fusion-cse)",
+        "fixed-point(fusion-merger{max-bytes-ratio=2.2},fusion-cse)",
+    } <= near
+
+
 def test_passes_come_and_go() -> None:
     """One more at any place, one less, or two in the other order."""
     near = around("instruction-fusion{max-reduces=6},priority-fusion")
     assert {
         "instruction-fusion{max-reduces=6}",
-        "xla-today-gpu",
+        "priority-fusion",
         "priority-fusion,instruction-fusion{max-reduces=6}",
         "instruction-fusion,instruction-fusion{max-reduces=6},priority-fusion",
     } <= near

@@ -18,8 +18,10 @@ from typing import Final, final
 
 from fuselane.fusion.pipelines import (
     PASSES,
+    FixedPoint,
     FusionPass,
     Pipeline,
+    Setting,
     parse_pipeline,
     pipeline_text,
     settings,
@@ -92,18 +94,25 @@ def _pipelines_around(pipeline: Pipeline) -> Iterator[Pipeline]:
     if len(pipeline) < MAX_PASSES:
         for at in range(len(pipeline) + 1):
             for fusion_pass in PASSES.values():
-                yield (*pipeline[:at], fusion_pass, *pipeline[at:])
+                if not isinstance(fusion_pass, FixedPoint):
+                    yield (*pipeline[:at], fusion_pass, *pipeline[at:])
 
 
 def _values_around(fusion_pass: FusionPass) -> Iterator[FusionPass]:
+    if isinstance(fusion_pass, FixedPoint):
+        for passes in _pipelines_around(fusion_pass.passes):
+            yield replace(fusion_pass, passes=passes)
+        return
     for key, value in settings(fusion_pass).items():
         for other in _around_value(value):
             yield with_setting(fusion_pass, key, other)
 
 
-def _around_value(value: bool | int) -> list[bool] | list[int]:
+def _around_value(value: Setting) -> Sequence[Setting]:
     if isinstance(value, bool):
         return [not value]
+    if isinstance(value, float):
+        return [value / 2, value * 2]
     near = {value // 2, value * 2}
     if value <= _SMALL:
         near |= {value - 1, value + 1}

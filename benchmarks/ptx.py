@@ -106,6 +106,17 @@ def summarise(recorder: Recorder, usages: list[KernelUsage | None]) -> dict[str,
     }
 
 
+def describe_times(texts: list[str], times: list[float]) -> dict[str, Any]:
+    """Returns how long ptxas took, and for the slowest kernels how many lines they have."""
+    slowest = sorted(zip(times, texts, strict=True), reverse=True)[:10]
+    return {
+        "median seconds of ptxas": statistics.median(times) if times else None,
+        "slowest [seconds, lines of PTX]": [
+            (round(seconds, 2), text.count("\n")) for seconds, text in slowest
+        ],
+    }
+
+
 def compile_suite() -> None:
     """Compiles every program of the suite with Fuselane on, and runs none."""
     for program in PROGRAMS:
@@ -146,8 +157,13 @@ def main() -> int:
         pytest.main(["-q", "-p", "no:cacheprovider", *options.tests])
     if options.suite:
         compile_suite()
-    usages = [next(iter(assemble(ptxas, [text]).values()), None) for text in recorder.texts]
-    result = summarise(recorder, usages)
+    times: list[float] = []
+    usages: list[KernelUsage | None] = []
+    for text in recorder.texts:
+        start = time.perf_counter()
+        usages.append(next(iter(assemble(ptxas, [text]).values()), None))
+        times.append(time.perf_counter() - start)
+    result = summarise(recorder, usages) | describe_times(list(recorder.texts), times)
     result |= {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine()}
     print(json.dumps(result, indent=2))
     if options.json is not None:

@@ -6,12 +6,17 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import pytest
+from jax._src import xla_bridge
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
 
@@ -25,13 +30,14 @@ from fuselane.codegen.plan import make_thread_plan
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, Reason
 from fuselane.errors import CodegenError, UnsupportedError
-from fuselane.gpu import GPUS, describe_gpu
+from fuselane.gpu import GPUS, GpuDescription, describe_gpu
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.form import form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.tupled import make_tupled
 from fuselane.runtime import hook
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
+from fuselane.runtime.warning import forget_warnings
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.compilation import Source, capture_source
 from fuselane.xla.ptxas import assemble
@@ -73,6 +79,33 @@ def test_every_loop_has_ptx(name: str) -> None:
     ptx = ptx_of(lane_program(LOOPS[name], lanes(33)))
     assert ptx.count(".entry fuselane_kernel") == 1
     assert "%tid.x" in ptx and "%ctaid.x" in ptx
+
+
+def test_neighbours_in_memory_are_moved_at_once() -> None:
+    """Where lanes are not the minor dimension, a lane's part of a row is: here 16 bytes."""
+
+    def one(x: jax.Array) -> Any:
+        def step(s: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+            s = jnp.stack([s[0] + s[1] * t, s[1] * 0.9, s[2] + 1, s[3] * s[0]])
+            return s, s
+
+        return jax.lax.scan(step, jnp.stack([x] * 4), jnp.arange(50.0))[1]
+
+    ptx = ptx_of(lane_program(jax.vmap(one, out_axes=1), lanes(2048)))
+    assert ptx.count("st.global.v4") == 1
+
+
+def test_rare_work_is_behind_a_branch() -> None:
+    """Which a warp takes only if one of its lanes does: the hardware's own vote."""
+    ptx = ptx_of(lane_program(LOOPS["guarded"], lanes(64)))
+    body = ptx.partition(".visible .entry")[2]
+    branch = body.index("setp.gt.f32")
+    assert "bra" in body[branch : body.index("fma.rn.f64")]
+
+
+def test_floats_are_divided_as_xla_does() -> None:
+    ptx = ptx_of(lane_program(lambda x: jax.lax.fori_loop(0, 9, lambda i, x: 1 / x, x), lanes(8)))
+    assert "div.full.f32" in ptx or "rcp" in ptx
 
 
 def test_state_stays_in_registers() -> None:
@@ -246,21 +279,70 @@ def test_xla_takes_calls_with_more_results_than_the_kernel() -> None:
     assert thunks.count("fuselane_kernel") == 1
 
 
-class OldClient:
-    """A client of XLA's for a GPU of before Volta."""
+@dataclass
+class Client:
+    """A client of XLA's, and its only device."""
 
-    platform = "cuda"
-    device_kind = "NVIDIA GeForce GTX 1080"
-    compute_capability = "6.1"
-    core_count = 20
+    device_kind: str
+    compute_capability: str
+    platform: str = "cuda"
+    core_count: int = 20
 
     def local_devices(self) -> list[Any]:
         return [self]
 
 
-def test_old_gpus_are_left_to_xla_with_a_warning() -> None:
+OLD: Final = Client("NVIDIA GeForce GTX 1080", "6.1")
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Callable[[bytes], Any]]]:
+    """What is registered with GPU compilers, with whose."""
+    found: list[tuple[Any, Callable[[bytes], Any]]] = []
+
+    def register(compiler: Any, name: str, stage: int, callback: Callable[[bytes], Any]) -> None:
+        found.append((compiler, callback))
+
+    monkeypatch.setattr(jaxlib._xla, "register_xla_transform_c_api", register)
+    return found
+
+
+def echo(gpu: GpuDescription, module: bytes) -> bytes:
+    return gpu.name.encode() + module
+
+
+def test_old_gpus_are_left_to_xla_with_a_warning(registered: list[Any]) -> None:
+    forget_warnings()
     with pytest.warns(UserWarning, match=r"GTX 1080 to XLA: .* 7\.0 or later, not 6\.1"):
-        hook._register_client(lambda gpu, data: None, OldClient())
+        hook._register_client(echo, OLD)
+    assert not registered
+
+
+def test_clients_of_jax_0_10_are_hooked(registered: list[Any]) -> None:
+    client = Client("NVIDIA H200", "9.0")
+    hook._register_client(echo, client)
+    hook._register_client(echo, Client("cpu", "", platform="cpu"))
+    ((compiler, callback),) = registered
+    assert compiler is client
+    assert callback(b" module") == b"NVIDIA H200 module"
+
+
+def test_plug_ins_of_jax_0_11_are_hooked(
+    registered: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a client; only that for CUDA, and only for GPUs that are there."""
+    cuda, other = object(), object()
+    factories = {"cuda": SimpleNamespace(c_api=cuda), "tpu": SimpleNamespace(c_api=other)}
+    monkeypatch.setattr(xla_bridge, "_backend_factories", factories)
+    monkeypatch.setattr(xla_bridge, "_plugins_registered", True)
+    monkeypatch.delattr(xla_bridge, "register_backend_initialization_hook", raising=False)
+    hook.install_on_gpus(echo)
+    ((compiler, callback),) = registered
+    assert compiler is cuda
+    monkeypatch.setattr(xla_bridge, "_backends", {})
+    assert callback(b" module") is None
+    monkeypatch.setattr(xla_bridge, "_backends", {"cuda": Client("NVIDIA H200", "9.0")})
+    assert callback(b" module") == b"NVIDIA H200 module"
 
 
 def test_unknown_architectures_get_code_for_older_ones() -> None:

@@ -1,4 +1,4 @@
-"""The places where XLA hands us its modules: one in its CPU compiler, one in each GPU client's.
+"""The places where XLA hands us its modules: one in its CPU compiler, one in its GPU compiler.
 
 XLA calls a registered transformation once or more per compilation, on a thread of its own that
 Python has not seen before, after its own fusion passes and before scheduling. The transformation
@@ -26,10 +26,12 @@ _PRE_SCHEDULER: Final = 0
 """Value of jax.extend.xla.PipelineStage.PRE_SCHEDULER."""
 
 Transformation = Callable[[bytes], bytes | None]
+GpuTransformation = Callable[[GpuDescription, bytes], bytes | None]
 
 _OLDEST: Final = "{}.{}".format(*min(gpu.compute_capability for gpu in GPUS.values()))
 
-_GPU_PLATFORMS: Final = frozenset({"cuda", "gpu"})
+_CUDA: Final = "cuda"
+_GPU_PLATFORMS: Final = frozenset({_CUDA, "gpu"})
 
 _lock = threading.Lock()
 _current: list[Transformation] = []
@@ -84,36 +86,62 @@ def _register() -> None:
         xla.register_hlo_module_transformation(_call, name=NAME, stage=stage, platforms="cpu")
 
 
-def install_on_gpus(transformation: Callable[[GpuDescription, bytes], bytes | None]) -> None:
+def install_on_gpus(transformation: GpuTransformation) -> None:
     """Makes XLA's GPU compilers call a function with every module; to be called once.
 
-    Those of clients still to come too. The function gets the client's GPU, and else as for
+    Those of plug-ins and clients still to come too. The function gets the GPU, and else as for
     `install`.
     """
-    xla_bridge.register_backend_initialization_hook(
-        functools.partial(_register_client, transformation)
-    )
+    by_client = getattr(xla_bridge, "register_backend_initialization_hook", None)
+    if by_client is not None:  # JAX 0.10: a compiler belongs to a client
+        by_client(functools.partial(_register_client, transformation))
+    else:  # since JAX 0.11: to a plug-in, with or without clients
+        registering = functools.partial(_register_plugin, transformation)
+        xla_bridge.register_plugin_callbacks(registering)  # type: ignore[no-untyped-call]
 
 
-def _register_client(
-    transformation: Callable[[GpuDescription, bytes], bytes | None], client: Any
-) -> None:
+def _register_client(transformation: GpuTransformation, client: Any) -> None:
     """Registers the hook with one client of XLA's, if that is one for NVIDIA GPUs we know."""
     if client.platform not in _GPU_PLATFORMS:
         return
+    with _warned():
+        gpu = _describe_client(client)
+        if gpu is not None:
+            _register_at(client, functools.partial(_call_on_gpu, transformation, gpu))
+
+
+def _register_plugin(transformation: GpuTransformation, *, c_api: Any) -> None:
+    """Registers the hook with one plug-in of JAX's, if that is the one for NVIDIA GPUs."""
+    with _warned():
+        factory = xla_bridge._backend_factories.get(_CUDA)
+        if factory is not None and factory.c_api is c_api:
+            _register_at(c_api, functools.partial(_call_on_first_gpu, transformation))
+
+
+def _register_at(compiler: Any, transformation: Transformation) -> None:
+    register = jaxlib._xla.register_xla_transform_c_api
+    register(compiler, NAME, _PRE_SCHEDULER, functools.partial(guard, transformation))
+
+
+@contextlib.contextmanager
+def _warned() -> Iterator[None]:
+    """Turns what goes wrong into a warning."""
     try:
-        device = client.local_devices()[0]
-        gpu = _describe_device(device)
-        if gpu is None:
-            warn_once(
-                f"Fuselane leaves programs for the {device.device_kind} to XLA: kernels need"
-                f" compute capability {_OLDEST} or later, not {device.compute_capability}."
-            )
-            return
-        register = jaxlib._xla.register_xla_transform_c_api
-        register(client, NAME, _PRE_SCHEDULER, functools.partial(_call_on_gpu, transformation, gpu))
+        yield
     except Exception as error:
         warn_once(f"Fuselane leaves programs for the GPU to XLA: {describe(error)}")
+
+
+def _describe_client(client: Any) -> GpuDescription | None:
+    """Returns the first GPU of a client; None, with a warning, if it is too old."""
+    device = client.local_devices()[0]
+    gpu = _describe_device(device)
+    if gpu is None:
+        warn_once(
+            f"Fuselane leaves programs for the {device.device_kind} to XLA: kernels need"
+            f" compute capability {_OLDEST} or later, not {device.compute_capability}."
+        )
+    return gpu
 
 
 def _describe_device(device: Any) -> GpuDescription | None:
@@ -122,11 +150,16 @@ def _describe_device(device: Any) -> GpuDescription | None:
 
 
 def _call_on_gpu(
-    transformation: Callable[[GpuDescription, bytes], bytes | None],
-    gpu: GpuDescription,
-    module: bytes,
+    transformation: GpuTransformation, gpu: GpuDescription, module: bytes
 ) -> bytes | None:
-    return guard(functools.partial(transformation, gpu), module)
+    return transformation(gpu, module)
+
+
+def _call_on_first_gpu(transformation: GpuTransformation, module: bytes) -> bytes | None:
+    """Runs a transformation for the GPU of this process, unless it compiles for one not there."""
+    client = xla_bridge._backends.get(_CUDA)
+    gpu = None if client is None else _describe_client(client)
+    return None if gpu is None else transformation(gpu, module)
 
 
 def _call(module: bytes) -> bytes | None:

@@ -46,7 +46,7 @@ LAYERS: Final = FOUNDATION | {
     "tuning": {
         "analysis",
         "explain.gpu_time",
-        "explain.hlo_cost",
+        "analysis.hlo_cost",
         "explain.launches",
         "fusion",
         "hlo",

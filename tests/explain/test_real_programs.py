@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from fuselane.analysis.hlo_cost import compute_total
 from fuselane.explain.build import build_module
-from fuselane.explain.hlo_cost import compute_total
 from fuselane.xla.capture import capture
 from programs import find_program
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from fuselane.analysis.hlo_cost import HloCost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.xla_time import estimate_thunk_us
 from fuselane.decisions import LoopDecision
@@ -26,7 +27,6 @@ from fuselane.explain.advice.rules import give_advice
 from fuselane.explain.boundaries import describe_boundaries
 from fuselane.explain.edges import find_edges
 from fuselane.explain.gpu_time import LAUNCH_US, estimate_kernel_us
-from fuselane.explain.hlo_cost import HloCost
 from fuselane.explain.kernels import Clock, describe_kernels
 from fuselane.explain.launches import Launch, Launches, find_launches
 from fuselane.explain.loops import describe_loops

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from fuselane.explain.hlo_cost import operand_bytes
+from fuselane.analysis.hlo_cost import operand_bytes
 from fuselane.explain.launches import Launches, is_kernel
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction

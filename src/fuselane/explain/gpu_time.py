@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from fuselane.analysis.hlo_cost import HloCost, compute_cost, parameter_bytes
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.xla_time import count_runs
-from fuselane.explain.hlo_cost import HloCost, compute_cost, parameter_bytes
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.xla.captured import KernelUsage

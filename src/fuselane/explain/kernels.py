@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from fuselane.analysis.hlo_cost import HloCost, compute_cost
 from fuselane.explain.emitters import get_emitter, get_kind
-from fuselane.explain.hlo_cost import HloCost, compute_cost
 from fuselane.explain.launches import Launch, Launches
 from fuselane.explain.model import ArrayModel, KernelModel
 from fuselane.explain.provenance import Provenance

@@ -16,6 +16,7 @@ from fuselane.fusion.dissolve import dissolve
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.legal import make_legal
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
+from fuselane.fusion.partition import assign_threads
 from fuselane.fusion.pipelines import Pipeline, for_cpu, run_pipeline
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.instruction import HloInstruction
@@ -45,6 +46,7 @@ def apply(module: HloModule, pipeline: Pipeline) -> FusionLog:
     make_legal(module, log)
     _wrap(module)
     insert_copies(module)
+    assign_threads(module)
     verify(module)
     return log
 

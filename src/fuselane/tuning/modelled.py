@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable
 from typing import final
 
+from fuselane.analysis.hlo_cost import compute_cost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.xla_time import estimate_thunk_us
 from fuselane.explain.gpu_time import estimate_kernel_us
-from fuselane.explain.hlo_cost import compute_cost
 from fuselane.explain.launches import Launch, find_launches
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
 from fuselane.fusion.gpu.rules import is_fusible_on_gpu

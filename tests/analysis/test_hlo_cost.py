@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fuselane.explain.hlo_cost import compute_cost, compute_total
+from fuselane.analysis.hlo_cost import compute_cost, compute_total
 from fuselane.hlo.module import HloModule
 from tests.hlo import xla
 

@@ -261,8 +261,8 @@ class _Walk:
 
     def _check_size(self, producer: HloInstruction, user: HloInstruction) -> FusionDecision | None:
         of, into = self.model.cost(producer), self.model.cost(user)
-        places = into.emissions[user.operands.index(producer)] if into.emissions else 1
-        size = into.code_size + places * of.code_size
+        times = into.emissions_of(user.operands.index(producer))
+        size = into.code_size + times * of.code_size
         if size <= self.options.max_code_size:
             return None
         return refuse(

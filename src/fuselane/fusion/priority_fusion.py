@@ -19,9 +19,10 @@ from typing import ClassVar, Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
+from fuselane.fusion.gpu.costs import KernelCost, fuse_cost
 from fuselane.fusion.gpu.emitters import Emission, choose_emitter
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
-from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.gpu.rules import (
     GpuRules,
     check_pair,
@@ -177,7 +178,7 @@ class _Queue:
     def _fused_ticks(self, producer: HloInstruction, user: HloInstruction) -> int:
         pair = self._pair(producer, user)
         if pair.ticks is None:
-            region = pair.region or Region(user, producer)
+            region = pair.region or self.model.region(user, producer)
             emission = pair.emission or choose_emitter(region)
             pair.ticks = self.model.fused_ticks(producer, user, region, emission)
         return pair.ticks
@@ -192,7 +193,7 @@ class _Queue:
         refusal = check_pair(producer, user)
         if refusal is not None:
             return _Pair(refusal)
-        region = Region(user, producer)
+        region = self.model.region(user, producer)
         emission = choose_emitter(region)
         decision = self.rules.can_fuse(
             producer,
@@ -216,25 +217,31 @@ class _Queue:
             return
         decision = _worth(producer, priority)
         updates: dict[HloInstruction, _Update] = {}
-        new: dict[HloInstruction, None] = {}
+        new: dict[HloInstruction, tuple[KernelCost, Opcodes]] = {}
         for user in users:
             if is_free_bitcast(user):
                 continue
+            opcodes = self.model.region(user, producer).opcodes
+            cost, places = fuse_cost(producer, user, self.model.cost(user))
             fusion = self._fuse(producer, user, decision)
+            cost.settle([places[operand] for operand in fusion.operands])
+            new[fusion] = cost, opcodes
             if fusion is not user:
                 self.priority.pop(user, None)
                 updates.pop(user, None)
             for operand in fusion.operands:
                 if operand.opcode not in _NOT_PRODUCERS and is_fusible(operand):
                     updates.setdefault(operand, _Update()).users.append(fusion)
-            new[fusion] = None
         for operand, update in updates.items():
-            update.removed = self._share(operand, [*users, producer])
+            if operand in self.priority and not is_free_bitcast(operand):
+                update.removed = self._share(operand, [*users, producer])
         if not producer.users:
             self._forget(producer)
         for user in users:
             self._forget(user)
-        for instruction in new | dict.fromkeys(updates):
+        for fusion, (cost, opcodes) in new.items():
+            self.model.learn(fusion, cost, opcodes)
+        for instruction in dict.fromkeys([*new, *updates]):
             self._price(instruction, updates.get(instruction))
 
     def _share(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> int:
@@ -252,8 +259,11 @@ class _Queue:
     ) -> HloInstruction:
         kind = LOOP
         if self.rules.tiled_emitters:
-            kind = choose_emitter(Region(user, producer)).emitter.fusion_kind
+            kind = choose_emitter(self.model.region(user, producer)).emitter.fusion_kind
         fusion, _ = self.fuser.fuse(producer, user, kind)
+        if fusion is not user:
+            for reader in fusion.users:
+                self.model.forget_operands(reader)
         self._note(producer, user, decision, fusion)
         self.changed = True
         return fusion

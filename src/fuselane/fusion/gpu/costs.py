@@ -12,105 +12,218 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.fusion.gpu.profiles import flops_per_element
 from fuselane.fusion.opcodes import is_elementwise, leaf_shapes
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 
 _CONCAT_FLOPS: Final = 6
 _SLOW_CONCAT_FLOPS: Final = 400
 
-Roots = frozenset[HloInstruction]
+Roots = set[int]
+"""Values of a kernel, by number, from which another one is read element by element."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class Operand:
+    """How a kernel uses one of its operands, or of its members.
+
+    Attributes:
+        value: Its number among the kernel's values; -1 for operands of what is no fusion.
+        roots: What it is read element by element from; itself where it is read otherwise.
+        utilization: How often each element is read, on average.
+        bytes_read: Repeated reads included.
+    """
+
+    value: int = -1
+    roots: Roots = field(default_factory=set)
+    utilization: float = 0.0
+    bytes_read: int = 0
+
+
+@final
+@dataclass(slots=True)
 class KernelCost:
     """What one launch of an instruction costs.
 
     Attributes:
         flops: Operations, each element of each member as often as it is computed.
         bytes_written: Size of the results, or of the update for a dynamic-update-slice.
-        read: Bytes read of each operand, repeated reads included.
-        utilization: How often each element of each operand is read, on average.
-        code_size: Instructions whose code is emitted, repetitions included.
-        emissions: For a fusion: how often the code of each operand would stand in it; else none.
-        roots: For a fusion: the members from which each operand is read elementwise; else none.
-        root_utilization: For a fusion: how often these are computed.
-        result: For a fusion: what its result is read elementwise from, which is itself.
+        operands: How each operand is read.
+        code_size: Instructions whose code is emitted, parameters and repetitions included.
+        member_size: For a fusion: the same without parameters.
+        utilization: For a fusion: how often the roots are computed; else nothing.
+        emissions: For a fusion: how often the code of the roots stands in it; else nothing.
+        result: For a fusion: its value's number, which is a root of its own; else -1.
     """
 
     flops: float
     bytes_written: int
-    read: Sequence[int]
-    utilization: Sequence[float]
+    operands: list[Operand] = field(default_factory=list)
     code_size: int = 1
-    emissions: Sequence[int] = ()
-    roots: Sequence[Roots] = ()
-    root_utilization: Mapping[HloInstruction, float] = field(default_factory=dict)
-    result: Roots = frozenset()
+    member_size: int = 0
+    utilization: dict[int, float] = field(default_factory=dict)
+    emissions: dict[int, int] = field(default_factory=dict)
+    result: int = -1
+
+    @property
+    def is_fusion(self) -> bool:
+        """Whether it is a fusion's."""
+        return self.result >= 0
+
+    def settle(self, operands: list[Operand]) -> None:
+        """Takes a fusion's operands, in order."""
+        self.operands = operands
+        parameters = [self.emissions_of(index) for index in range(len(operands))]
+        self.code_size = self.member_size + sum(parameters)
 
     def common(self, left: Roots, right: Roots) -> float:
         """Returns the utilization that two sets of roots share."""
-        return to_f32(sum(self.root_utilization[root] for root in left & right))
+        return to_f32(sum([self.utilization[root] for root in left & right]))
+
+    def emissions_of(self, index: int) -> int:
+        """Returns how often the code of an operand would stand in the kernel's."""
+        if not self.is_fusion:
+            return 1
+        return sum([self.emissions[root] for root in self.operands[index].roots])
 
 
 def compute_cost(instruction: HloInstruction) -> KernelCost:
     """Returns the cost of an instruction as a kernel of its own."""
     if instruction.opcode == "fusion" and instruction.fusion_kind != "kCustom":
         return _cost_of_fusion(instruction)
-    indices = range(len(instruction.operands))
-    return KernelCost(
-        to_f32(_flops(instruction)),
-        _bytes_written(instruction),
-        [_operand_bytes(instruction, index) for index in indices],
-        [operand_utilization(instruction, index) for index in indices],
-    )
+    operands = [
+        Operand(
+            utilization=operand_utilization(instruction, index),
+            bytes_read=_operand_bytes(instruction, index),
+        )
+        for index in range(len(instruction.operands))
+    ]
+    return KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
 
 
 def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
     body = fusion.to_apply
-    roots: dict[HloInstruction, set[HloInstruction]] = {body.root: {body.root}}
-    root_utilization: dict[HloInstruction, float] = {body.root: 1.0}
-    emissions: dict[HloInstruction, int] = {body.root: 1}
-    used: dict[HloInstruction, float] = {}
-    flops, code_size = 0.0, 0
-    for member in reversed(body.post_order()):
-        own_roots = roots.get(member, set())
-        used[member] = to_f32(sum(root_utilization[root] for root in own_roots))
-        times = sum(emissions[root] for root in own_roots)
-        code_size += times
-        flops = to_f32(flops + to_f32(used[member] * to_f32(_flops(member))))
+    cost, places = _start(body.root)
+    _walk(cost, _members(body), places, _updates(body.root))
+    operands = [places.get(parameter) or Operand() for parameter in body.parameters]
+    for operand, read in zip(fusion.operands, operands, strict=True):
+        _count(cost, operand, read)
+    cost.settle(operands)
+    return cost
+
+
+def fuse_cost(
+    producer: HloInstruction, consumer: HloInstruction, into: KernelCost
+) -> tuple[KernelCost, dict[HloInstruction, Operand]]:
+    """Returns the cost of a fusion of two, in time proportional to the producer.
+
+    Operations are summed in another order than in `compute_cost`; that can differ by an ulp of f32.
+
+    Args:
+        producer: An operand of `consumer`.
+        consumer: A fusion or any other instruction; neither is changed.
+        into: The consumer's cost, which is used up: most of it becomes part of the result.
+    Returns:
+        The cost, yet to be settled, and how each operand that the fusion will have is read.
+    """
+    if into.is_fusion:
+        cost = into
+        places = dict(zip(consumer.operands, into.operands, strict=True))
+    else:
+        cost, places = _start(consumer)
+        _walk(cost, [consumer], places, _updates(consumer))
+        del places[consumer]
+        for operand, read in places.items():
+            _count(cost, operand, read)
+    value = places.pop(producer)
+    if producer.opcode != "fusion":
+        inside = {producer: value}
+        for operand in producer.operands:
+            inside[operand] = places.setdefault(operand, Operand())
+        _walk(cost, [producer], inside)
+    else:
+        body = producer.to_apply
+        inside = {body.root: value}
+        for parameter, operand in zip(body.parameters, producer.operands, strict=True):
+            inside[parameter] = places.setdefault(operand, Operand())
+        _walk(cost, _members(body), inside)
+    for operand in producer.operands:
+        _count(cost, operand, places[operand])
+    return cost, places
+
+
+def _start(root: HloInstruction) -> tuple[KernelCost, dict[HloInstruction, Operand]]:
+    """Returns the cost of a fusion before its members are counted."""
+    results = root.operands if root.opcode == "tuple" else [root]
+    updates = _updates(root)
+    written = [r.operands[1] if r in updates else r for r in results]
+    cost = KernelCost(
+        flops=0.0,
+        bytes_written=sum(result.shape.byte_size for result in written),
+        utilization={0: 1.0},
+        emissions={0: 1},
+        result=0,
+    )
+    return cost, {root: Operand(0, {0})}
+
+
+def _members(body: HloComputation) -> list[HloInstruction]:
+    return [member for member in body.post_order() if member.opcode != "parameter"]
+
+
+def _updates(root: HloInstruction) -> set[HloInstruction]:
+    """Returns the results that are updated in place: of their operand no more is read."""
+    results = root.operands if root.opcode == "tuple" else [root]
+    return {result for result in results if result.opcode == "dynamic-update-slice"}
+
+
+def _walk(
+    cost: KernelCost,
+    members: Sequence[HloInstruction],
+    places: dict[HloInstruction, Operand],
+    updates: Collection[HloInstruction] = (),
+) -> None:
+    """Adds members, operands before users, to a fusion's cost, and what they read to `places`."""
+    utilization, emissions = cost.utilization, cost.emissions
+    for member in reversed(members):
+        roots = places[member].roots if member in places else set()
+        used = to_f32(sum([utilization[root] for root in roots]))
+        times = sum([emissions[root] for root in roots])
+        cost.member_size += times
+        if flops := _flops(member):
+            cost.flops = to_f32(cost.flops + to_f32(used * to_f32(flops)))
         passes_on = is_elementwise(member) or member.opcode in _TRANSPARENT or _keeps_shape(member)
         for index, operand in enumerate(member.operands):
+            place = places.get(operand)
+            if place is None:
+                place = places[operand] = Operand()
             if passes_on:
-                roots.setdefault(operand, set()).update(own_roots)
+                place.roots |= roots
                 continue
-            roots.setdefault(operand, set()).add(operand)
-            asked = to_f32(used[member] * operand_utilization(member, index))
+            if place.value not in utilization:
+                place.value = len(utilization)
+                utilization[place.value], emissions[place.value] = 0.0, 0
+                place.roots.add(place.value)
+            asked = 0.0
+            if index or member not in updates:
+                asked = to_f32(used * operand_utilization(member, index))
             count = operand.shape.num_elements
             share = to_f32(math.ceil(to_f32(asked * count)) / count) if count else 0.0
-            root_utilization[operand] = to_f32(root_utilization.get(operand, 0.0) + share)
-            emissions[operand] = emissions.get(operand, 0) + times
-    shares = [used.get(parameter, 0.0) for parameter in body.parameters]
-    return KernelCost(
-        flops,
-        _bytes_written(body.root),
-        [
-            round_half_up(to_f32(operand.shape.byte_size * share))
-            for operand, share in zip(fusion.operands, shares, strict=True)
-        ],
-        shares,
-        code_size,
-        [sum(emissions[root] for root in roots.get(p, ())) for p in body.parameters],
-        [frozenset(roots.get(parameter, ())) for parameter in body.parameters],
-        root_utilization,
-        frozenset(roots[body.root]),
-    )
+            utilization[place.value] = to_f32(utilization[place.value] + share)
+            emissions[place.value] += times
+
+
+def _count(cost: KernelCost, operand: HloInstruction, read: Operand) -> None:
+    """Sums up how much of an operand a fusion reads."""
+    read.utilization = to_f32(sum([cost.utilization[root] for root in read.roots]))
+    read.bytes_read = round_half_up(to_f32(operand.shape.byte_size * read.utilization))
 
 
 def to_f32(value: float) -> float:
@@ -188,8 +301,6 @@ def _bytes_written(instruction: HloInstruction) -> int:
     match instruction.opcode:
         case "dynamic-update-slice":
             return instruction.operands[1].shape.byte_size
-        case "tuple":
-            return sum(_bytes_written(operand) for operand in instruction.operands)
         case "bitcast":
             return 0
         case _:

@@ -65,7 +65,7 @@ def compute_times(
     fused = _LAUNCH_S * len(users) + (write if is_multi_output else 0.0)
     for user in users:
         place = user.operands.index(producer)
-        share = model.cost(user).utilization[place]
+        share = model.cost(user).operands[place].utilization
         unfused += _read(size, round(size * share), gpu)
         computing = _compute(cost.flops * share, elements * share, gpu)
         fused += max(computing, _reading(producer, share, gpu, model, user))
@@ -83,7 +83,7 @@ def _reading(
     cost = model.cost(producer)
     seconds = 0.0
     for operand in dict.fromkeys(producer.operands):
-        read = cost.read[producer.operands.index(operand)] * share
+        read = cost.operands[producer.operands.index(operand)].bytes_read * share
         if user is not None:
             common = model.common_utilization(operand, producer, user)
             read -= operand.shape.byte_size * common

@@ -71,6 +71,8 @@ def choose_emitter(region: Region) -> Emission:
     consumer = region.consumer
     if consumer.opcode == "fusion" and consumer.fusion_kind == "kCustom":
         return Emission(Emitter.CUSTOM, roots, roots)
+    if len(roots) == 1 and _HEROIC.isdisjoint(region.opcodes):
+        return Emission(Emitter.LOOP, roots, roots)
     heroes = tuple(find_hero(region, root) for root in roots)
     return Emission(_emitter_of(roots, heroes), roots, heroes)
 
@@ -119,6 +121,9 @@ def _is_concatenate(instruction: HloInstruction) -> bool:
     return instruction.opcode == "concatenate"
 
 
+_HEROIC: Final = frozenset({"reduce", "transpose", "concatenate", "scatter"})
+"""Opcodes without which any kernel is a loop."""
+
 _SEARCHED: Final = (("transpose", _is_tiled_transpose), ("concatenate", _is_concatenate))
 
 
@@ -147,13 +152,9 @@ def _find_unique(
 
 
 def _has_only_intermediate_users(region: Region, hero: HloInstruction) -> bool:
-    users: dict[HloInstruction, list[HloInstruction]] = {}
-    for member in region.members():
-        for operand in region.operands(member):
-            users.setdefault(operand, []).append(member)
     stack, seen = [hero], {hero}
     while stack:
-        for user in users.get(stack.pop(), ()):
+        for user in region.users(stack.pop()):
             if user in seen:
                 continue
             if user.opcode != "tuple" and not is_intermediate(user, max_operands=3):

@@ -6,17 +6,24 @@ Source: the emitters of xla/backends/gpu/codegen, by `xla_fusion_facts.md` secti
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.fusion.gpu.emitters import Emission, Emitter
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.shapes import ReductionForm, tiled_transpose, unnested_form
-from fuselane.fusion.opcodes import leaf_shapes
+from fuselane.fusion.opcodes import is_complex, leaf_shapes
 from fuselane.gpu import WARP_LANES, GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 
 _BLOCK: Final = 128
+_TARGET: Final = 256
+"""Threads that blocks of row reductions have if rows are short."""
+
+_MAX_THREADS: Final = 1024
+_PER_THREAD: Final = 16
+_TILE: Final = 32
 _HOSTILE: Final = frozenset({"sort", "dot", "concatenate", "reduce", "reduce-window"})
 _HOSTILE_OPERANDS: Final = 10
 _HOSTILE_WINDOW: Final = 8
@@ -40,10 +47,7 @@ def compute_launch(region: Region, emission: Emission, gpu: GpuDescription) -> L
     """Returns the launch dimensions of a region's kernel."""
     match emission.emitter:
         case Emitter.REDUCTION:
-            hero = emission.hero
-            form = unnested_form(hero)
-            assert form is not None
-            return _row_launch(form, hero, gpu) if form.is_row else _column_launch(form, hero)
+            return _reduction_launch(region, emission, gpu)
         case Emitter.TRANSPOSE:
             return _transpose_launch(emission.hero)
         case _:
@@ -78,7 +82,7 @@ def _unroll(region: Region, emission: Emission, elements: int, gpu: GpuDescripti
         unroll = 1
     else:
         unroll = math.gcd(elements, 4)
-    bits = min(leaf.element_type.bits for r in emission.roots for leaf in leaf_shapes(r.shape))
+    bits = smallest_bits(emission.roots)
     return max(unroll, -(-8 // bits)) if bits else unroll
 
 
@@ -96,34 +100,88 @@ def _is_hostile(region: Region) -> bool:
     )
 
 
-def _row_launch(form: ReductionForm, hero: HloInstruction, gpu: GpuDescription) -> Launch:
-    _, kept, size = form.sizes
-    vector = _vector_size(hero, size)
-    warps = math.ceil(math.ceil(size / 16) / WARP_LANES)
-    threads = min(1024, warps * WARP_LANES)
-    rows = 1
-    if threads * 2 <= 256:
-        rows = min(kept, 256 // threads)
-    if size < WARP_LANES * vector and WARP_LANES * vector % size == 0:
-        per_row = max(1, size // vector)
-        rows_per_block = max(1, 256 // per_row)
-        return Launch(max(1, -(-kept // rows_per_block)), 256)
-    return Launch(-(-kept // rows), threads * rows)
-
-
-def _vector_size(hero: HloInstruction, minor: int) -> int:
-    bits = hero.operands[0].shape.element_type.bits
-    if minor % 2 or bits > 32:
-        return 1
-    return 4 if bits <= 16 and minor % 4 == 0 else 2
-
-
-def _column_launch(form: ReductionForm, hero: HloInstruction) -> Launch:
+def _reduction_launch(region: Region, emission: Emission, gpu: GpuDescription) -> Launch:
+    form = unnested_form(emission.hero)
+    assert form is not None
+    if form.is_row:
+        return _rows_launch(region, emission, form, gpu) or _row_launch(region, emission, form)
+    if _TILE % form.sizes[2] == 0:
+        return _narrow_column_launch(region, emission, form)
     major, _, minor = form.sizes
-    if WARP_LANES % minor == 0:
-        return Launch(major, _BLOCK)
-    vector = _vector_size(hero, minor)
-    return Launch(major * -(-minor // (WARP_LANES * vector)), 1024)
+    vector = _vector_size(region, emission, minor, _TILE)
+    return Launch(major * -(-minor // (_TILE * vector)), _TILE * _TILE)
+
+
+def _row_launch(region: Region, emission: Emission, form: ReductionForm) -> Launch:
+    _, kept, size = form.sizes
+    threads = min(_MAX_THREADS, WARP_LANES * -(-size // (_PER_THREAD * WARP_LANES)))
+    rows = min(kept, _TARGET // threads) if threads * 2 <= _TARGET else 1
+    vector = _vector_size(region, emission, size, threads)
+    vectors = size // vector
+    tile = threads * min(_PER_THREAD // vector, -(-vectors // threads))
+    return Launch(-(-kept // rows) * -(-vectors // tile), threads * rows)
+
+
+def _rows_launch(
+    region: Region, emission: Emission, form: ReductionForm, gpu: GpuDescription
+) -> Launch | None:
+    """Returns the launch for short rows, of which each warp reduces several; None for others."""
+    _, kept, size = form.sizes
+    if size & (size - 1):
+        return None
+    written = smallest_bits(region.roots)
+    read = smallest_bits(region.inputs()) or written
+    if not read or not written:  # tuples count as types of no size
+        return None
+    vector = min(size, 64 // min(read, written))
+    if max(read, written) >= 32:
+        vector = min(vector, 128 // max(read, written))
+
+    def launch() -> Launch:
+        per_row = size // vector
+        rows = kept if kept * per_row <= _TARGET else _TARGET // per_row
+        return Launch(-(-kept // rows), per_row * rows)
+
+    if size > WARP_LANES * vector:
+        return None
+    while vector > 1 and launch().blocks < gpu.num_multiprocessors:
+        vector //= 2
+    return launch() if size <= WARP_LANES * vector else None
+
+
+def _narrow_column_launch(region: Region, emission: Emission, form: ReductionForm) -> Launch:
+    major, reduced, minor = form.sizes
+    threads = _BLOCK
+    vector = _vector_size(region, emission, reduced * minor, _TILE)
+    rows = vector * threads // minor
+    while rows > _TILE and vector > 1:
+        vector, rows = vector // 2, rows // 2
+    if rows > _TILE:
+        threads //= rows // _TILE
+    return Launch(major, threads)
+
+
+def _vector_size(region: Region, emission: Emission, minor: int, threads: int) -> int:
+    """Returns how many neighbours a thread of a reduction loads at once."""
+    if minor % 2 or threads * 2 > minor:
+        return 1
+    if any(
+        operand.shape.is_array and is_complex(operand.shape)
+        for hero in emission.heroes
+        for operand in hero.operands
+    ):
+        return 1
+    bits = smallest_bits(region.inputs())
+    if bits is None or bits >= 64:
+        return 1
+    if bits >= 32 or threads * 4 > minor or minor % 4:
+        return 2
+    return 4
+
+
+def smallest_bits(values: Iterable[HloInstruction]) -> int | None:
+    """Returns the least width of the elements of arrays; None if there is no array."""
+    return min((v.shape.element_type.bits for v in values if v.shape.is_array), default=None)
 
 
 def _transpose_launch(hero: HloInstruction) -> Launch:

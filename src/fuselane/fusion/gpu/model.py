@@ -11,13 +11,19 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
-from fuselane.fusion.gpu.costs import KernelCost, compute_cost, round_half_up, to_f32
+from fuselane.fusion.gpu.costs import (
+    KernelCost,
+    Operand,
+    compute_cost,
+    round_half_up,
+    to_f32,
+)
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.launch import Launch, compute_launch
-from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of, roots_of
 from fuselane.fusion.gpu.shapes import unnested_form
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
@@ -62,12 +68,39 @@ class PerformanceModel:
         self._clock_ghz = to_f32(gpu.clock_ghz)
         self._block_bandwidth = to_f32(to_f32(self._clock_ghz * 1e9) * _BYTES_PER_CLOCK)
         self._costs: dict[HloInstruction, KernelCost] = {}
+        self._opcodes: dict[HloInstruction, Opcodes] = {}
         self._times: dict[HloInstruction, KernelTime] = {}
+        self._reads: dict[HloInstruction, _Reads] = {}
+        self._ticks: dict[tuple[int, int, int, int], int] = {}
 
     def forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that was changed."""
         self._costs.pop(instruction, None)
+        self._opcodes.pop(instruction, None)
         self._times.pop(instruction, None)
+        self._reads.pop(instruction, None)
+
+    def forget_operands(self, instruction: HloInstruction) -> None:
+        """Drops what depends on which instructions, equal in shape, are the operands of one."""
+        self._reads.pop(instruction, None)
+
+    def learn(self, instruction: HloInstruction, cost: KernelCost, opcodes: Opcodes) -> None:
+        """Takes what is known of an instruction instead of looking for itself."""
+        self._costs[instruction] = cost
+        self._opcodes[instruction] = opcodes
+
+    def region(self, consumer: HloInstruction, producer: HloInstruction | None = None) -> Region:
+        """Returns what would be one kernel."""
+        opcodes = self._opcodes_of(consumer)
+        if producer is not None:
+            opcodes |= self._opcodes_of(producer)
+        return Region(consumer, producer, opcodes)
+
+    def _opcodes_of(self, instruction: HloInstruction) -> Opcodes:
+        opcodes = self._opcodes.get(instruction)
+        if opcodes is None:
+            opcodes = self._opcodes[instruction] = opcodes_of(instruction)
+        return opcodes
 
     def cost(self, instruction: HloInstruction) -> KernelCost:
         """Returns what a kernel of its own computes, reads and writes."""
@@ -95,47 +128,61 @@ class PerformanceModel:
         """Returns the time of a consumer that computes an operand of it itself, and may also
         return it."""
         into, of = self.cost(consumer), self.cost(producer)
-        share = into.utilization[consumer.operands.index(producer)]
         launch = compute_launch(region, emission, self.gpu)
+        is_coalesced = _is_coalesced(region, emission)
+        reads = self._reads_of(consumer)
+        place = reads.places[producer]
+        share = into.operands[place].utilization
         times = share * consumer.operands.count(producer)
         flops = int(to_f32(to_f32(self.time(producer).flops * times) + self.time(consumer).flops))
-        is_coalesced = _is_coalesced(region, emission)
-        places_in = _first_places(consumer.operands)
-        places_of = _first_places(producer.operands)
-        reading = 0
-        for operand in places_of | places_in:
-            if operand is producer:
-                continue
-            total, common = 0, 0.0
-            if operand in places_of:
-                total += round_half_up(to_f32(of.read[places_of[operand]] * share))
-                if operand in places_in:
-                    common = self._common_utilization(
-                        producer, places_of[operand], consumer, places_in
-                    )
-            if operand in places_in:
-                total += into.read[places_in[operand]]
-            if common:
+        reading, each = self._reading(consumer, reads, launch.blocks, is_coalesced=is_coalesced)
+        reading -= each[place]
+        for operand, read in self._operands_of(producer, of):
+            total = round_half_up(to_f32(read.bytes_read * share))
+            known = reads.places.get(operand)
+            if known is not None:
+                common = self.common_utilization(operand, producer, consumer)
+                total += into.operands[known].bytes_read
                 total -= round_half_up(to_f32(operand.shape.byte_size * common))
-            reading += self._read_ticks(operand, total, launch, is_coalesced=is_coalesced)
+                reading -= each[known]
+            reading += self._read_ticks(operand, total, launch.blocks, is_coalesced=is_coalesced)
         memory = reading + self.time(consumer).write
         if is_multi_output:
             memory += self.time(producer).write
         return _overlap(self._compute_ticks(flops, launch), memory)
 
+    def common_utilization(
+        self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
+    ) -> float:
+        """Returns how much of a producer's operand the consumer reads in the same places."""
+        places = self._reads_of(consumer).places
+        if operand not in places:
+            return 0.0
+        of, into = self.cost(producer), self.cost(consumer)
+        if of.is_fusion:
+            roots = of.operands[self._reads_of(producer).places[operand]].roots
+            if of.common(roots, {of.result}) != 1.0:
+                return 0.0
+        elif not is_elementwise(producer):
+            return 0.0
+        if not into.is_fusion:
+            return 1.0 if is_elementwise(consumer) else 0.0
+        return into.common(
+            into.operands[places[operand]].roots, into.operands[places[producer]].roots
+        )
+
     def _compute_time(self, instruction: HloInstruction) -> KernelTime:
         cost = self.cost(instruction)
-        region = Region(instruction)
+        region = self.region(instruction)
         emission = choose_emitter(region)
         launch = compute_launch(region, emission, self.gpu)
         is_coalesced = _is_coalesced(region, emission)
-        places = _first_places(instruction.operands)
-        reading = sum(
-            self._read_ticks(operand, cost.read[places[operand]], launch, is_coalesced=is_coalesced)
-            for operand in instruction.operands  # one that occurs twice is read twice
-        )
+        reads = self._reads_of(instruction)
+        _, each = self._reading(instruction, reads, launch.blocks, is_coalesced=is_coalesced)
+        # An operand that occurs twice is read twice.
+        reading = sum([each[reads.places[operand]] for operand in instruction.operands])
         flops = int(cost.flops)
-        write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / to_f32(self._bandwidth)))
+        write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / self._bandwidth))
         computing = self._compute_ticks(flops, launch)
         return KernelTime(flops, write, _overlap(computing, reading + write))
 
@@ -145,15 +192,50 @@ class PerformanceModel:
         flops_per_ns = int(self._clock_ghz * 2 * units)
         return _scale(4, to_f32(to_f32(flops) / flops_per_ns))
 
+    def _reads_of(self, instruction: HloInstruction) -> _Reads:
+        reads = self._reads.get(instruction)
+        if reads is None:
+            reads = self._reads[instruction] = _Reads(_first_places(instruction.operands))
+        return reads
+
+    def _operands_of(
+        self, instruction: HloInstruction, cost: KernelCost
+    ) -> list[tuple[HloInstruction, Operand]]:
+        reads = self._reads_of(instruction)
+        return [(operand, cost.operands[place]) for operand, place in reads.places.items()]
+
+    def _reading(
+        self, instruction: HloInstruction, reads: _Reads, blocks: int, *, is_coalesced: bool
+    ) -> tuple[int, list[int]]:
+        """Returns the time to read all distinct operands, and each; by its first place."""
+        key = blocks if is_coalesced else -blocks
+        known = reads.ticks.get(key)
+        if known is None:
+            each = [0] * len(instruction.operands)
+            operands = self.cost(instruction).operands
+            for operand, place in reads.places.items():
+                total = operands[place].bytes_read
+                each[place] = self._read_ticks(operand, total, blocks, is_coalesced=is_coalesced)
+            known = reads.ticks[key] = (sum(each), each)
+        return known
+
     def _read_ticks(
-        self, operand: HloInstruction, total: int, launch: Launch, *, is_coalesced: bool
+        self, operand: HloInstruction, total: int, blocks: int, *, is_coalesced: bool
     ) -> int:
         """Returns the time to read `total` bytes, repetitions included, of an operand."""
+        shape = operand.shape
+        size = shape.byte_size
+        element = 0 if is_coalesced or not shape.is_array else shape.element_type.byte_size
+        key = (size, element, total, blocks)
+        ticks = self._ticks.get(key)
+        if ticks is None:
+            ticks = self._ticks[key] = self._compute_read_ticks(*key)
+        return ticks
+
+    def _compute_read_ticks(self, size: int, element: int, total: int, blocks: int) -> int:
         gpu = self.gpu
-        net = min(operand.shape.byte_size, total)
-        share = 1.0
-        if not is_coalesced and operand.shape.is_array:
-            share = operand.shape.element_type.byte_size / _TRANSACTION_BYTES
+        net = min(size, total)
+        share = element / _TRANSACTION_BYTES if element else 1.0
         first = to_f32(gpu.memory_bytes_per_s * share)
         again = self._bandwidth
         if net < gpu.l2_bytes:
@@ -162,41 +244,20 @@ class PerformanceModel:
                 again = to_f32(again * _L1_SPEEDUP)
         else:
             again = to_f32(again * share)
-        most = to_f32(launch.blocks * self._block_bandwidth)
+        most = to_f32(blocks * self._block_bandwidth)
         ticks = _ticks_of_s(to_f32(to_f32(net) / min(first, most)))
         if total > net:
             ticks += _ticks_of_s(to_f32(to_f32(total - net) / min(again, most)))
         return ticks
 
-    def common_utilization(
-        self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
-    ) -> float:
-        """Returns how much of a producer's operand the consumer reads in the same places."""
-        places = _first_places(consumer.operands)
-        if operand not in places:
-            return 0.0
-        place = producer.operands.index(operand)
-        return self._common_utilization(producer, place, consumer, places)
 
-    def _common_utilization(
-        self,
-        producer: HloInstruction,
-        place: int,
-        consumer: HloInstruction,
-        places: dict[HloInstruction, int],
-    ) -> float:
-        """Returns how much of a producer's operand the consumer reads in the same places."""
-        of, into = self.cost(producer), self.cost(consumer)
-        if of.roots:
-            if of.common(of.roots[place], of.result) != 1.0:
-                return 0.0
-        elif not is_elementwise(producer):
-            return 0.0
-        if not into.roots:
-            return 1.0 if is_elementwise(consumer) else 0.0
-        return into.common(
-            into.roots[places[producer.operands[place]]], into.roots[places[producer]]
-        )
+@final
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """Where an instruction has its operands, and what reading them takes, by the launch."""
+
+    places: dict[HloInstruction, int]
+    ticks: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
 
 def _first_places(operands: list[HloInstruction]) -> dict[HloInstruction, int]:
@@ -239,7 +300,7 @@ def _is_coalesced(region: Region, emission: Emission) -> bool:
 
 def is_input_fused_reduction(instruction: HloInstruction) -> bool:
     """Whether an instruction is, or ends in, a reduction that the reduction emitter makes."""
-    return any(unnested_form(root) is not None for root in Region(instruction).roots)
+    return any(unnested_form(root) is not None for root in roots_of(instruction))
 
 
 def _transposes_minor(member: HloInstruction) -> bool:

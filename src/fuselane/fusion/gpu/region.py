@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import final
 
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+
+Opcodes = frozenset[str]
 
 
 @final
@@ -20,24 +23,38 @@ class Region:
         consumer: A fusion or any other instruction.
         producer: One of its operands, or None.
         roots: Members whose values are the results; a tuple is looked through.
+        opcodes: The members' opcodes: what is not among them need not be looked for.
     """
 
-    def __init__(self, consumer: HloInstruction, producer: HloInstruction | None = None) -> None:
+    __slots__ = ("__dict__", "consumer", "opcodes", "producer", "roots")
+
+    def __init__(
+        self,
+        consumer: HloInstruction,
+        producer: HloInstruction | None = None,
+        opcodes: Opcodes | None = None,
+    ) -> None:
         self.consumer = consumer
         self.producer = producer
-        root = _value(consumer)
-        self.roots = root.operands if root.opcode == "tuple" else [root]
-        sides = (consumer,) if producer is None else (consumer, producer)
-        self._calls = {s.to_apply: s for s in sides if s.opcode == "fusion"}
-        self._lone = {s for s in sides if s.opcode != "fusion"}
+        self.roots = roots_of(consumer)
+        if opcodes is None:
+            opcodes = opcodes_of(consumer)
+            if producer is not None:
+                opcodes |= opcodes_of(producer)
+        self.opcodes = opcodes
+
+    @cached_property
+    def _calls(self) -> dict[HloComputation, HloInstruction]:
+        sides = (self.consumer, self.producer)
+        return {side.to_apply: side for side in sides if side and side.opcode == "fusion"}
+
+    @cached_property
+    def _lone(self) -> set[HloInstruction]:
+        sides = (self.consumer, self.producer)
+        return {side for side in sides if side and side.opcode != "fusion"}
 
     def __contains__(self, node: HloInstruction) -> bool:
         return node in self._lone or node.computation in self._calls
-
-    @cached_property
-    def opcodes(self) -> set[str]:
-        """The members' opcodes: what is not among them need not be looked for."""
-        return {o for side in (self.consumer, self.producer) if side for o in opcodes_of(side)}
 
     def members(self) -> Iterator[HloInstruction]:
         """Yields all members."""
@@ -45,9 +62,30 @@ class Region:
         for body in self._calls:
             yield from (i for i in body.instructions if i.opcode != "parameter")
 
+    def inputs(self) -> Iterator[HloInstruction]:
+        """Yields what is read, some of it more than once."""
+        yield from (operand for operand in self.consumer.operands if operand is not self.producer)
+        if self.producer is not None:
+            yield from self.producer.operands
+
     def operands(self, member: HloInstruction) -> list[HloInstruction]:
         """Returns a member's operands: members, or instructions outside."""
         return [self._resolve(operand) for operand in member.operands]
+
+    def users(self, member: HloInstruction) -> Iterator[HloInstruction]:
+        """Yields the members that have a member as an operand."""
+        if member not in self._lone:
+            yield from member.users
+        producer = self.producer
+        if producer is None or member is not _value(producer):
+            return
+        if self.consumer.opcode != "fusion":
+            yield self.consumer
+            return
+        places = zip(self.consumer.to_apply.parameters, self.consumer.operands, strict=True)
+        for parameter, operand in places:
+            if operand is producer:
+                yield from parameter.users
 
     def _resolve(self, node: HloInstruction) -> HloInstruction:
         if node.opcode == "parameter" and node.computation in self._calls:
@@ -55,11 +93,17 @@ class Region:
         return _value(node) if node is self.producer else node
 
 
-def opcodes_of(instruction: HloInstruction) -> set[str]:
+def roots_of(instruction: HloInstruction) -> list[HloInstruction]:
+    """Returns the members whose values are the results; a tuple is looked through."""
+    root = _value(instruction)
+    return root.operands if root.opcode == "tuple" else [root]
+
+
+def opcodes_of(instruction: HloInstruction) -> Opcodes:
     """Returns the opcodes of what a fusion computes, or that of another instruction."""
     if instruction.opcode != "fusion":
-        return {instruction.opcode}
-    return {member.opcode for member in instruction.to_apply.instructions}
+        return frozenset((instruction.opcode,))
+    return frozenset([member.opcode for member in instruction.to_apply.instructions])
 
 
 def _value(instruction: HloInstruction) -> HloInstruction:

@@ -14,7 +14,7 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.gpu.costs import KernelCost
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
-from fuselane.fusion.gpu.region import Region, opcodes_of
+from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
 from fuselane.fusion.in_place import check_in_place, members
 from fuselane.fusion.opcodes import is_effective_scalar, is_elementwise, leaf_shapes, opcodes
@@ -90,15 +90,20 @@ class GpuRules:
         refusal = (
             check_pair(producer, consumer)
             or check_scatter(producer, consumer)
-            or _check_reductions(producer, consumer, emission)
-            or self.check_budget(producer, consumer)
+            or _check_reductions(producer, consumer, region, emission)
+            or self.check_budget(producer, consumer, opcodes=region.opcodes)
             or self.check_code(producer, consumer, of, into)
             or check_in_place(producer, consumer)
         )
         return refusal or allow(f"`{producer.name}` can be computed in `{consumer.name}`.")
 
     def check_budget(
-        self, left: HloInstruction, right: HloInstruction, *, is_vertical: bool = True
+        self,
+        left: HloInstruction,
+        right: HloInstruction,
+        *,
+        is_vertical: bool = True,
+        opcodes: Opcodes = _SHARING,
     ) -> FusionDecision | None:
         """Refuses kernels that would have too many operands or take too much shared memory.
 
@@ -107,10 +112,10 @@ class GpuRules:
             right: The consumer, or another sibling.
             is_vertical: Whether `left` is an operand of `right`, which is accepted if the number of
                 operands does not grow.
+            opcodes: What may be among the members' opcodes.
         """
-        return self.check_memory(left, right) or self.check_operands(
-            left, right, is_vertical=is_vertical
-        )
+        refusal = None if opcodes.isdisjoint(_SHARING) else self.check_memory(left, right)
+        return refusal or self.check_operands(left, right, is_vertical=is_vertical)
 
     def check_memory(self, left: HloInstruction, right: HloInstruction) -> FusionDecision | None:
         """Refuses kernels that would take too much shared memory or hold too many reductions."""
@@ -188,7 +193,7 @@ class GpuRules:
 
 def emissions(producer: HloInstruction, consumer: HloInstruction, into: KernelCost) -> int:
     """Returns how often a consumer's code would hold that of an operand."""
-    return into.emissions[consumer.operands.index(producer)] if into.emissions else 1
+    return into.emissions_of(consumer.operands.index(producer))
 
 
 def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
@@ -208,10 +213,10 @@ def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDeci
 
 def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
     """Refuses a scatter as a producer, and producers of or readers of the array it updates."""
-    if any(root.opcode == "scatter" for root in Region(producer).roots):
+    if any(root.opcode == "scatter" for root in roots_of(producer)):
         detail = f"`{producer.name}` ends in a scatter, whose results are in memory."
         return refuse(BoundaryReason.IN_PLACE, detail, xla="output of scatter")
-    root = Region(consumer).roots[0]
+    root = roots_of(consumer)[0]
     if root.opcode != "scatter":
         return None
     outside = (
@@ -227,8 +232,10 @@ def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionD
 
 
 def _check_reductions(
-    producer: HloInstruction, consumer: HloInstruction, emission: Emission
+    producer: HloInstruction, consumer: HloInstruction, region: Region, emission: Emission
 ) -> FusionDecision | None:
+    if "reduce" not in region.opcodes:
+        return None
     if has_significant_reduction(producer) and has_significant_reduction(consumer):
         detail = f"`{producer.name}` and `{consumer.name}` both reduce."
         return refuse(BoundaryReason.REDUCTION_INTO_REDUCTION, detail, xla="both contain a reduce")

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import fuselane
 from fuselane.cartpole.variants import make_concat
 from fuselane.fusion.pipelines import for_cpu, parse_pipeline, run_pipeline
 from fuselane.hlo import HloModule
@@ -52,3 +53,17 @@ def test_kernels_that_simulate_a_step(
     assert len(kernels) == num_kernels
     if num_kernels == 2:
         assert any(kernel.to_apply.root.opcode == "divide" for kernel in kernels)
+
+
+def test_one_kernel_computes_what_two_did() -> None:
+    """On the real XLA:CPU, loops left to it."""
+    generator = np.random.default_rng(0)
+    state = generator.uniform(-0.05, 0.05, ARGUMENTS[0].shape).astype(np.float32)
+    actions = generator.integers(0, 2, ARGUMENTS[1].shape).astype(np.int32)
+    resets = generator.uniform(-0.05, 0.05, ARGUMENTS[2].shape).astype(np.float32)
+    rollout = make_concat(50)
+    expected = jax.jit(rollout)(state, actions, resets)
+    text = "xla-today-cpu,fusion-merger{max-consumers=3}"
+    with fuselane.enabled(loops=False, fusion=text):
+        result = jax.jit(rollout)(state, actions, resets)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)

@@ -25,6 +25,7 @@ from fuselane.explain.report import Report
 from fuselane.explain.schema import json_schema
 from fuselane.hlo.source_lines import SourceLine
 from tests.explain.factory import large_module, rollout_module
+from tests.explain.model_explorer_schema import GRAPH_COLLECTION
 
 SCHEMA: Final = Path(__file__).resolve().parents[2] / "docs" / "report.schema.json"
 
@@ -288,8 +289,10 @@ def test_dot() -> None:
 def test_model_explorer() -> None:
     """Nodes lie in the layers of their boxes; every edge has a node at its other end."""
     collection = json.loads(Report.of_modules([rollout_module()]).model_explorer())
+    jsonschema.validate(collection, GRAPH_COLLECTION)
     (graph,) = collection["graphs"]
     nodes: dict[str, Any] = {node["id"]: node for node in graph["nodes"]}
+    assert len(nodes) == len(graph["nodes"])
     assert nodes["xor.1"]["namespace"] == "while.1/fusion.3"
     assert {"key": "source", "value": "rollout.py:10 (step)"} in nodes["xor.1"]["attrs"]
     assert [edge["sourceNodeId"] for edge in nodes["add.5"]["incomingEdges"]] == [
@@ -298,6 +301,7 @@ def test_model_explorer() -> None:
     ]
     for node in nodes.values():
         assert all(edge["sourceNodeId"] in nodes for edge in node["incomingEdges"])
+        assert not {part for part in node["namespace"].split("/") if part} - set(nodes)
     (overlays,) = graph["tasksData"]["edgeOverlaysDataListLeftPane"]
     assert [overlay["name"] for overlay in overlays["overlays"]] == [
         "loops and branches",
@@ -306,6 +310,8 @@ def test_model_explorer() -> None:
         "copies and layout",
         "edges of the program",
     ]
+    ends = [edge for overlay in overlays["overlays"] for edge in overlay["edges"]]
+    assert all({edge["sourceNodeId"], edge["targetNodeId"]} <= set(nodes) for edge in ends)
 
 
 @pytest.mark.parametrize("face", ["text", "annotated", "json", "dot", "model_explorer"])
@@ -339,7 +345,8 @@ def test_the_faces_of_a_real_program(tmp_path: Path) -> None:
     hidden = [b for i, b in enumerate(module.boundaries) if i not in shown]
     assert all(b.decision.reason is BoundaryReason.EXIT for b in hidden)
     report.html(tmp_path / "report.html")
-    assert report.dot() and report.model_explorer()
+    assert report.dot()
+    jsonschema.validate(json.loads(report.model_explorer()), GRAPH_COLLECTION)
 
 
 def test_a_boundary_may_lack_everything() -> None:

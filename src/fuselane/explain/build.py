@@ -68,7 +68,7 @@ def build_module(
     if captured.gpu is None:
         rules = CpuRefusals(module, captured.module(), unfused and unfused.module).why
     else:
-        rules = GpuRefusals(captured, module).why
+        rules = GpuRefusals(captured, module, unfused and unfused.module).why
     judge = Judge(rules)
     model = ModuleModel(
         name=captured.name,

@@ -38,9 +38,14 @@ _Numbers = dict[HloInstruction, int]
 
 @final
 class SameValues:
-    """The values of two modules, each numbered when first asked for."""
+    """The values of two modules, each numbered when first asked for.
 
-    def __init__(self, final: HloModule, earlier: HloModule) -> None:
+    Args:
+        final: The final module.
+        earlier: The module it was before, or None if that is not known.
+    """
+
+    def __init__(self, final: HloModule, earlier: HloModule | None) -> None:
         self._final = final
         self._earlier = earlier
         self._known: dict[object, int] = {}
@@ -54,13 +59,17 @@ class SameValues:
         number = self._numbers.get(instruction)
         return None if number is None else self._by_number.get(number)
 
+    def are_same(self, one: HloInstruction, other: HloInstruction) -> bool:
+        """Whether two instructions of the final module have the same value."""
+        return self._numbers[one] == self._numbers[other]
+
     @cached_property
     def _numbers(self) -> _Numbers:
         return self._number(self._final)
 
     @cached_property
     def _by_number(self) -> dict[int, HloInstruction]:
-        numbers = self._number(self._earlier)
+        numbers = {} if self._earlier is None else self._number(self._earlier)
         return {number: i for i, number in reversed(numbers.items()) if i.opcode != "copy"}
 
     def _number(self, module: HloModule) -> _Numbers:

@@ -16,6 +16,7 @@ from fuselane.explain.edges import Edge, EdgeKind
 from fuselane.explain.emitters import (
     COLLECTIVE_OPCODES,
     COPY_OPCODES,
+    LIBRARY_OPCODES,
     get_emitter,
     get_kind,
     get_wrapped,
@@ -161,6 +162,10 @@ def _decide_side(side: HloInstruction, edge: Edge) -> BoundaryDecision | None:
     if kind == "kCustom" and any(i.opcode == "dot" for i in side.to_apply.instructions):
         detail = f"{name} is a product of matrices ({get_emitter(side)}), which XLA sets apart"
         return _decide(BoundaryReason.LIBRARY_CALL, f"{detail} before it fuses the rest.", edge)
+    alone = get_wrapped(side)
+    if alone.opcode in LIBRARY_OPCODES:
+        detail = f"{name} is a {alone.opcode}, for which XLA makes a kernel that holds nothing else"
+        return _decide(BoundaryReason.LIBRARY_CALL, f"{detail}.", edge)
     if kind == "custom-call":
         detail = f"{name} calls `{side.custom_call_target}`, whose code XLA cannot see."
         return _decide(BoundaryReason.CUSTOM_CALL, detail, edge)

@@ -78,22 +78,34 @@ class CpuRefusals:
             edge: What is asked about.
             name: Today's name of what computes the producer's value.
         """
-        former = None if self._values is None else self._values.former(edge.producer)
-        if former is None:
-            return _explain_in_place(edge)
+        former = self._values.former(edge.producer)
+        if former is None or self._kept is None:
+            return self._explain_in_place(edge)
         return (
-            (self._kept.why(former, name) if self._kept is not None else None)
-            or _explain_in_place(edge)
+            self._kept.why(former, name)
+            or self._explain_in_place(edge)
             or (self._replay.why(former) if self._replay is not None else None)
         )
+
+    def _explain_in_place(self, edge: Edge) -> BoundaryDecision | None:
+        """Answers for a producer that reads what a consumer updates in place."""
+        updated = [edge.consumer.operands[n] for n in in_place_operands(edge.consumer)]
+        same = self._values.are_same
+        if not any(same(read, buffer) for read in edge.producer.operands for buffer in updated):
+            return None
+        detail = (
+            f"`{edge.producer.name}` reads the array that `{edge.consumer.name}` updates in place;"
+            " in one kernel it might find it overwritten."
+        )
+        return BoundaryDecision(reason=BoundaryReason.IN_PLACE, detail=detail)
 
     @functools.cached_property
     def _unfused(self) -> HloModule | None:
         return None if self._read_unfused is None else self._read_unfused()
 
     @functools.cached_property
-    def _values(self) -> SameValues | None:
-        return None if self._unfused is None else SameValues(self._final, self._unfused)
+    def _values(self) -> SameValues:
+        return SameValues(self._final, self._unfused)
 
     @functools.cached_property
     def _kept(self) -> _Kept | None:
@@ -203,21 +215,6 @@ class _Replay:
         """Returns why an instruction was last refused, or None if it was not."""
         decision = self._refusals.get(producer.name)
         return None if decision is None else decision.boundary()
-
-
-def _explain_in_place(edge: Edge) -> BoundaryDecision | None:
-    """Answers for a producer that reads an older state of what a consumer updates in place."""
-    updated = [edge.consumer.operands[n].shape for n in in_place_operands(edge.consumer)]
-    read = [*edge.producer.operands]
-    if edge.producer.opcode == "fusion":
-        read += edge.producer.called_computations[0].instructions
-    if not any(instruction.shape in updated for instruction in read):
-        return None
-    detail = (
-        f"`{edge.producer.name}` reads the array that `{edge.consumer.name}` updates in place; in"
-        " one kernel it might find it overwritten."
-    )
-    return BoundaryDecision(reason=BoundaryReason.IN_PLACE, detail=detail)
 
 
 def _edge(

@@ -6,13 +6,15 @@ instructions had then. Later passes rename fusions, so each kernel's name is fol
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.explain.edges import Edge
 from fuselane.explain.emitters import get_wrapped
+from fuselane.explain.same_values import SameValues
 from fuselane.explain.units import plural
 from fuselane.fusion.opcodes import is_fusible
 from fuselane.hlo.instruction import HloInstruction
@@ -54,7 +56,21 @@ _REASONS: Final[Sequence[tuple[str, BoundaryReason]]] = (
 class GpuRefusals:
     """XLA:GPU's answers for the kernels of one module."""
 
-    def __init__(self, captured: CapturedModule, module: HloModule) -> None:
+    def __init__(
+        self,
+        captured: CapturedModule,
+        module: HloModule,
+        read_unfused: Callable[[], HloModule] | None = None,
+    ) -> None:
+        """Sorts what XLA said.
+
+        Args:
+            captured: What it did.
+            module: The final module, whose edges are asked about.
+            read_unfused: Returns the module before fusion, or None if it is not known.
+        """
+        self._module = module
+        self._read_unfused = read_unfused
         self._former = _find_former_names(captured.stages, module)
         self._pairs: dict[tuple[str, str], XlaRefusal] = {}
         self._prices: dict[str, XlaRefusal] = {}
@@ -68,19 +84,33 @@ class GpuRefusals:
 
     def why(self, edge: Edge) -> BoundaryDecision | None:
         """Returns why XLA did not fuse a kernel into another, or None if nothing tells."""
-        producer, consumer = (self._former[i.name] for i in (edge.producer, edge.consumer))
         if edge.producer.shape.is_tuple:
             return _for_several_results(edge.producer)
+        decision = self._ask(self._former[edge.producer.name], edge)
+        if decision is None:
+            # What XLA left alone it wrapped into a fusion last, after it had decided about it.
+            alone = self._values.former(edge.producer)
+            decision = None if alone is None else self._ask(alone.name, edge)
+        return decision
+
+    def _ask(self, producer: str, edge: Edge) -> BoundaryDecision | None:
+        """Returns what XLA said of a producer by a name it had."""
         whole = self._whole.get(producer)
         if whole is not None:
             return _from_refusal(whole, edge)
         other = _find_unfusible_user(edge.producer, edge.consumer)
         if other is not None:
             return _for_other_user(edge.producer, other, "")
+        consumer = self._former[edge.consumer.name]
         priced = self._pairs.get((producer, consumer)) or self._prices.get(producer)
         if priced is not None:
             return _from_price(priced, edge)
         return None
+
+    @functools.cached_property
+    def _values(self) -> SameValues:
+        unfused = None if self._read_unfused is None else self._read_unfused()
+        return SameValues(self._module, unfused)
 
 
 def _from_refusal(refusal: XlaRefusal, edge: Edge) -> BoundaryDecision:

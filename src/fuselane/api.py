@@ -36,6 +36,7 @@ from fuselane.runtime.cache import open_cache
 from fuselane.tuning.tuned import Tuned, load_tuned
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.targets import CPU
+from fuselane.xla.toolchain import no_complaints
 
 
 @final
@@ -212,7 +213,8 @@ def explain(
     """
     inner = function.inner if isinstance(function, _Scoped) else function
     jitted: Any = inner if hasattr(inner, "lower") else jax.jit(inner)
-    captured = capture(lower(jitted, target, *arguments, **keywords), target)
+    with contextlib.nullcontext() if target == CPU else no_complaints():
+        captured = capture(lower(jitted, target, *arguments, **keywords), target)
     setting = _switchboard.active
     return report_on(captured, None if setting is None else setting.options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.ptxas import read_report
 from fuselane.xla.targets import config_text
-from fuselane.xla.toolchain import find_toolchain
+from fuselane.xla.toolchain import find_toolchain, no_complaints
 
 
 def is_installed() -> bool:
@@ -167,6 +168,19 @@ def test_what_to_install(
     with pytest.raises(CaptureError, match=sentence) as caught:
         capture(lowered, "h100")
     assert f"'jax-cuda12-plugin=={jax.__version__}'" in str(caught.value)
+
+
+def test_a_plug_in_without_cuda_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("jax._src.xla_bridge")
+    error = "Jax plugin configuration error: Exception when calling %s.initialize()"
+    with no_complaints():
+        logger.error(error, "jax_plugins.xla_cuda12")
+        logger.error(error, "jax_plugins.mine")
+    logger.error(error, "jax_plugins.xla_cuda12")
+    assert [record.args for record in caplog.records] == [
+        ("jax_plugins.mine",),
+        ("jax_plugins.xla_cuda12",),
+    ]
 
 
 def test_what_ptxas_prints() -> None:

@@ -50,6 +50,9 @@ _CONFIG_EMITTERS: Final = {
     "__triton_gemm": "triton",
     "__triton_nested_gemm_fusion": "triton",
     "__cudnn$fusion": "cudnn",
+    "__onednn_fusion": "oneDNN",
+    "__xnn_fusion": "XNNPACK",
+    "__ynn_fusion": "YNNPACK",
 }
 _HEROES: Final = ("reduce", "transpose", "scatter", "sort", "concatenate")
 _HERO_EMITTERS: Final = {"reduce": "reduction"}

@@ -16,9 +16,9 @@ from fuselane.explain.edges import Edge
 from fuselane.explain.emitters import get_wrapped
 from fuselane.explain.same_values import SameValues
 from fuselane.explain.units import plural
+from fuselane.explain.why_in_place import explain_in_place
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.growing import GrowingFusion
-from fuselane.fusion.in_place import in_place_operands
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.opcodes import is_expensive_on_cpu
 from fuselane.fusion.rules import CpuRules
@@ -80,24 +80,12 @@ class CpuRefusals:
         """
         former = self._values.former(edge.producer)
         if former is None or self._kept is None:
-            return self._explain_in_place(edge)
+            return explain_in_place(edge.producer, edge.consumer, self._values)
         return (
             self._kept.why(former, name)
-            or self._explain_in_place(edge)
+            or explain_in_place(edge.producer, edge.consumer, self._values)
             or (self._replay.why(former) if self._replay is not None else None)
         )
-
-    def _explain_in_place(self, edge: Edge) -> BoundaryDecision | None:
-        """Answers for a producer that reads what a consumer updates in place."""
-        updated = [edge.consumer.operands[n] for n in in_place_operands(edge.consumer)]
-        same = self._values.are_same
-        if not any(same(read, buffer) for read in edge.producer.operands for buffer in updated):
-            return None
-        detail = (
-            f"`{edge.producer.name}` reads the array that `{edge.consumer.name}` updates in place;"
-            " in one kernel it might find it overwritten."
-        )
-        return BoundaryDecision(reason=BoundaryReason.IN_PLACE, detail=detail)
 
     @functools.cached_property
     def _unfused(self) -> HloModule | None:

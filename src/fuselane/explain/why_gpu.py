@@ -16,6 +16,7 @@ from fuselane.explain.edges import Edge
 from fuselane.explain.emitters import get_wrapped
 from fuselane.explain.same_values import SameValues
 from fuselane.explain.units import plural
+from fuselane.explain.why_in_place import explain_in_place
 from fuselane.fusion.opcodes import is_fusible
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -91,7 +92,20 @@ class GpuRefusals:
             # What XLA left alone it wrapped into a fusion last, after it had decided about it.
             alone = self._values.former(edge.producer)
             decision = None if alone is None else self._ask(alone.name, edge)
-        return decision
+        return decision or self._find_update(edge)
+
+    def _find_update(self, edge: Edge) -> BoundaryDecision | None:
+        """Answers for a value of which a user updates in place what it is made from.
+
+        XLA notices that only when it is about to fuse the two, and says nothing.
+        """
+        producer = edge.producer
+        decision = explain_in_place(producer, edge.consumer, self._values)
+        if decision is not None:
+            return decision
+        users = [u for u in producer.users if u.opcode == "fusion"]
+        other = next((u for u in users if explain_in_place(producer, u, self._values)), None)
+        return None if other is None else _for_other_user(producer, other, "")
 
     def _ask(self, producer: str, edge: Edge) -> BoundaryDecision | None:
         """Returns what XLA said of a producer by a name it had."""

@@ -8,12 +8,13 @@ from typing import Final, TypeVar, final
 
 from fuselane.hlo.proto import Message
 
-_JAX_DIRECTORIES: Final = (
+_PASSED_OVER: Final = (
     "/site-packages/jax/",
     "/site-packages/jaxlib/",
     "/dist-packages/jax/",
     "/dist-packages/jaxlib/",
     "/jax/_src/",
+    "/fuselane/xla/",  # runs scripts to see what they compile
 )
 _T = TypeVar("_T")
 
@@ -73,11 +74,12 @@ class SourceLines:
     def find(self, metadata: Message) -> SourceLine | None:
         """Returns the innermost line that an OpMetadata points at, or None if it points at none.
 
-        Frames inside JAX itself are passed over where there are others.
+        Frames inside JAX itself, and inside what runs scripts here, are passed over where there
+        are others.
         """
         frames = self.stack(metadata.stack_frame_id)
         if frames:
-            return next((frame for frame in frames if not _is_jax(frame.file)), frames[0])
+            return next((frame for frame in frames if not _is_passed_over(frame.file)), frames[0])
         if metadata.source_file:
             return SourceLine(
                 metadata.source_file,
@@ -106,5 +108,5 @@ def _by_id(items: Sequence[_T], number: int) -> _T | None:
     return items[number - 1] if 1 <= number <= len(items) else None
 
 
-def _is_jax(file: str) -> bool:
-    return any(directory in file for directory in _JAX_DIRECTORIES)
+def _is_passed_over(file: str) -> bool:
+    return any(directory in file for directory in _PASSED_OVER)

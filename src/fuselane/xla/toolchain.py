@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import logging
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -47,6 +50,26 @@ def find_toolchain() -> Toolchain:
     if data_dir is not None and (data_dir / "bin" / "ptxas").is_file():
         ptxas = data_dir / "bin" / "ptxas"
     return Toolchain(data_dir=data_dir, ptxas=ptxas)
+
+
+@contextlib.contextmanager
+def no_complaints() -> Iterator[None]:
+    """Keeps JAX, should it start its backends inside a `with` block, from printing a traceback of a
+    CUDA plug-in that finds no CUDA: the compiler is all that is wanted of it."""
+    logger = logging.getLogger(_LOGGER)
+    logger.addFilter(_is_no_complaint)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_complaint)
+
+
+_LOGGER: Final = "jax._src.xla_bridge"
+
+
+def _is_no_complaint(record: logging.LogRecord) -> bool:
+    said = record.getMessage()
+    return not ("plugin configuration error" in said and "cuda" in said)
 
 
 def _how_to_install(plugin: str | None) -> str:

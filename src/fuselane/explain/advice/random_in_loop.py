@@ -25,10 +25,8 @@ def _find(view: View) -> Iterable[AdviceModel]:
         if gain is None or (loop.trip_count is not None and loop.trip_count < 2):
             continue
         only = [kernel for kernel in kernels if view.makes_random_numbers(kernel)]
-        launches = plural(sum(map(view.launches, only)), "launch", "launches")
         what = (
-            f"{plural(len(only), 'kernel')} of `{name}` only make random numbers, in {launches} a"
-            " run."
+            f"{plural(len(only), 'kernel')} of `{name}` only make random numbers{_told(only)}."
             if only
             else f"Kernels of `{name}` make random numbers beside what they do with them."
         )
@@ -45,6 +43,13 @@ def _find(view: View) -> Iterable[AdviceModel]:
             kernels=tuple(kernel.name for kernel in only or kernels),
             loop=name,
         )
+
+
+def _told(kernels: list[KernelModel]) -> str:
+    """Returns how often some kernels are launched, in words, if that is known."""
+    counts = [kernel.launches for kernel in kernels if kernel.launches is not None]
+    known = len(counts) == len(kernels)
+    return f", in {plural(sum(counts), 'launch', 'launches')} a run" if known else ""
 
 
 def _saved_us(view: View, kernel: KernelModel) -> float:

@@ -44,7 +44,7 @@ from fuselane.xla.ptxas import assemble
 from fuselane.xla.targets import find_target
 from fuselane.xla.toolchain import find_toolchain
 from tests.backends.programs import LOOPS
-from tests.xla.test_gpu import needs_gpu_extra
+from tests.gpu_extra import needs_gpu_extra
 
 H100: Final = GPUS["h100"]
 PRE_FUSION: Final = ("collective-optimizations", "simplification")

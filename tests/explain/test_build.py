@@ -12,7 +12,6 @@ from jax import lax
 
 from fuselane.cartpole.problem import make_problem
 from fuselane.cartpole.variants import VARIANTS
-from fuselane.errors import CaptureError
 from fuselane.explain.build import build_module
 from fuselane.explain.expressions import read_expression
 from fuselane.explain.model import ModuleModel
@@ -20,8 +19,8 @@ from fuselane.explain.timeline import trace
 from fuselane.hlo.source_lines import SourceLine
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule, KernelUsage
-from fuselane.xla.toolchain import find_toolchain
 from tests.explain.modules import capture_text, model_of
+from tests.gpu_extra import needs_gpu_extra
 
 LANES: Final = 256
 
@@ -156,16 +155,8 @@ def test_a_kernel_on_a_gpu() -> None:
     assert kernel.occupancy == pytest.approx(0.75)
 
 
-def _has_gpu_compiler() -> bool:
-    try:
-        find_toolchain()
-    except CaptureError:
-        return False
-    return True
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not _has_gpu_compiler(), reason="XLA's GPU compiler is not installed")
+@needs_gpu_extra
 @pytest.mark.parametrize("name", VARIANTS)
 def test_launches_are_those_of_the_thunk_sequence(name: str) -> None:
     problem = make_problem(num_envs=2048, num_steps=1000)

@@ -20,17 +20,7 @@ from fuselane.xla.captured import CapturedModule
 from fuselane.xla.ptxas import read_report
 from fuselane.xla.targets import config_text
 from fuselane.xla.toolchain import find_toolchain, no_complaints
-
-
-def is_installed() -> bool:
-    try:
-        find_toolchain()
-    except CaptureError:
-        return False
-    return True
-
-
-needs_gpu_extra = pytest.mark.skipif(not is_installed(), reason="the gpu extra is not installed")
+from tests.gpu_extra import needs_gpu_extra
 
 
 @pytest.fixture(autouse=True)

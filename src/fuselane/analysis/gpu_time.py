@@ -20,8 +20,13 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 
+XLA_LAUNCH_US: Final = 1.0
+"""What a launch takes in XLA's model, which sets it against work when it fuses. Reports of
+`explain` use it, so that their times can be compared with the prices XLA itself quotes."""
+
 LAUNCH_US: Final = 2.0
-"""From the start of one small kernel to that of the next in the same stream."""
+"""From the start of one small kernel to that of the next in the same stream, as loops are chosen:
+what a launch takes there, rather than what XLA lets it count for."""
 
 CALL_US: Final = 5.0
 """What a launch of a long kernel takes besides its work."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from fuselane.analysis.gpu_time import XLA_LAUNCH_US
 from fuselane.analysis.hlo_cost import HloCost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.xla_time import estimate_thunk_us
@@ -26,7 +27,7 @@ from fuselane.explain.advice.rule import View
 from fuselane.explain.advice.rules import give_advice
 from fuselane.explain.boundaries import describe_boundaries
 from fuselane.explain.edges import find_edges
-from fuselane.explain.gpu_time import LAUNCH_US, estimate_kernel_us
+from fuselane.explain.gpu_time import estimate_kernel_us
 from fuselane.explain.kernels import Clock, describe_kernels
 from fuselane.explain.launches import Launch, Launches, find_launches
 from fuselane.explain.loops import describe_loops
@@ -107,7 +108,7 @@ def _view(
     gpu = captured.gpu
     return View(
         module=model,
-        launch_us=costs.thunk_us if gpu is None else LAUNCH_US,
+        launch_us=costs.thunk_us if gpu is None else XLA_LAUNCH_US,
         bytes_per_us=costs.cached_bytes_per_us if gpu is None else gpu.memory_bytes_per_s / 1e6,
         first=first,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from fuselane.analysis.gpu_time import XLA_LAUNCH_US
 from fuselane.analysis.hlo_cost import HloCost, compute_cost, parameter_bytes
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.xla_time import count_runs
@@ -19,7 +20,6 @@ from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.xla.captured import KernelUsage
 
-LAUNCH_US: Final = 1.0
 _OVERLAP: Final = 0.95
 _L2_SPEEDUP: Final = 2.5
 _L1_SPEEDUP: Final = 8.0
@@ -60,7 +60,7 @@ def estimate_kernel_us(
     compute = _compute_us(_count_operations(kernel, cost), blocks, threads, gpu)
     memory = _read_us(kernel, cost, blocks, gpu)
     memory += cost.bytes_written / gpu.memory_bytes_per_s * 1e6
-    return LAUNCH_US + compute + memory - _OVERLAP * min(compute, memory)
+    return XLA_LAUNCH_US + compute + memory - _OVERLAP * min(compute, memory)
 
 
 def _compute_us(operations: float, blocks: int, threads: int, gpu: GpuDescription) -> float:

@@ -10,6 +10,7 @@ from programs import (
     fractals,
     gradients,
     harmless,
+    loop_free,
     mcmc,
     monte_carlo,
     ode,
@@ -37,9 +38,10 @@ CATEGORIES: Final[tuple[str, ...]] = tuple(room.CATEGORY for room in _ROOMS)
 
 
 def find_program(name: str) -> Program:
-    """Returns a program of the suite, or one of those that need no help.
+    """Returns a program of the suite, one of those that need no help, or one without loops.
 
     Raises:
         KeyError: if there is none of that name.
     """
-    return {program.name: program for program in PROGRAMS + harmless.PROGRAMS}[name]
+    known = PROGRAMS + harmless.PROGRAMS + loop_free.PROGRAMS
+    return {program.name: program for program in known}[name]

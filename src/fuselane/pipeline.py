@@ -24,6 +24,7 @@ what has been replaced stays replaced.
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, field, replace
 from typing import Final, final
@@ -38,7 +39,9 @@ from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.errors import OutOfTimeError, UnsupportedError
-from fuselane.fusion.pipelines import Pipeline
+from fuselane.fusion.lane_kernels import LaneKernels
+from fuselane.fusion.outline import Outlined
+from fuselane.fusion.pipelines import Pipeline, refines
 from fuselane.fusion.running import apply
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
@@ -93,19 +96,36 @@ def transform(
         module = HloModule.from_bytes(data)
     check(module, options)
     result: bytes | None = None
-    if has_loops and _Loops(module, options, log, backend or CpuBackend(options), deadline_s).run():
+    loops = _Loops(module, options, log, backend or CpuBackend(options), deadline_s)
+    if has_loops and loops.run():
         copy_donated_arguments(module)
         module.remove_unused_computations()
         check(module, options)
         result = module.to_bytes()
-    return result if strategy is None else _fuse(module, strategy, deadline_s) or result
+    return result if strategy is None else _fuse(loops, strategy) or result
 
 
-def _fuse(module: HloModule, strategy: Pipeline, deadline_s: float) -> bytes | None:
-    """Fuses a module by another strategy than XLA's; None, and a warning, where that fails."""
+def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
+    """Fuses a module by another strategy than XLA's; None, and a warning, where that fails.
+
+    None also if the strategy goes on from XLA's fusions and found nothing to do.
+    """
+    module = loops.module
+    passes = strategy
+    if isinstance(loops.backend, CpuBackend):
+        make_kernel = functools.partial(loops.replace_straight, loops.backend)
+        passes = tuple(
+            replace(p, make_kernel=make_kernel) if isinstance(p, LaneKernels) else p
+            for p in strategy
+        )
     try:
-        with budget.until(deadline_s):
-            apply(module, strategy)
+        with budget.until(loops.deadline_s):
+            steps = apply(module, passes)
+            if refines(passes) and not any(step.fusion for step in steps):
+                return None
+            copy_donated_arguments(module)
+            module.remove_unused_computations()
+            check(module, loops.options)
             return module.to_bytes()
     except Exception as error:
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -231,6 +251,45 @@ class _Loops:
             replace_loop(loop, program, call.target, call.attributes)
         return True
 
+    def replace_straight(self, backend: CpuBackend, outlined: Outlined) -> Decision:
+        """Replaces straight-line code, outlined as a loop of one step, if a kernel is worth it.
+
+        Returns the decision, which is recorded only if there is a kernel: XLA's kernels that stay
+        are no loops.
+        """
+        loop = outlined.loop
+        try:
+            with budget.until(self.deadline_s):
+                if self.options.verify:
+                    raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=_UNVERIFIED)
+                self._check_donation(loop)
+                xla_us = backend.xla_straight_us(outlined.members)
+                if self.options.min_gain:
+                    check_duration(loop, 1, xla_us)
+                program = form(self.module, loop)
+                self._check_region(program)
+                plan = backend.plan(program)
+                kernel_us = backend.straight_us(program, plan)
+                gain = Gain(
+                    trip_count=1, xla_step_us=xla_us, kernel_step_us=kernel_us, kernel_call_us=0.0
+                )
+                if not gain.is_worth(self.options.min_gain):
+                    raise gain.refusal(loop, None)
+                call = backend.compile(program, plan)
+        except UnsupportedError as error:
+            return error.decision
+        except OutOfTimeError:
+            raise
+        except Exception as error:
+            return _failure(error)
+        decision = describe(call.program, self._source(loop), gain.numbers())
+        count = sum(member.opcode == "fusion" for member in outlined.members)
+        sentence = f"Straight-line code, {count} fusions of XLA's, runs as one native kernel."
+        decision = replace(decision, sentence=sentence)
+        self._record(loop, call.program, decision, call.key)
+        replace_loop(loop, call.program, call.target, call.attributes)
+        return decision
+
     def _check_calls(self, plan: Plan) -> CheckCalls:
         """Returns how to verify a loop, with kernels of single steps tiled as its own."""
         backend = CpuBackend(replace(self.options, tile_lanes=plan.tile_lanes))
@@ -318,6 +377,8 @@ class _Loops:
         line = self.module.source(loop)
         return "" if line is None else str(line)
 
+
+_UNVERIFIED: Final = "straight-line code is not verified while it runs"
 
 _SEQUENTIAL_OPCODES: Final = frozenset({"while", "call", "conditional"})
 """Opcodes whose computations run as programs of their own, not element by element."""

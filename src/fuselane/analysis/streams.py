@@ -118,6 +118,8 @@ def is_fully_overwritten(loop: HloInstruction, stream: Stream) -> bool:
     sizes = update.shape.dimensions
     slice_sizes = update.operands[1].shape.dimensions
     partial = [d for d, size in enumerate(sizes) if slice_sizes[d] != size]
+    if not partial:
+        return True
     if len(partial) != 1:
         return False
     dimension = partial[0]

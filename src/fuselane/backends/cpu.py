@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
 from fuselane import budget, config
-from fuselane.analysis.xla_time import estimate_step_us
+from fuselane.analysis.xla_time import estimate_step_us, estimate_thunk_us
 from fuselane.backends.backend import KernelCall
 from fuselane.codegen.kernel import KernelCode, build_planned
-from fuselane.codegen.kernel_time import estimate_kernel_call_us, estimate_kernel_step_us
+from fuselane.codegen.kernel_time import (
+    estimate_kernel_call_us,
+    estimate_kernel_step_us,
+    estimate_straight_us,
+)
 from fuselane.codegen.llvm import HostTarget, compile_object
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options
@@ -40,6 +45,20 @@ class CpuBackend:
             is_compiled=is_compiled,
             num_cores=host_device().num_cores,
         )
+
+    def xla_straight_us(self, members: Sequence[HloInstruction]) -> float:
+        """Returns XLA:CPU's time for kernels that it runs one after the other."""
+        arrays = dict.fromkeys([*members, *(o for m in members for o in m.operands)])
+        footprint = sum(array.shape.byte_size for array in arrays)
+        costs, num_cores = load_costs(config.cache_dir()), host_device().num_cores
+        return sum(
+            estimate_thunk_us(member, costs, footprint=footprint, num_cores=num_cores)
+            for member in members
+        )
+
+    def straight_us(self, program: LaneProgram, plan: Plan) -> float:
+        """Returns the time of a call of a kernel of straight-line code, on all threads."""
+        return estimate_straight_us(program, plan, load_costs(config.cache_dir()), host_device())
 
     def plan(self, program: LaneProgram) -> Plan:
         """Returns the layout: vectors, tiles, threads."""

@@ -18,6 +18,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen import folding
 from fuselane.codegen.arrays import (
     Array,
+    Memory,
     Place,
     Registers,
     Scratch,
@@ -28,9 +29,10 @@ from fuselane.codegen.arrays import (
 )
 from fuselane.codegen.cuts import cuts_of
 from fuselane.codegen.elemental import emit_elemental
-from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
+from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, parts_of
 from fuselane.codegen.types import is_vector
 from fuselane.codegen.windows import store_window
@@ -167,10 +169,21 @@ class Emitter:
             self.values[instruction] = home
         elif self.stays_view(instruction) and (in_front or view.size > self.max_unrolled):
             self.values[instruction] = view
-        elif is_long:
+        elif is_long or self._is_read_in_loops(instruction, view.size):
             self.values[instruction] = self.in_scratch(view, max_unrolled=1)
         else:
             self.values[instruction] = self.materialize(view)
+
+    def _is_read_in_loops(self, instruction: HloInstruction, size: int) -> bool:
+        """Whether a loop over more elements than there are registers reads those of straight-line
+        code, which registers would have to be selected for."""
+        if not self.program.is_straight or not _MAX_SELECTED < size <= self.max_unrolled:
+            return False
+        return any(
+            user.shape.is_array
+            and residual_size(user.shape.dimensions, self.lane(user)) > self.max_unrolled
+            for user in instruction.users
+        )
 
     def stays_view(self, instruction: HloInstruction) -> bool:
         """Returns whether an instruction with too many elements for registers is never stored."""
@@ -233,6 +246,10 @@ class Emitter:
             max_unrolled: The most elements for which there is no loop; by default the emitter's.
         """
         limit = self.max_unrolled if max_unrolled is None else max_unrolled
+        is_long = source.size > limit and self.program.is_straight
+        if is_long and isinstance(target, Memory) and has_rows(target, self.place):
+            store_rows(self.place, target, source)
+            return
         store_window(self.place, target, source, (0,) * len(target.shape.dimensions), limit)
 
     def store(self, target: Stored, update: Array, starts: Sequence[Index]) -> None:

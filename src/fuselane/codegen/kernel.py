@@ -34,6 +34,7 @@ from fuselane.codegen.partials import MAX_PARTIAL_BYTES, check_partials
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products
 from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.staging import with_rows_staged
 from fuselane.codegen.tiles import TiledLoop
 from fuselane.config import Options
 from fuselane.decisions import Reason
@@ -211,9 +212,12 @@ def _emit_in_registers(frame: Frame, emitter: Emitter, outputs: Sequence[Memory 
     steps = emitter.schedule(program.region).steps
     emit_steps(emitter, [s for s in steps if s is not loop and frame.is_prologue(s)])
     initial = frame.initial(emitter, outputs)
-    results = emit_loop(
-        emitter, program.loop, initial, lambda arrays: emit_body(emitter, loop.body, arrays)
-    )
+    if program.is_straight:
+        results = emit_body(emitter, loop.body, with_rows_staged(emitter, program, initial))
+    else:
+        results = emit_loop(
+            emitter, program.loop, initial, lambda arrays: emit_body(emitter, loop.body, arrays)
+        )
     for output, target in zip(program.outputs, outputs, strict=True):
         array = results[output.tuple_index]
         is_there = isinstance(array, Memory | Partial) and array.pointer is target.pointer

@@ -14,10 +14,16 @@ from fuselane.codegen.schedule import inner_runs
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _LOADING: Final = 0.3
 """Cycles that a product of a dot takes longer where most need loads of their own."""
+
+_TURNING: Final = 0.75
+"""Cycles in which an element of a row is loaded or stored, transposed; see `codegen.rows`."""
+
+_LONG_RUN: Final = 8
 
 
 def estimate_kernel_step_us(
@@ -44,6 +50,32 @@ def estimate_kernel_call_us(
     )
     wake = costs.wake_us if _num_threads(plan, device) > 1 else 0.0
     return costs.kernel_call_us + wake + costs.moving_us(2 * moved, moved)
+
+
+def estimate_straight_us(
+    program: LaneProgram, plan: Plan, costs: MachineCosts, device: DeviceDescription
+) -> float:
+    """Returns the time of a call of a kernel of straight-line code, which reads each input and
+    writes each result once, in microseconds."""
+    work = estimate_kernel_step_us(program, plan, costs, device)
+    threads = _num_threads(plan, device)
+    results = program.loop.instruction.shape.tuple_shapes
+    arrays = [(p.shape, program.lane_dimensions[p]) for p in program.inputs]
+    for output in program.outputs:
+        element = program.loop.elements[output.tuple_index]
+        if not element.combiner:
+            arrays.append((results[output.tuple_index], element.lane_dimension))
+    moved = sum(shape.byte_size for shape, _ in arrays)
+    turned = sum(s.num_elements for s, lane in arrays if _in_rows(s, lane))
+    turning_us = turned * _TURNING * costs.kernel_cycle_us
+    wake = costs.wake_us if threads > 1 else 0.0
+    moving_us = costs.moving_us(moved, moved) + turning_us
+    return work + moving_us / threads + costs.kernel_call_us + wake
+
+
+def _in_rows(shape: Shape, lane: int | None) -> bool:
+    """Whether the elements of a lane are many neighbours in memory."""
+    return lane is not None and shape.strides[lane] >= _LONG_RUN
 
 
 def _num_threads(plan: Plan, device: DeviceDescription) -> int:

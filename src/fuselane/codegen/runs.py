@@ -128,13 +128,62 @@ def _store(
 # Squares: as many neighbouring elements as lanes, a register for each lane.
 
 
-def _side_of_squares(length: int, block: LaneBlock, element: PrimitiveType) -> int:
-    """Returns how many elements and lanes a square has, 0 if the block's runs are not made of
-    squares."""
+def side_of_squares(block: LaneBlock, element: PrimitiveType) -> int:
+    """Returns how many elements and lanes a square has, 0 if the block's lanes fill none."""
     side = _ROW_BYTES // element.byte_size
     groups, rest = divmod(block.width, side)
-    is_power_of_two = groups.bit_count() == 1
-    return side if is_power_of_two and not rest and length % side == 0 else 0
+    return side if groups.bit_count() == 1 and not rest else 0
+
+
+def load_square(
+    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, stride: int, block: LaneBlock
+) -> list[ir.Value]:
+    """Loads as many neighbouring elements of every lane as a square has, from any stride.
+
+    Args:
+        builder: Where.
+        pointer: Address of the first lane's first element.
+        element: Its type.
+        stride: Elements from one lane to the next.
+        block: The lanes; those that don't exist get zeros.
+    Returns:
+        One vector of lanes for each element.
+    """
+    side = side_of_squares(block, element)
+    rows = [
+        load_lanes(
+            builder,
+            element_pointer(builder, pointer, i64(lane * stride), element),
+            element,
+            1,
+            _row(builder, block, lane, side),
+        )
+        for lane in range(block.width)
+    ]
+    return _take_squares_apart(builder, rows, side, side)
+
+
+def store_square(
+    builder: ir.IRBuilder,
+    values: Sequence[ir.Value],
+    pointer: ir.Value,
+    element: PrimitiveType,
+    stride: int,
+    block: LaneBlock,
+) -> None:
+    """Stores as many neighbouring elements of every lane as a square has; see `load_square`."""
+    side = len(values)
+    raw = [to_memory(builder, value, element) for value in values]
+    rows = _put_squares_together(builder, raw, block.width, side)
+    for lane, row in enumerate(rows):
+        address = element_pointer(builder, pointer, i64(lane * stride), element)
+        _store(builder, row, address, element, _row(builder, block, lane, side))
+
+
+def _side_of_squares(length: int, block: LaneBlock, element: PrimitiveType) -> int:
+    """Returns the side of squares that the block's runs are made of, 0 if they are not."""
+    side = side_of_squares(block, element)
+    return side if side and length % side == 0 else 0
 
 
 def _places_of_rows(length: int, block: LaneBlock, side: int) -> list[tuple[int, int]]:

@@ -25,6 +25,7 @@ from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.partials import Folding
 from fuselane.codegen.schedule import Step
+from fuselane.codegen.staging import with_rows_staged
 from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
 from fuselane.codegen.types import memory_type
 from fuselane.hlo.instruction import HloInstruction
@@ -96,6 +97,9 @@ class TiledLoop:
             for e in self.loop.elements
             if e.kind is ElementKind.STATE and e.lane_dimension is not None and not e.combiner
         ]
+        self.results = [e.index for e in self.state] if self.program.is_straight else []
+        if self.results:
+            self.state = []
         wanted = [output.tuple_index for output in self.program.outputs]
         self.folding = Folding(emitter, frame.plan, list(zip(wanted, outputs, strict=True)))
         self.scratch = {element.index: self._allocate(element) for element in self.state}
@@ -111,7 +115,7 @@ class TiledLoop:
             self.loop,
             initial,
             self._emit_step,
-            but=(*self.scratch, *self.folding.carried),
+            but=(*self.scratch, *self.results, *self.folding.carried),
             goes_on=self._emit_condition if self.program.meetings else None,
         )
         self._emit_exit(results)
@@ -153,7 +157,8 @@ class TiledLoop:
         separate = {body.root, *self.folding.separate}
         per_lane = [s for s in schedule.per_lane(self.program) if s not in separate]
         self.folding.start_step()
-        results = [body.root.operands[element.index] for element in self.state]
+        indices = [*self.results, *(element.index for element in self.state)]
+        results = [body.root.operands[index] for index in indices]
         sweeps = cut_into_sweeps(per_lane, results, self.program)
         passed = Passed(self.frame)
         for number, sweep in enumerate(sweeps):
@@ -192,8 +197,16 @@ class TiledLoop:
                 following = {e.index: block.array(roots[e.index]) for e in self.state}
                 changed = [i for i in views if following[i] is not current[i]]
                 rewrite(block, [(views[i], following[i]) for i in changed])
+                self._leave(block)
 
         self._for_each_block(advance)
+
+    def _leave(self, block: Emitter) -> None:
+        """Stores the results of straight-line code, which are no state."""
+        roots = self.loop.instruction.body.root.operands
+        for output, target in zip(self.program.outputs, self.outputs, strict=True):
+            if output.tuple_index in self.results:
+                block.copy(block.array(roots[output.tuple_index]), target)
 
     def _with_lane_invariants(self, block: Emitter, arrays: Sequence[Array]) -> list[Array]:
         """Adds the invariants that the region makes per lane, such as an iota over the lanes."""
@@ -208,13 +221,15 @@ class TiledLoop:
             emit_steps(block, self.per_lane_prologue)
         for index in late:
             current[index] = block.array(operands[index])
+        if self.program.is_straight:
+            return with_rows_staged(block, self.program, current)
         return current
 
     def _uniform_roots(self, arrays: list[Array]) -> list[Array]:
         roots = self.loop.instruction.body.root.operands
         following = list(arrays)
         for element in self.loop.elements:
-            is_own = element.index in self.scratch or element.combiner
+            is_own = element.index in (*self.scratch, *self.results) or element.combiner
             if not is_own and element.kind is ElementKind.STATE:
                 following[element.index] = self.emitter.array(roots[element.index])
         return following

@@ -44,7 +44,7 @@ def dissolve(module: HloModule) -> int:
         num_dissolved += len(fusions)
         computation.sort()
         _simplify(computation)
-        _share(computation, bodies)
+        share(computation, bodies)
         computation.remove_dead_instructions()
     module.remove_unused_computations()
     return num_dissolved
@@ -115,8 +115,9 @@ class _Bodies:
         return (instruction.opcode, instruction.shape, attributes, callees)
 
 
-def _share(computation: HloComputation, bodies: _Bodies) -> None:
-    """Makes one of instructions that compute the same."""
+def share(computation: HloComputation, bodies: _Bodies | None = None) -> None:
+    """Makes one of instructions, in post order, that compute the same."""
+    bodies = bodies or _Bodies()
     first: dict[object, HloInstruction] = {}
     for instruction in computation.instructions:
         if not _is_shareable(instruction):

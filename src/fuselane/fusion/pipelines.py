@@ -22,8 +22,10 @@ from fuselane.fusion.gpu_instruction_fusion import GpuInstructionFusion
 from fuselane.fusion.horizontal_input_fusion import HorizontalInputFusion
 from fuselane.fusion.horizontal_loop_fusion import HorizontalLoopFusion
 from fuselane.fusion.instruction_fusion import InstructionFusion
+from fuselane.fusion.lane_kernels import LaneKernels
 from fuselane.fusion.multi_output_fusion import MultiOutputFusion
 from fuselane.fusion.priority_fusion import PriorityFusion
+from fuselane.fusion.shared_work import SharedWork
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
 
@@ -112,8 +114,18 @@ PIPELINES: Final[dict[str, Pipeline]] = {
             )
         ),
     ),
+    "fuselane": (LaneKernels(), SharedWork()),
 }
 """The named pipelines: what the paper "Operator Fusion in XLA" describes, and XLA after it."""
+
+
+_REFINING: Final = frozenset({LaneKernels.name, SharedWork.name})
+"""Passes that go on from XLA's fusions instead of doing without them."""
+
+
+def refines(pipeline: Sequence[FusionPass]) -> bool:
+    """Whether a pipeline goes on from XLA's fusions; else these are dissolved in front of it."""
+    return bool(pipeline) and all(each.name in _REFINING for each in pipeline)
 
 
 def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog:
@@ -161,8 +173,10 @@ PASSES: Final[dict[str, FusionPass]] = {
     HorizontalInputFusion.name: HorizontalInputFusion(),
     HorizontalLoopFusion.name: HorizontalLoopFusion(),
     InstructionFusion.name: InstructionFusion(),
+    LaneKernels.name: LaneKernels(),
     MultiOutputFusion.name: MultiOutputFusion(),
     PriorityFusion.name: PriorityFusion(),
+    SharedWork.name: SharedWork(),
 }
 """The passes by name, with the values their fields have unless text sets them."""
 

@@ -17,7 +17,7 @@ from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.legal import make_legal
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
 from fuselane.fusion.partition import assign_threads
-from fuselane.fusion.pipelines import Pipeline, for_cpu, run_pipeline
+from fuselane.fusion.pipelines import Pipeline, for_cpu, refines, run_pipeline
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -41,6 +41,8 @@ def apply(module: HloModule, pipeline: Pipeline) -> FusionLog:
     Raises:
         VerificationError: if a pass broke a rule of HLO; the module is of no use then.
     """
+    if refines(pipeline):
+        return run_pipeline(pipeline, module)
     dissolve(module)
     log = run_pipeline(for_cpu(pipeline), module)
     make_legal(module, log)

@@ -238,6 +238,18 @@ class LaneProgram:
         return self.num_lanes > 1
 
     @property
+    def is_straight(self) -> bool:
+        """Whether it runs once, and reads nothing that it carries but a counter: straight-line
+        code, with results instead of state."""
+        loop = self.loop
+        if loop.trip_count != 1 or self.meetings:
+            return False
+        results = {e.index for e in loop.elements if e.kind is ElementKind.STATE}
+        results.discard(-1 if loop.induction_index is None else loop.induction_index)
+        parameter = loop.instruction.body.parameters[0]
+        return not any(u.tuple_index in results and u.users for u in parameter.users)
+
+    @property
     def loop(self) -> LaneLoop:
         """The outermost loop."""
         return next(self.loops[i] for i in self.region.instructions if i.opcode == "while")

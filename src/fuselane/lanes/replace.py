@@ -132,6 +132,8 @@ class _Replacement:
             self._add_result(index)
             if position is not None:
                 self.operands[position] = self._placeholder()
+        elif position is None and not is_stream:
+            self._add_result(index)
         elif is_stream or element.lane_dimension is not None or not self.program.has_lanes:
             self._share(index, position)
         else:

@@ -1,0 +1,173 @@
+"""Rows: what a lane holds of an array lies in one long run, and the next lane's behind it.
+
+    x f32[4096,512]{1,0}, lanes along dimension 0, a block of 8 lanes: 8 runs of 512 neighbours
+
+A load for one element of every lane would take a piece of eight cache lines, and come back to each
+of them fifteen times. So squares of as many elements as a register holds are moved: each row of a
+square is a load, or a store, of neighbours, and it is transposed in between. A last square that
+would reach over the end of the run overlaps the one before.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from fuselane.codegen import indexing
+from fuselane.codegen.arrays import Array, Memory, Place, Scratch, new_scratch, widen
+from fuselane.codegen.cuts import per_dimension
+from fuselane.codegen.indexing import Index, i64
+from fuselane.codegen.loops import emit_for_each
+from fuselane.codegen.memory import element_pointer, load, store
+from fuselane.codegen.runs import load_square, side_of_squares, store_square
+
+
+def has_rows(memory: Memory, place: Place) -> bool:
+    """Whether each lane's elements lie in runs that squares can be cut from."""
+    return _side(memory, place) > 0
+
+
+def load_rows(place: Place, source: Memory) -> Scratch:
+    """Returns a copy in scratch memory, where the lanes of the block are neighbours."""
+    builder, element = place.builder, source.shape.element_type
+    target = new_scratch(place, source.shape, source.lane)
+    side, run = _side(source, place), _run(source)
+
+    def move(index: tuple[Index, ...]) -> None:
+        outer, first = index[0], _first(builder, index[1], side, run)
+        address = _address(place, source, outer, first)
+        columns = load_square(builder, address, element, run, place.block)
+        start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
+        for number, column in enumerate(columns):
+            store(builder, column, _slot(builder, target, start, number), element)
+
+    emit_for_each(builder, (_num_outer(source), math.ceil(run / side)), move)
+    return target
+
+
+def store_rows(place: Place, target: Memory, source: Array) -> None:
+    """Stores every element of an array to memory that has rows."""
+    builder, element = place.builder, target.shape.element_type
+    side, run = _side(target, place), _run(target)
+    minor = target.shape.dimensions[-1]
+    if isinstance(source, Scratch) or minor < side:
+        scratch = source if isinstance(source, Scratch) else _in_scratch(place, source)
+
+        def move_flat(index: tuple[Index, ...]) -> None:
+            outer, first = index[0], _first(builder, index[1], side, run)
+            start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
+            width = place.block.width
+            columns = [
+                load(builder, _slot(builder, scratch, start, number), element, width)
+                for number in range(side)
+            ]
+            address = _address(place, target, outer, first)
+            store_square(builder, columns, address, element, run, place.block)
+
+        emit_for_each(builder, (_num_outer(target), math.ceil(run / side)), move_flat)
+        return
+    *outer_cuts, minor_cuts = per_dimension(source)
+    stops = [*(cut for cut in minor_cuts if 0 < cut < minor), minor]
+    begin = 0
+    for stop in stops:
+        _store_part(place, target, source, (begin, stop), outer_cuts)
+        begin = stop
+
+
+def _store_part(
+    place: Place,
+    target: Memory,
+    source: Array,
+    limits: tuple[int, int],
+    cuts: Sequence[Sequence[int]],
+) -> None:
+    """Stores the elements between two indices of the minor-most dimension."""
+    builder, element = place.builder, target.shape.element_type
+    side, run = _side(target, place), _run(target)
+    begin, stop = limits
+    size = stop - begin
+    outer_sizes = source.dimensions[:-1]
+
+    def put(number: int, index: tuple[Index, ...]) -> None:
+        at = indexing.with_lane((*index, number), source.lane)
+        target.put(place, at, source.get(place, at))
+
+    if size < side:
+        for number in range(begin, stop):
+            put_one = functools.partial(put, number)
+            emit_for_each(builder, outer_sizes, put_one, cuts=cuts)
+        return
+
+    def move(index: tuple[Index, ...]) -> None:
+        *others, chunk = index
+        first = _first(builder, chunk, side, size)
+        columns = []
+        for number in range(side):
+            minor = indexing.add(builder, first, begin + number)
+            if isinstance(minor, ir.Value):
+                indexing.bounded(minor, begin, stop - 1)
+            at = indexing.with_lane((*others, minor), source.lane)
+            columns.append(widen(place, source.get(place, at)))
+        start = indexing.add(builder, first, begin)
+        position = indexing.flatten(builder, (*others, start), source.dimensions)
+        outer, rest = indexing.divide(builder, position, run)
+        address = _address(place, target, outer, rest)
+        store_square(builder, columns, address, element, run, place.block)
+
+    emit_for_each(builder, (*outer_sizes, math.ceil(size / side)), move, cuts=[*cuts, ()])
+
+
+def _side(memory: Memory, place: Place) -> int:
+    """Returns the size of squares; 0 if there are none."""
+    if memory.lane is None or place.block.width == 1:
+        return 0
+    side = side_of_squares(place.block, memory.shape.element_type)
+    return side if 0 < side <= _run(memory) else 0
+
+
+def _run(memory: Memory) -> int:
+    """Returns how many neighbours in memory belong to one lane."""
+    return memory.strides[memory.lane or 0]
+
+
+def _num_outer(memory: Memory) -> int:
+    """Returns how many runs a lane has."""
+    return math.prod(memory.shape.dimensions[: memory.lane])
+
+
+def _first(builder: ir.IRBuilder, chunk: Index, side: int, run: int) -> Index:
+    """Returns where a square starts."""
+    return indexing.clamp(builder, indexing.multiply(builder, chunk, side), 0, run - side)
+
+
+def _address(place: Place, memory: Memory, outer: Index, first: Index) -> ir.Value:
+    """Returns the address of an element of a run of the block's first lane."""
+    builder, run = place.builder, _run(memory)
+    lanes = memory.shape.dimensions[memory.lane or 0]
+    base = indexing.multiply(builder, outer, lanes * run)
+    lane = indexing.multiply(builder, place.block.offset, run)
+    offset = indexing.add(builder, indexing.add(builder, base, lane), first)
+    return element_pointer(builder, memory.pointer, i64(offset), memory.shape.element_type)
+
+
+def _slot(builder: ir.IRBuilder, scratch: Scratch, start: Index, number: int) -> ir.Value:
+    """Returns the address of an element of scratch memory, by its row-major position."""
+    position = indexing.add(builder, start, number)
+    offset = indexing.multiply(builder, position, scratch.pitch)
+    if scratch.start is not None:
+        offset = indexing.add(builder, offset, scratch.start)
+    return element_pointer(builder, scratch.pointer, i64(offset), scratch.shape.element_type)
+
+
+def _in_scratch(place: Place, source: Array) -> Scratch:
+    scratch = new_scratch(place, source.shape, source.lane)
+
+    def move(index: tuple[Index, ...]) -> None:
+        at = indexing.with_lane(index, source.lane)
+        scratch.put(place, at, source.get(place, at))
+
+    emit_for_each(place.builder, source.dimensions, move, cuts=per_dimension(source))
+    return scratch

@@ -1,0 +1,339 @@
+"""Lane kernels for straight-line code: many of XLA's kernels become one of ours.
+
+    %a = f32[8] fusion(%x)  %b = f32[8] fusion(%x)  %c = f32[] reduce(%b)
+    ->  (f32[8], f32[8], f32[1]) custom-call(%x)
+
+XLA:CPU runs a kernel for each fusion, one after the other, and each goes through memory; what two
+of them need is computed twice or stored in between. As a lane program all of it is computed lane by
+lane, in registers. Regions are taken as large as they get: whatever can be computed in a lane
+program, depends on the same calls of libraries and loops, and hangs together by values or large
+operands. Where a region has no lanes, since some reduction over them is needed by what follows, it
+is cut behind such reductions, and each part has a chance of its own.
+
+Which regions are worth a kernel is asked of who makes them, by estimate; the others stay as XLA
+fused them. Does not handle: the bodies of loops, updates in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, final
+
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.boundary import BoundaryReason
+from fuselane.decisions import Decision
+from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.outline import Outlined, outline
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.dots import DotDimensions
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+
+MakeKernel = Callable[[Outlined], Decision]
+"""Replaces the loop that stands for some instructions by a kernel, if that is worth it."""
+
+_MEMBERS: Final = ELEMENTWISE_OPCODES | {
+    "bitcast",
+    "broadcast",
+    "complex",
+    "concatenate",
+    "constant",
+    "copy",
+    "dot",
+    "gather",
+    "get-tuple-element",
+    "imag",
+    "iota",
+    "map",
+    "pad",
+    "parameter",
+    "real",
+    "reduce",
+    "reduce-window",
+    "reshape",
+    "reverse",
+    "scatter",
+    "slice",
+    "transpose",
+    "tuple",
+}
+_LEAVES: Final = frozenset({"constant", "iota", "parameter"})
+_MAX_SMALL_DOT: Final = 16
+"""Products of matrices of which no dimension is smaller are a library's."""
+_MAX_CONSTANT: Final = 64
+_MIN_SHARED: Final = 1024
+"""Elements of an operand that two kernels had better read together, however large they are."""
+_MIN_REDUCED: Final = 64
+"""How many times fewer elements than its operand a reduction has behind which a region is cut."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneKernels:
+    """Makes lane kernels of straight-line code.
+
+    Attributes:
+        min_kernels: Regions of fewer of XLA's kernels stay as they are.
+        max_attempts: How many regions are tried, the largest first, before the rest stays.
+        make_kernel: Who makes kernels; without, nothing is changed.
+    """
+
+    name: ClassVar[str] = "lane-kernels"
+    min_kernels: int = 1
+    max_attempts: int = 24
+    make_kernel: MakeKernel | None = None
+
+    def run(self, module: HloModule, log: FusionLog) -> bool:
+        """Replaces the regions that are worth a kernel; returns whether there were any."""
+        if self.make_kernel is None:
+            return False
+        attempts = _Attempts(self, self.make_kernel, module, log)
+        for region in sorted(find_regions(module.entry), key=_count_elements, reverse=True):
+            attempts.try_region(with_between(region))
+        return attempts.has_changed
+
+
+@final
+class _Attempts:
+    """The regions of a module on their way to kernels."""
+
+    def __init__(
+        self, options: LaneKernels, make_kernel: MakeKernel, module: HloModule, log: FusionLog
+    ) -> None:
+        self.options = options
+        self.make_kernel = make_kernel
+        self.module = module
+        self.log = log
+        self.num_left = options.max_attempts
+        self.refused: dict[object, FusionDecision] = {}
+        """Decisions about regions, by what they compute."""
+        self.has_changed = False
+
+    def try_region(self, region: Sequence[HloInstruction]) -> None:
+        """Makes a kernel of a region, or of the parts it is cut into."""
+        if not region:
+            return
+        num_kernels = sum(_is_kernel(instruction) for instruction in region)
+        if num_kernels < max(1, self.options.min_kernels):
+            return
+        twin = self.refused.get(_structure(region))
+        if twin is not None:
+            self._note(region, twin)
+            return
+        if self.num_left == 0:
+            limit = self.options.max_attempts
+            detail = f"{limit} larger regions were tried before this one"
+            self._note(region, refuse(BoundaryReason.BUDGET, detail, limit=limit))
+            return
+        self.num_left -= 1
+        outlined = outline(self.module, region)
+        decision = self.make_kernel(outlined)
+        numbers = {"xla_kernels": float(num_kernels), **decision.numbers}
+        if decision.fused:
+            outlined.drop()
+            self.has_changed = True
+            self._note(region, allow(decision.sentence, **numbers), fusion=decision.instruction)
+            return
+        outlined.put_back()
+        reason = BoundaryReason.SLOWER
+        refusal = replace(refuse(reason, decision.sentence), numbers=numbers)
+        self.refused[_structure(region)] = refusal
+        self._note(region, refusal)
+        for part in cut(region):
+            for component in _components(part):
+                self.try_region(with_between(component))
+
+    def _note(
+        self, region: Sequence[HloInstruction], decision: FusionDecision, fusion: str = ""
+    ) -> None:
+        kernels = [instruction.name for instruction in region if _is_kernel(instruction)]
+        self.log.append(
+            FusionStep(
+                pass_name=LaneKernels.name,
+                producer=kernels[0],
+                consumer=kernels[-1] if len(kernels) > 1 else "",
+                decision=decision,
+                fusion=fusion,
+            )
+        )
+
+
+def find_regions(computation: HloComputation) -> list[list[HloInstruction]]:
+    """Returns the straight-line regions of a computation, each in the order of its instructions.
+
+    Members of one region depend on the same instructions outside, so that none of these comes
+    between two of them, and hang together.
+    """
+    depths: dict[HloInstruction, int] = {}
+    by_depth: dict[int, list[HloInstruction]] = {}
+    for instruction in computation.post_order():
+        is_member = can_be_member(instruction)
+        before = [depths[o] + (not _is_inside(o)) for o in _dependencies(instruction)]
+        depths[instruction] = max(before, default=0)
+        if is_member:
+            by_depth.setdefault(depths[instruction], []).append(instruction)
+    return [part for members in by_depth.values() for part in _components(members)]
+
+
+def with_between(region: Sequence[HloInstruction]) -> list[HloInstruction]:
+    """Returns what is left of a region, with all that comes between two of its members; nothing if
+    that cannot be a member."""
+    inside = {member for member in region if member.computation is not None}
+    behind = _reach(inside, lambda member: member.users)
+    ahead = _reach(inside, lambda member: member.operands)
+    between = behind & ahead - inside
+    if not all(map(can_be_member, between)):
+        return []
+    computation = next((member.computation for member in inside), None)
+    order = [] if computation is None else computation.instructions
+    return [i for i in order if i in inside or i in between]
+
+
+def _reach(
+    start: Iterable[HloInstruction], following: Callable[[HloInstruction], list[HloInstruction]]
+) -> set[HloInstruction]:
+    """Returns all that is reached from some instructions, but not these themselves unless again."""
+    reached: set[HloInstruction] = set()
+    stack = [other for instruction in start for other in following(instruction)]
+    while stack:
+        instruction = stack.pop()
+        if instruction not in reached:
+            reached.add(instruction)
+            stack.extend(following(instruction))
+    return reached
+
+
+def cut(region: Sequence[HloInstruction]) -> list[list[HloInstruction]]:
+    """Returns the parts of a region cut behind its reductions that large members depend on.
+
+    What does not lead to such a reduction stands behind all of them. There are no parts if that
+    leaves one only.
+    """
+    inside = set(region)
+    large = max(_size(member) for member in region) // _MIN_REDUCED
+    needs: dict[HloInstruction, bool] = {}
+    for member in reversed(region):
+        users = [user for user in member.users if user in inside]
+        needs[member] = any(needs[user] or _size(user) > large for user in users)
+    stages: dict[HloInstruction, int] = {}
+    reductions: list[HloInstruction] = []
+    for member in region:
+        before = [o for o in member.operands if o in inside]
+        is_small = _size(member) * _MIN_REDUCED <= max(map(_size, member.operands), default=0)
+        is_cut = is_small and needs[member] and _size(member) <= large
+        stages[member] = max((stages[o] + (o in reductions) for o in before), default=0)
+        if is_cut:
+            reductions.append(member)
+    last = max(stages.values())
+    placed: dict[HloInstruction, int] = {}
+    for reduction in reductions:
+        stack = [reduction]
+        while stack:
+            member = stack.pop()
+            if member not in placed or placed[member] > stages[reduction]:
+                placed[member] = stages[reduction]
+                stack.extend(o for o in member.operands if o in inside)
+    parts: dict[int, list[HloInstruction]] = {}
+    for member in region:
+        parts.setdefault(placed.get(member, last), []).append(member)
+    return list(parts.values()) if len(parts) > 1 else []
+
+
+def can_be_member(instruction: HloInstruction) -> bool:
+    """Whether an instruction of a sequential computation can be part of a lane kernel."""
+    if instruction.control_predecessors or instruction.control_successors:
+        return False
+    if instruction.opcode in ("parameter", "tuple"):
+        return False
+    users = instruction.users
+    if instruction.shape.is_tuple and any(u.opcode != "get-tuple-element" for u in users):
+        return False
+    if instruction.opcode == "get-tuple-element":
+        return can_be_member(instruction.operands[0])
+    if instruction.opcode == "fusion":
+        return all(_is_lane_opcode(inner) for inner in instruction.to_apply.instructions)
+    return _is_lane_opcode(instruction)
+
+
+def _is_lane_opcode(instruction: HloInstruction) -> bool:
+    if instruction.opcode == "dot":
+        return _is_small(instruction)
+    if instruction.opcode == "constant":
+        return instruction.shape.is_array and instruction.shape.num_elements <= _MAX_CONSTANT
+    return instruction.opcode in _MEMBERS
+
+
+def _is_small(dot: HloInstruction) -> bool:
+    """Whether some dimension of a product of matrices is small: libraries gain little there."""
+    contracted = DotDimensions.of(dot).contracted_size(dot)
+    left, right = (operand.shape.num_elements for operand in dot.operands)
+    result = max(1, dot.shape.num_elements)
+    # left = batch * m * k, right = batch * k * n, result = batch * m * n
+    rows, columns = result * contracted / max(1, right), result * contracted / max(1, left)
+    return min(rows, columns, contracted) <= _MAX_SMALL_DOT
+
+
+def _is_inside(instruction: HloInstruction) -> bool:
+    """Whether depending on an instruction puts nothing between two members."""
+    return instruction.opcode in _LEAVES or can_be_member(instruction)
+
+
+def _dependencies(instruction: HloInstruction) -> Iterator[HloInstruction]:
+    yield from instruction.operands
+    yield from instruction.control_predecessors
+
+
+def _components(members: Sequence[HloInstruction]) -> list[list[HloInstruction]]:
+    """Returns the members by what hangs together: by a large value, made by one or read by both."""
+    group: dict[HloInstruction, HloInstruction] = {}
+
+    def find(instruction: HloInstruction) -> HloInstruction:
+        while group.setdefault(instruction, instruction) is not instruction:
+            group[instruction] = group[group[instruction]]
+            instruction = group[instruction]
+        return instruction
+
+    inside = set(members)
+    for member in members:
+        for operand in member.operands:
+            is_part = operand in inside and operand.shape.is_tuple
+            if is_part or _is_large(operand, member):
+                group[find(operand)] = find(member)
+    regions: dict[HloInstruction, list[HloInstruction]] = {}
+    for member in members:
+        if member.opcode not in _LEAVES:
+            regions.setdefault(find(member), []).append(member)
+    return list(regions.values())
+
+
+def _is_large(operand: HloInstruction, member: HloInstruction) -> bool:
+    """Whether an operand is no small part of what an instruction reads."""
+    size = _size(operand)
+    return size >= _MIN_SHARED or (size > 1 and size * _MIN_REDUCED >= _size(member))
+
+
+def _structure(region: Sequence[HloInstruction]) -> object:
+    """Returns what regions have in common of which one is as good as the other."""
+    return tuple(
+        (i.opcode, i.shape, tuple((o.opcode, o.shape) for o in _inner(i)), len(i.users))
+        for i in region
+    )
+
+
+def _inner(instruction: HloInstruction) -> Sequence[HloInstruction]:
+    is_fusion = instruction.opcode == "fusion"
+    return instruction.to_apply.instructions if is_fusion else instruction.operands
+
+
+def _is_kernel(instruction: HloInstruction) -> bool:
+    return instruction.opcode not in ("bitcast", "get-tuple-element", "constant")
+
+
+def _size(instruction: HloInstruction) -> int:
+    shapes = instruction.shape.tuple_shapes or (instruction.shape,)
+    return max(shape.num_elements for shape in shapes)
+
+
+def _count_elements(region: Sequence[HloInstruction]) -> int:
+    return sum(_size(member) for member in region if _is_kernel(member))

@@ -1,0 +1,195 @@
+"""Shared work: kernels of XLA:CPU's that read the same arrays become one with several results.
+
+    %m = f32[8] fusion(%g, %m0)            %f = (f32[8], f32[8]) fusion(%g, %m0, %v0), kind=kLoop
+    %v = f32[8] fusion(%g, %v0)       ->   %m = get-tuple-element(%f), index=0
+                                           %v = get-tuple-element(%f), index=1
+
+XLA:CPU makes no such kernels: what two results need is read twice, and computed twice where it was
+fused into both. Joined are elementwise kernels over one index space, one of which may read the
+other. What they have in common is computed once then.
+
+Each pair is priced: what is saved is the start of a kernel and the arrays read again. A kernel that
+walks through too many arrays at once is not made, since prefetchers would not follow. Does not
+handle: reductions, updates in place, kernels over different index spaces, bodies of loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, final
+
+from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.boundary import BoundaryReason
+from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.dissolve import share
+from fuselane.fusion.fuse import LOOP, Fuser
+from fuselane.fusion.opcodes import ELEMENTWISE
+from fuselane.fusion.traversal import Reachability
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.hlo.shape import Shape
+
+_MEMBERS: Final = ELEMENTWISE | {"bitcast", "broadcast", "constant", "iota", "parameter", "tuple"}
+_COSTS: Final = MachineCosts()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWork:
+    """Joins elementwise kernels that read the same arrays.
+
+    Attributes:
+        max_arrays: Large arrays that one kernel may read and write.
+        max_instructions: How much one kernel may compute.
+        min_shared_bytes: Arrays smaller than this are no reason to join.
+    """
+
+    name: ClassVar[str] = "shared-work"
+    max_arrays: int = 12
+    max_instructions: int = 200
+    min_shared_bytes: int = 256
+
+    def run(self, module: HloModule, log: FusionLog) -> bool:
+        """Joins what the rules allow; returns whether there was anything."""
+        return _Walk(self, module, module.entry, log).run()
+
+
+@final
+class _Walk:
+    """One computation on its way through the pass."""
+
+    def __init__(
+        self, options: SharedWork, module: HloModule, computation: HloComputation, log: FusionLog
+    ) -> None:
+        self.options = options
+        self.computation = computation
+        self.log = log
+        self.fuser = Fuser(module, computation)
+        self.has_changed = False
+
+    def run(self) -> bool:
+        kernels = [i for i in self.computation.post_order() if can_be_joined(i)]
+        if len(kernels) < 2:
+            return False
+        self.reach = Reachability(self.computation.post_order())
+        for kernel in kernels:
+            self._grow(kernel)
+        if self.has_changed:
+            self.fuser.finish()
+        return self.has_changed
+
+    def _grow(self, kernel: HloInstruction) -> None:
+        """Joins a kernel with all others that it shares arrays with."""
+        refused: set[HloInstruction] = set()
+        while kernel.operands:
+            other = next((o for o in self._partners(kernel) if o not in refused), None)
+            if other is None:
+                return
+            decision = self._decide(kernel, other)
+            names = (kernel.name, other.name)
+            if decision.can_fuse:
+                kernel = self._join(kernel, other)
+            else:
+                refused.add(other)
+            self.log.append(
+                FusionStep(
+                    pass_name=self.options.name,
+                    producer=names[0],
+                    consumer=names[1],
+                    decision=decision,
+                    fusion=kernel.name if decision.can_fuse else "",
+                )
+            )
+
+    def _partners(self, kernel: HloInstruction) -> Iterator[HloInstruction]:
+        """Yields the kernels over the same index space that read what it reads or makes."""
+        arrays = [kernel, *kernel.operands, *(u for u in kernel.users if u.shape.is_array)]
+        for array in dict.fromkeys(arrays):
+            if array.shape.is_array and array.shape.byte_size < self.options.min_shared_bytes:
+                continue
+            for user in array.users:
+                is_other = user is not kernel and can_be_joined(user)
+                if is_other and _space(user) == _space(kernel):
+                    yield user
+
+    def _decide(self, kernel: HloInstruction, other: HloInstruction) -> FusionDecision:
+        options = self.options
+        if not self._is_free(kernel, other):
+            detail = f"What `{other.name}` needs depends on `{kernel.name}` through other kernels."
+            return refuse(BoundaryReason.MULTI_OUTPUT, detail)
+        if kernel.backend_config != other.backend_config:
+            detail = f"XLA runs `{kernel.name}` and `{other.name}` on different numbers of threads."
+            return refuse(BoundaryReason.LOOP_SHAPES, detail)
+        arrays = _arrays(kernel) | _arrays(other)
+        size = len(kernel.to_apply.instructions) + len(other.to_apply.instructions)
+        if len(arrays) > options.max_arrays or size > options.max_instructions:
+            detail = f"The kernel would go through {len(arrays)} arrays in {size} instructions."
+            return refuse(
+                BoundaryReason.BUDGET,
+                detail,
+                arrays=len(arrays),
+                limit=options.max_arrays,
+                instructions=size,
+            )
+        shared = _arrays(kernel) & _arrays(other)
+        saved = sum(array.shape.byte_size for array in shared)
+        footprint = sum(array.shape.byte_size for array in arrays)
+        saved_us = _COSTS.thunk_us + _COSTS.moving_us(saved, footprint)
+        detail = f"Both go through {len(shared)} of {len(arrays)} arrays."
+        return allow(detail, saved_bytes=saved, saved_us=saved_us, arrays=len(arrays))
+
+    def _is_free(self, kernel: HloInstruction, other: HloInstruction) -> bool:
+        """Whether no way leads from one to the other through a third."""
+        for first, second in ((kernel, other), (other, kernel)):
+            elements = {first, *(u for u in first.users if u.opcode == "get-tuple-element")}
+            between = [o for o in second.operands if o not in elements]
+            if any(self.reach.is_reachable(first, operand) for operand in between):
+                return False
+        return True
+
+    def _join(self, kernel: HloInstruction, other: HloInstruction) -> HloInstruction:
+        """Returns what two kernels become: the one that reads the other, if one does."""
+        is_read = self.reach.is_reachable(kernel, other)
+        producer, consumer = (kernel, other) if is_read else (other, kernel)
+        self.reach.merge(producer, consumer, consumer)
+        count = len(self.computation.instructions)
+        joined = self.fuser.fuse_multi_output(producer, consumer, LOOP)
+        for element in self.computation.instructions[count:]:
+            self.reach.add(element)
+        body = joined.to_apply
+        body.sort()
+        share(body)
+        body.remove_dead_instructions()
+        self.has_changed = True
+        return joined
+
+
+def can_be_joined(instruction: HloInstruction) -> bool:
+    """Whether an instruction is an elementwise kernel, with one or several results."""
+    if instruction.opcode != "fusion" or instruction.fusion_kind != LOOP:
+        return False
+    if instruction.control_predecessors or instruction.control_successors:
+        return False
+    return all(inner.opcode in _MEMBERS for inner in instruction.to_apply.instructions)
+
+
+def _space(kernel: HloInstruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the sizes and the layout that a kernel's loop goes by."""
+    shape: Shape = kernel.shape.tuple_shapes[0] if kernel.shape.is_tuple else kernel.shape
+    return shape.dimensions, shape.minor_to_major
+
+
+def _arrays(kernel: HloInstruction) -> set[HloInstruction]:
+    """Returns the arrays a kernel reads and writes that are as large as its results."""
+    size = max(shape.num_elements for shape in _results(kernel.shape))
+    made: Sequence[HloInstruction] = [kernel]
+    if kernel.shape.is_tuple:
+        made = [user for user in kernel.users if user.opcode == "get-tuple-element"]
+    arrays = (array for array in (*kernel.operands, *made) if array.shape.is_array)
+    return {array for array in arrays if array.shape.num_elements >= size}
+
+
+def _results(shape: Shape) -> tuple[Shape, ...]:
+    return shape.tuple_shapes or (shape,)

@@ -1,0 +1,173 @@
+"""Straight-line code, without any loop, as lane kernels: the pipeline `fuselane`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuselane
+from tests.differential.comparison import Tolerance, assert_same_results
+from tests.differential.harness import no_warnings
+
+CLOSE: Final = Tolerance(ulp=16, relative=2e-5, absolute=1e-5)
+
+
+def check(program: Callable[..., Any], *arguments: Any, kernels: int | None = 1) -> None:
+    """Checks a program's results under the pipeline, and how many kernels it became."""
+    expected = jax.block_until_ready(jax.jit(program)(*arguments))
+    num_before = len(fuselane.decisions().loops)
+    with fuselane.enabled(fusion="fuselane", verify_hlo=True), no_warnings():
+        actual = jax.block_until_ready(jax.jit(program)(*arguments))
+    assert_same_results(expected, actual, CLOSE)
+    loops = fuselane.decisions().loops[num_before:]
+    assert all(loop.fused for loop in loops)
+    assert kernels is None or len(loops) == kernels, [loop.decision.sentence for loop in loops]
+
+
+def values(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def softmax(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(3 * x, axis=-1)
+
+
+def normalised(x: jax.Array) -> Any:
+    centred = x - x.mean(-1, keepdims=True)
+    scale = jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return centred * scale, scale[..., 0]
+
+
+@pytest.mark.parametrize("rows", [8, 29, 64])
+@pytest.mark.parametrize("width", [2, 7, 8, 15, 16, 17, 40, 100])
+def test_rows(rows: int, width: int) -> None:
+    """Rows shorter than a square, of whole squares, with a rest; lanes that fill no vector."""
+    check(softmax, values(rows, width))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int8, np.float16, np.bool_])
+def test_types_of_rows(dtype: Any) -> None:
+    """Elements of all sizes are transposed, or read one by one."""
+
+    def program(x: jax.Array) -> Any:
+        total = x.astype(jnp.float32).sum(-1, keepdims=True)
+        return x, jnp.where(x, total, -x.astype(jnp.float32)), (total[:, 0] > 0)
+
+    check(program, (values(24, 50) * 3).astype(dtype))
+
+
+def test_wide_rows() -> None:
+    """Squares of 64-bit elements are half as wide."""
+    with jax.enable_x64(True):
+        check(softmax, values(30, 21, dtype=np.float64))
+
+
+def test_lanes_between_other_dimensions() -> None:
+    """A lane has several runs: its dimension is not the outermost."""
+
+    def program(x: jax.Array) -> Any:
+        y = jnp.sort(x, axis=0)[::-1] if x.shape[0] < 3 else x[::-1]
+        return (y * jnp.exp(y)).sum(-1), y - y.max(axis=(0, 2), keepdims=True)
+
+    check(program, values(5, 64, 24), kernels=None)
+
+
+def test_concatenated_results() -> None:
+    """Results in parts are cut where their parts meet."""
+
+    def program(x: jax.Array) -> Any:
+        a, b = x[:, :11], x[:, 11:]
+        norm = (x * x).sum(-1, keepdims=True)
+        return jnp.concatenate([a * norm, jnp.tanh(b), a - b[:, :11]], axis=1)
+
+    check(program, values(40, 33))
+
+
+def test_several_results_and_shared_work() -> None:
+    """What several results need is computed once."""
+
+    def program(x: jax.Array, y: jax.Array) -> Any:
+        s, c = jnp.sin(x), jnp.cos(x)
+        return s * y, s + c, (s * c - y) ** 2, jnp.where(y > 0, s, c)
+
+    check(program, values(1000), values(1000, seed=1))
+
+
+def test_sums_that_leave() -> None:
+    """Reductions over the lanes leave the kernel as parts, beside results with lanes."""
+
+    def program(x: jax.Array, labels: jax.Array) -> Any:
+        logs = jax.nn.log_softmax(x)
+        hot = jax.nn.one_hot(labels, x.shape[1])
+        hits = (jnp.argmax(x, -1) == labels).mean()
+        return -(logs * hot).sum(-1).mean(), jnp.exp(logs) - hot, hits
+
+    labels = np.arange(500, dtype=np.int32) % 10
+    check(program, values(500, 10), labels, kernels=None)
+
+
+def test_code_is_cut_behind_reductions_that_it_needs() -> None:
+    """A mean over the lanes that all lanes need ends a region: the rest is another."""
+
+    def program(x: jax.Array) -> Any:
+        z = (x - x.mean()) / x.std()
+        return jnp.sin(z) * jnp.exp(-z * z), jnp.cos(z)
+
+    check(program, values(3000), kernels=None)
+
+
+def test_few_elements_read_in_loops() -> None:
+    """Values of few elements per lane, which a loop over more elements reads."""
+
+    def program(points: jax.Array, centres: jax.Array) -> Any:
+        distances = ((points[:, None] - centres) ** 2).sum(-1)
+        return jnp.argmin(distances, 1), distances.min(1)
+
+    check(program, values(300, 9), values(20, 9, seed=1))
+
+
+def test_layouts() -> None:
+    """Transposes in and out change where lanes lie, not what is computed."""
+
+    def program(x: jax.Array) -> Any:
+        y = jnp.exp(x.T) / (1 + x.T**2)
+        return y, y.T * 2, y.sum(0)
+
+    check(program, values(70, 90), kernels=None)
+
+
+def test_loops_and_straight_code_in_one_program() -> None:
+    """A loop becomes its own kernel; what is in front of it and behind it another."""
+
+    def program(x: jax.Array) -> Any:
+        start = jnp.sin(x) * jnp.exp(-x)
+        final = jax.lax.fori_loop(0, 20, lambda i, y: y * 0.9 + jnp.cos(y), start)
+        return jnp.tanh(final), final * start
+
+    check(program, values(2000), kernels=None)
+
+
+def test_donated_arguments() -> None:
+    """What is given away is not written to while it is still read."""
+
+    def step(p: jax.Array, m: jax.Array, g: jax.Array) -> Any:
+        m = 0.9 * m + jnp.tanh(g)
+        return p - 0.1 * m / (1 + jnp.abs(m)), m
+
+    arguments = [values(512, seed=seed) for seed in range(3)]
+    expected = jax.jit(step)(*arguments)
+    with fuselane.enabled(fusion="fuselane", verify_hlo=True), no_warnings():
+        donated = jax.jit(step, donate_argnums=(0, 1))
+        actual = donated(*map(jnp.array, arguments))
+    assert_same_results(expected, actual, CLOSE)
+
+
+def test_a_program_with_nothing_to_gain_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By estimate XLA is done before a kernel would have started."""
+    monkeypatch.setenv("FUSELANE_MIN_GAIN", "1.15")
+    check(lambda x: jnp.exp(x) + 1, values(64), kernels=0)

@@ -25,15 +25,17 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
 import fuselane
-from card.nvrtc import NvrtcError, compile_cuda
+from card.nvrtc import compile_cuda
 from fuselane.cartpole.constants import STEPS_WITHOUT_RESET
 from fuselane.cartpole.problem import Problem, make_problem
 from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
+from fuselane.codegen.nvptx import choose_block_threads
+from fuselane.gpu import WARP_LANES, GpuDescription, describe_gpu
 from fuselane.runtime.ptx_call import PTX_TARGET
 
 SIZES: Final = ((2048, 10_000), (64, 10_000), (16_384, 10_000), (131_072, 1000), (1_048_576, 1000))
+QUICK_SIZES: Final = ((64, 40),)
 COMMAND_BUFFERS: Final = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,WHILE,CONDITIONAL"}
-BLOCK_THREADS: Final = 32
 ROUNDS: Final = 5
 SLOW_S: Final = 8.0
 
@@ -45,16 +47,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     rows: list[dict[str, Any]] = []
-    for num_envs, num_steps in SIZES:
+    for num_envs, num_steps in QUICK_SIZES if options.quick else SIZES:
         problem = make_problem(num_envs, num_steps)
         for variant in VARIANTS:
             if time.monotonic() > deadline:
                 rows.append({"skipped": f"{variant} {num_envs} x {num_steps}: no time left"})
                 continue
-            rows.append(measure(variant, problem))
+            try:
+                rows.append(measure(variant, problem))
+            except Exception as error:
+                what = f"{variant} {num_envs} x {num_steps}"
+                rows.append({"skipped": f"{what}: {type(error).__name__}: {error}"[:500]})
             options.out.write_text(json.dumps(rows, indent=2), encoding="utf-8")
             print(rows[-1], file=sys.stderr, flush=True)
     options.out.write_text(json.dumps(rows, indent=2), encoding="utf-8")
@@ -71,6 +78,7 @@ def measure(variant: str, problem: Problem) -> dict[str, Any]:
         "compile_s": {},
         "failed": {},
         "wrong": {},
+        "share of peak": None,
     }
     engines: dict[str, Callable[[int], Run]] = {
         "xla": lambda steps: jax_run(variant, problem, steps),
@@ -94,7 +102,28 @@ def measure(variant: str, problem: Problem) -> dict[str, Any]:
             runs.pop(name, None)
             row["failed"][name] = f"{type(error).__name__}: {error}"[:500]
     row["ms"] = time_in_turns(runs)
+    if "fuselane" in row["ms"] and (gpu := describe_card()) is not None:
+        per_s = count_flops(variant, problem) / (row["ms"]["fuselane"] / 1e3)
+        row["share of peak"] = per_s / gpu.peak_flops
     return row
+
+
+def describe_card() -> GpuDescription | None:
+    """Returns the GPU as Fuselane sees it, None on a CPU."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return None
+    major, _, minor = str(device.compute_capability).partition(".")
+    return describe_gpu(device.device_kind, (int(major), int(minor or 0)), int(device.core_count))
+
+
+def count_flops(variant: str, problem: Problem) -> float:
+    """Returns the floating-point operations of a run as XLA counts them in one step, which takes a
+    sine for one."""
+    arguments = VARIANTS[variant].get_arguments(problem)
+    lowered = jax.jit(VARIANTS[variant].make_rollout(1)).lower(*arguments)
+    costs: Any = lowered.cost_analysis() or {}
+    return float(costs.get("flops", 0.0)) * problem.num_steps
 
 
 def time_in_turns(runs: dict[str, Run]) -> dict[str, float]:
@@ -135,17 +164,16 @@ def cuda_run(problem: Problem, num_steps: int) -> Run:
     device = jax.devices()[0]
     architecture = "compute_" + str(device.compute_capability).replace(".", "")
     source = Path(__file__).with_name("cartpole.cu").read_text(encoding="utf-8")
-    try:
-        ptx = compile_cuda(source, architecture)
-    except NvrtcError as error:
-        raise RuntimeError(str(error)) from error
+    ptx = compile_cuda(source, architecture)
     sizes = jnp.array([num_steps, problem.pool_rows, problem.num_envs], jnp.int32)
-    kernel = jax.jit(_ptx_call(ptx, "cartpole", problem.num_envs))
+    gpu = describe_card()
+    block_threads = WARP_LANES if gpu is None else choose_block_threads(problem.num_envs, gpu)
+    kernel = jax.jit(_ptx_call(ptx, "cartpole", problem.num_envs, block_threads))
     arguments = (problem.state, problem.actions, problem.resets, sizes)
     return lambda: kernel(*arguments).block_until_ready()
 
 
-def _ptx_call(ptx: str, name: str, num_threads: int) -> Callable[..., Any]:
+def _ptx_call(ptx: str, name: str, num_threads: int, block_threads: int) -> Callable[..., Any]:
     """Returns a JAX function that launches a kernel; its result is like its first argument."""
     primitive = core.Primitive("ptx_call")
     primitive.def_abstract_eval(lambda first, *_: first)  # type: ignore[no-untyped-call]
@@ -155,7 +183,7 @@ def _ptx_call(ptx: str, name: str, num_threads: int) -> Callable[..., Any]:
             return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
 
         sizes = dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
-        sizes |= {"grid_x": -(-num_threads // BLOCK_THREADS), "block_x": BLOCK_THREADS}
+        sizes |= {"grid_x": -(-num_threads // block_threads), "block_x": block_threads}
         attributes = {name_: i32(size) for name_, size in (sizes | {"shared_mem_bytes": 0}).items()}
         texts = {"name": name, "kernel_type": "ptx", "kernel_data": ptx}
         attributes |= {key: ir.StringAttr.get(text) for key, text in texts.items()}

@@ -1,9 +1,12 @@
-"""CUDA C to PTX by NVIDIA's run-time compiler, which JAX's CUDA packages bring along."""
+"""CUDA C to PTX by NVIDIA's run-time compiler, which JAX's CUDA packages bring along, or nvcc."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 
 
@@ -21,6 +24,8 @@ def compile_cuda(source: str, architecture: str) -> str:
         NvrtcError: with what the compiler said.
     """
     nvrtc = _load()
+    if nvrtc is None:
+        return _run_nvcc(source, architecture)
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None))
     options = [f"--gpu-architecture={architecture}".encode(), b"--use_fast_math"]
@@ -30,7 +35,24 @@ def compile_cuda(source: str, architecture: str) -> str:
     return _read(nvrtc, program, "PTX")
 
 
-def _load() -> ctypes.CDLL:
+def _run_nvcc(source: str, architecture: str) -> str:
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if nvcc is None:
+        raise NvrtcError("There is neither libnvrtc nor nvcc.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.cu"
+        path.write_text(source, encoding="utf-8")
+        ptx = path.with_suffix(".ptx")
+        command = [nvcc, "-ptx", f"-arch={architecture}", "--use_fast_math", str(path)]
+        run = subprocess.run(
+            [*command, "-o", str(ptx)], capture_output=True, text=True, timeout=60, check=False
+        )
+        if run.returncode:
+            raise NvrtcError(run.stderr[-1000:])
+        return ptx.read_text(encoding="utf-8")
+
+
+def _load() -> ctypes.CDLL | None:
     names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -40,7 +62,7 @@ def _load() -> ctypes.CDLL:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise NvrtcError("There is no libnvrtc.")
+    return None
 
 
 def _check(status: int) -> None:

@@ -4,6 +4,8 @@ writes what they found as JSON and as a page."""
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -16,11 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from card.child import run_group
+
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 BENCHMARKS: Final = Path(__file__).resolve().parents[1]
 TESTS: Final = BENCHMARKS.parent / "tests"
-SHARES: Final = {"loops": 0.08, "cartpole": 0.30, "suite": 0.37, "tests": 0.25}
-SUITE: Final = ("gymnax/", "monte-carlo/", "ode/", "mcmc/", "roots/", "recurrent/")
+SHARES: Final = {"loops": 0.10, "cartpole": 0.30, "suite": 0.30, "peers": 0.12, "tests": 0.18}
+"""Parts in order, with their shares of the time."""
 
 
 def main() -> int:
@@ -29,7 +33,12 @@ def main() -> int:
     parser.add_argument("--packages", default="", help="a folder with the suite's packages")
     parser.add_argument("--seconds", type=float, default=500, help="time for all parts together")
     parser.add_argument("--only", nargs="+", choices=sorted(SHARES), default=list(SHARES))
+    parser.add_argument(
+        "--dry", action="store_true", help="every part at its smallest, on the CPU; writes nothing"
+    )
     options = parser.parse_args()
+    if options.dry:
+        return rehearse(options)
     if shutil.which("nvidia-smi") is None:
         print("There is no NVIDIA GPU here, or no driver: nvidia-smi is missing.", file=sys.stderr)
         return 2
@@ -38,7 +47,7 @@ def main() -> int:
         for part in options.only:
             seconds = options.seconds * SHARES[part]
             out = Path(folder) / f"{part}.json"
-            command = list_command(part, out, seconds, options.packages)
+            command = list_command(part, out, seconds, options)
             print(f"== {part}, at most {seconds:.0f} s", file=sys.stderr, flush=True)
             found[part] = run_part(command, out, seconds)
             write(found)
@@ -46,18 +55,36 @@ def main() -> int:
     return int(is_wrong(found))
 
 
-def list_command(part: str, out: Path, seconds: float, packages: str) -> list[str]:
+def rehearse(options: argparse.Namespace) -> int:
+    """Runs every part on the CPU, as small as it gets; returns 1 if one breaks."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "FUSELANE_GPU": "0"}
+    found: dict[str, Any] = {"date": "dry run", "machine": describe()}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in options.only:
+            out = Path(folder) / f"{part}.json"
+            command = list_command(part, out, options.seconds, options)
+            found[part] = run_part(command, out, options.seconds)
+    print(make_page(found))
+    parts = [found[part] for part in options.only]
+    return int(any(p["ended"] != "exit code 0" or p["result"] is None for p in parts))
+
+
+def list_command(part: str, out: Path, seconds: float, options: argparse.Namespace) -> list[str]:
     """Returns how a part is started."""
     python = [sys.executable]
     if part == "tests":
-        files = [str(TESTS / "differential"), "-n", "8", "--maxfail=40"]
-        report = [f"--junitxml={out}.xml", "-q", "-p", "no:cacheprovider"]
-        return [*python, "-m", "pytest", *report, *files]
-    if part == "suite":
-        chosen = ["--only", *SUITE, "--seconds", "0.5", "--compile-rounds", "1"]
-        given = ["--packages", packages] if packages else []
-        return [*python, str(BENCHMARKS / "suite.py"), "--json", str(out), *chosen, *given]
-    return [*python, "-m", f"card.{part}", str(out), "--seconds", str(seconds - 10)]
+        files = [str(TESTS / "differential")]
+        if options.dry:
+            files = [str(TESTS / "differential" / "test_comparison.py")]
+        workers = ["-n", "8"] if importlib.util.find_spec("xdist") else []
+        report = ["--maxfail=40", "-q", "-p", "no:cacheprovider", "-p", "card.counting"]
+        return [*python, "-m", "pytest", *report, *workers, f"--results={out}", *files]
+    command = [*python, "-m", f"card.{part}", str(out), "--seconds", str(max(seconds - 10, 5))]
+    if part == "suite" and options.packages:
+        command += ["--packages", options.packages]
+    if options.dry and part != "loops":
+        command += ["--quick", *(["--device", "cpu"] if part == "peers" else [])]
+    return command
 
 
 def run_part(command: Sequence[str], out: Path, seconds: float) -> dict[str, Any]:
@@ -65,21 +92,10 @@ def run_part(command: Sequence[str], out: Path, seconds: float) -> dict[str, Any
     log = out.with_suffix(".log")
     start = time.monotonic()
     with log.open("wb") as output:
-        try:
-            run = subprocess.run(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-                check=False,
-                cwd=BENCHMARKS,
-            )
-            ended = f"exit code {run.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"stopped after {seconds:.0f} s"
+        ended = run_group(command, seconds, output=output, cwd=BENCHMARKS)
     said = log.read_text(encoding="utf-8", errors="replace")
     result: Any = None
-    if out.is_file():
+    with contextlib.suppress(OSError, ValueError):  # not there, or not whole
         result = json.loads(out.read_text(encoding="utf-8"))
     seconds = time.monotonic() - start
     return {"ended": ended, "seconds": seconds, "result": result, "said": said[-12_000:]}
@@ -109,9 +125,13 @@ def _output(command: Sequence[str]) -> str:
 
 def is_wrong(found: Mapping[str, Any]) -> bool:
     """Whether any part saw a wrong result."""
-    rows = (found.get("cartpole") or {}).get("result") or []
-    loops = (found.get("loops") or {}).get("result") or []
-    return any(row.get("wrong") for row in [*rows, *loops])
+
+    def rows(part: str) -> list[Any]:
+        result = (found.get(part) or {}).get("result") or []
+        return list(result["rows"] if isinstance(result, dict) else result)
+
+    wrong = any(row.get("wrong") for row in [*rows("cartpole"), *rows("loops")])
+    return wrong or any(row.get("agrees") is False for row in rows("suite"))
 
 
 def stem(found: Mapping[str, Any]) -> str:
@@ -147,44 +167,83 @@ def make_page(found: Mapping[str, Any]) -> str:
 def _list_cartpole(entry: Mapping[str, Any]) -> list[str]:
     lines = [
         "| Variant | Envs x steps | XLA, ms | Command buffers | Fuselane | CUDA by hand"
-        " | Times XLA | Times CUDA |",
-        "|---|---|---|---|---|---|---|---|",
+        " | Times XLA | Times CUDA | Share of peak |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    remarks: list[str] = []
     for row in entry["result"] or []:
         if "skipped" in row:
+            remarks.append(f"- {row['skipped']}")
             continue
         ms = row["ms"]
         cells = [_ms(ms.get(name)) for name in ("xla", "command buffers", "fuselane")]
         cells += [_ms(ms.get("cuda by hand"))]
-        cells += [_ratio(ms, "xla"), _ratio(ms, "cuda by hand")]
+        cells += [_ratio(ms, "xla"), _ratio(ms, "cuda by hand"), _share(row.get("share of peak"))]
         size = f"{row['envs']} x {row['steps']}"
         lines.append(f"| {row['variant']} | {size} | {' | '.join(cells)} |")
-        lines += [f"\n{name} failed: {text}\n" for name, text in row["failed"].items()]
-        lines += [f"\n{name} is off by {off}\n" for name, off in row["wrong"].items()]
+        where = f"{row['variant']}, {size}"
+        remarks += [f"- {where}: {name} failed: {text}" for name, text in row["failed"].items()]
+        remarks += [f"- {where}: {name} is off by {off}" for name, off in row["wrong"].items()]
+    return [*lines, "", *remarks]
+
+
+def _list_suite(entry: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "| Program | XLA, ms | Fuselane, ms | Times | Compiling | Fused | Agrees |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    result = entry["result"] or {"rows": [], "missing": [], "no time for": []}
+    remarks = [*result["missing"], f"No time for {len(result['no time for'])} more."]
+    for row in result["rows"]:
+        if "times" not in row:
+            remarks.append(f"{row['name']}: {row.get('error') or row.get('skipped')}")
+            continue
+        cells = [row["name"], _ms(row["xla_ms"]), _ms(row["fuselane_ms"]), f"{row['times']:.2f}"]
+        cells += [f"{row['compile_ratio']:.2f}", f"{row['num_fused']} of {len(row['loops'])}"]
+        cells += ["yes" if row["agrees"] else f"no: {row['disagreement']}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", *(f"- {remark}" for remark in remarks)]
+
+
+def _list_peers(entry: Mapping[str, Any]) -> list[str]:
+    lines = ["| Engine | Envs x steps | ms |", "|---|---|---|"]
+    for row in entry["result"] or []:
+        if "engine" not in row:
+            return [row["skipped"]]
+        said = _ms(row.get("ms")) or row.get("failed") or row.get("skipped") or "not done"
+        lines.append(f"| {row['engine']} | {row['envs']} x {row['steps']} | {said} |")
     return lines
 
 
-def _ms(time_ms: float | None) -> str:
-    return "" if time_ms is None else f"{time_ms:.2f}"
-
-
-def _ratio(ms: Mapping[str, float], other: str) -> str:
-    return f"{ms[other] / ms['fuselane']:.2f}" if other in ms and "fuselane" in ms else ""
+def _list_tests(entry: Mapping[str, Any]) -> list[str]:
+    result = entry["result"] or {}
+    counts = ", ".join(f"{count} {name}" for name, count in result.get("counts", {}).items())
+    failed = [f"- {name}: {text}" for name, text in result.get("failed", {}).items()]
+    return [counts or "No counts.", "", *failed, "", "```", *entry["said"].splitlines()[-5:], "```"]
 
 
 def _list_loops(entry: Mapping[str, Any]) -> list[str]:
     return [f"- {row['name']}: {row['wrong'] or row['said']}" for row in entry["result"] or []]
 
 
-def _list_end(entry: Mapping[str, Any]) -> list[str]:
-    return ["```", *entry["said"].splitlines()[-80:], "```"]
+def _ms(time_ms: float | None) -> str:
+    return "" if time_ms is None else f"{time_ms:.2f}"
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}%"
+
+
+def _ratio(ms: Mapping[str, float], other: str) -> str:
+    return f"{ms[other] / ms['fuselane']:.2f}" if other in ms and "fuselane" in ms else ""
 
 
 _TABLES: Final = {
     "loops": _list_loops,
     "cartpole": _list_cartpole,
-    "suite": _list_end,
-    "tests": _list_end,
+    "suite": _list_suite,
+    "peers": _list_peers,
+    "tests": _list_tests,
 }
 
 

@@ -22,6 +22,7 @@ from jaxlib.mlir import ir
 
 import fuselane
 from fuselane import pipeline
+from fuselane.analysis.gpu_time import estimate_thread_step_us
 from fuselane.backends.gpu import GpuBackend
 from fuselane.cartpole.variants import VARIANTS
 from fuselane.codegen.llvm import compile_ptx, nvptx_target
@@ -178,7 +179,7 @@ def test_lanes_that_meet_are_threads_of_one_block() -> None:
     assert ".maxntid 512" in ptx
     assert len(re.findall(r"shfl\.sync\.down", ptx)) == 5
     assert len(re.findall(r"bar\.sync", ptx)) == 2
-    assert len(re.findall(r"ld\.shared", ptx)) == 16
+    assert len(re.findall(r"ld\.shared\.v2\.b64", ptx)) == 8  # 16 warps
     assert "st.shared" in ptx
     assert ".local" not in ptx
 
@@ -375,6 +376,32 @@ def test_modules_keep_what_is_not_a_loop() -> None:
     assert decision.fused and decision.lanes == 100
     calls = [i for i in HloModule.from_bytes(out).entry.instructions if i.opcode == "custom-call"]
     assert [call.custom_call_target for call in calls] == [PTX_TARGET]
+
+
+def test_estimates_grow_with_what_there_is_to_do() -> None:
+    def step_us(num_threads: int, **more: Any) -> float:
+        return estimate_thread_step_us(100.0, num_threads, H100, **more)
+
+    assert step_us(32) == step_us(10_000) < step_us(10**6)
+    assert step_us(512) < step_us(512, num_meetings=1) < step_us(512, num_meetings=2)
+    bound_by_memory = step_us(10**6, moved_bytes=3.35e9)
+    assert bound_by_memory == pytest.approx(1e3, rel=0.01)
+
+
+def test_lanes_that_meet_are_left_to_xla_where_one_multiprocessor_takes_too_long() -> None:
+    """A mean in each step: XLA launches a few kernels, which have the whole card."""
+
+    def decide(num_lanes: int) -> bool:
+        def program(x: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, 1000, lambda i, x: jnp.sin(x) + jnp.mean(x), x)
+
+        options, log = Options(cache_mib=0), DecisionLog()
+        data = compiled(program, lanes(num_lanes))
+        pipeline.transform(data, options, log, GpuBackend(options, H100))
+        return next(iter(log)).decision.fused
+
+    assert decide(1000)
+    assert not decide(1_000_000)
 
 
 def test_short_loops_are_left_to_xla() -> None:

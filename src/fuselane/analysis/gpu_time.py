@@ -35,10 +35,22 @@ _SCHEDULERS: Final = 4
 _LATENCY_CYCLES: Final = 4.0
 """From an instruction to one that needs its result."""
 
+_MEMORY_CYCLES: Final = 600.0
+"""From a load of what is in no cache to an instruction that needs it."""
+
+_MEETING_CYCLES: Final = 200.0
+_WARP_CYCLES: Final = 8.0
+_MAX_BLOCK_WARPS: Final = 32
+"""A meeting's shuffles and barriers, and what each warp of the block adds."""
+
+_SYNCHRONISING_US: Final = 10.0
+"""What the host waits for in each step of a loop whose steps it cannot count: the condition."""
+
 
 def estimate_launched_step_us(loop: HloInstruction, gpu: GpuDescription) -> float:
     """Returns XLA's time for one iteration of a `while`, nested loops included, in microseconds."""
-    return sum(_computation_us(c, gpu) for c in (loop.condition, loop.body))
+    launched = sum(_computation_us(c, gpu) for c in (loop.condition, loop.body))
+    return launched + (0.0 if compute_trip_count(loop) is not None else _SYNCHRONISING_US)
 
 
 def _computation_us(computation: HloComputation, gpu: GpuDescription) -> float:
@@ -69,16 +81,34 @@ def _arrays(instruction: HloInstruction) -> list[Shape]:
     return [shape for shape in shapes if not shape.is_tuple]
 
 
-def estimate_thread_step_us(lane_ops: float, num_threads: int, gpu: GpuDescription) -> float:
-    """Returns a kernel's time for one step with a thread for each lane, in microseconds.
+def estimate_thread_step_us(
+    thread_ops: float,
+    num_threads: int,
+    gpu: GpuDescription,
+    *,
+    num_meetings: int = 0,
+    moved_bytes: float = 0.0,
+) -> float:
+    """Returns a kernel's time for one step of all threads, in microseconds.
+
+    The longest of: a thread's instructions, each waiting for the one before; the instructions of
+    all warps, which take turns; what is read and written. Waiting for memory, and for each other
+    where lanes meet, which only one multiprocessor can have at once, comes on top.
 
     Args:
-        lane_ops: Instructions of one step of one lane.
-        num_threads: Lanes.
+        thread_ops: Instructions of one step of one thread.
+        num_threads: Threads.
         gpu: Where.
+        num_meetings: Reductions over all threads that each of them waits for.
+        moved_bytes: What all threads read and write of streams.
     """
+    multiprocessors = 1 if num_meetings else gpu.num_multiprocessors
     warps = -(-num_threads // WARP_LANES)
-    warps_per_scheduler = -(-warps // (_SCHEDULERS * gpu.num_multiprocessors))
+    warps_per_scheduler = -(-warps // (_SCHEDULERS * multiprocessors))
     issue_cycles = WARP_LANES * _SCHEDULERS / gpu.fp32_units
-    cycles = lane_ops * max(_LATENCY_CYCLES, warps_per_scheduler * issue_cycles)
-    return cycles / (gpu.clock_ghz * 1e3)
+    cycles = thread_ops * max(_LATENCY_CYCLES, warps_per_scheduler * issue_cycles)
+    if num_meetings:
+        cycles += num_meetings * (_MEETING_CYCLES + _WARP_CYCLES * min(warps, _MAX_BLOCK_WARPS))
+    if moved_bytes:
+        cycles += _MEMORY_CYCLES
+    return max(cycles / (gpu.clock_ghz * 1e3), moved_bytes / gpu.memory_bytes_per_s * 1e6)

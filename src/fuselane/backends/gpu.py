@@ -19,7 +19,7 @@ from fuselane.config import Options
 from fuselane.errors import OutOfTimeError
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.program import ElementKind, LaneProgram
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.kernel import Kernel, compute_key
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
@@ -46,8 +46,15 @@ class GpuBackend:
 
     def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:
         """Returns the times of one iteration and of a launch besides."""
-        ops = plan.lane_ops + plan.uniform_ops
-        return estimate_thread_step_us(ops, program.num_lanes, self.gpu), CALL_US
+        ops = plan.tile_vectors * plan.lane_ops + plan.uniform_ops
+        step_us = estimate_thread_step_us(
+            ops,
+            plan.num_tiles,
+            self.gpu,
+            num_meetings=len(program.meetings),
+            moved_bytes=_count_moved(program),
+        )
+        return step_us, CALL_US
 
     def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:
         """Returns the kernel, from the cache or fresh from LLVM."""
@@ -90,3 +97,15 @@ class GpuBackend:
 
         cache = open_cache(config.cache_dir(), self.options.cache_mib * 2**20)
         return cache.get_or_build(key, compile_now)
+
+
+def _count_moved(program: LaneProgram) -> float:
+    """Returns the bytes of streams that a step reads and writes, if its steps are counted."""
+    loop = program.loop
+    rows = [
+        element.shape.byte_size
+        for element in loop.elements
+        if element.kind is ElementKind.STREAM
+        or (element.kind is ElementKind.INVARIANT and element.lane_dimension is not None)
+    ]
+    return sum(rows) / loop.trip_count if loop.trip_count else 0.0

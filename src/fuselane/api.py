@@ -29,7 +29,7 @@ from fuselane.decisions import DecisionLog
 from fuselane.explain.report import Report
 from fuselane.explaining import report_on
 from fuselane.fusion.pipelines import Pipeline
-from fuselane.fusion.pipelines import parse_pipeline as find_strategy
+from fuselane.fusion.strategies import find_strategy
 from fuselane.gpu import GpuDescription
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache

@@ -42,6 +42,7 @@ from fuselane.errors import OutOfTimeError, UnsupportedError
 from fuselane.fusion.lane_kernels import LaneKernels
 from fuselane.fusion.outline import Outlined
 from fuselane.fusion.pipelines import Pipeline, refines
+from fuselane.fusion.plan_fusion import complaint
 from fuselane.fusion.running import apply
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
@@ -121,6 +122,9 @@ def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
     try:
         with budget.until(loops.deadline_s):
             steps = apply(module, passes)
+            told = complaint(steps)
+            if told:
+                warn_once(told)
             if refines(passes) and not any(step.fusion for step in steps):
                 return None
             copy_donated_arguments(module)

@@ -1,0 +1,23 @@
+"""What the option `fusion` stands for: a pipeline by name or as text, or a plan in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from fuselane.fusion.pipelines import Pipeline, parse_pipeline
+from fuselane.fusion.plan import read_plan
+from fuselane.fusion.plan_fusion import PlanFusion
+
+_PLAN_ENDING: Final = ".json"
+
+
+def find_strategy(text: str) -> Pipeline:
+    """Returns the passes that the option's text stands for.
+
+    Raises:
+        OptionError: for an unknown name, bad text, or a file that is not there or holds no plan.
+    """
+    if text.strip().endswith(_PLAN_ENDING):
+        return (PlanFusion(modules=read_plan(Path(text.strip()).expanduser())),)
+    return parse_pipeline(text)

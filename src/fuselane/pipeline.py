@@ -57,6 +57,7 @@ from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_lo
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
 from fuselane.runtime.ffi import TARGET
+from fuselane.runtime.garbage import not_collected
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
 
@@ -93,17 +94,18 @@ def transform(
     if not has_loops and strategy is None:
         return None
     deadline_s = time.monotonic() + options.max_compile_s
-    with budget.until(deadline_s):
-        module = HloModule.from_bytes(data)
-    check(module, options)
-    result: bytes | None = None
-    loops = _Loops(module, options, log, backend or CpuBackend(options), deadline_s)
-    if has_loops and loops.run():
-        copy_donated_arguments(module)
-        module.remove_unused_computations()
+    with not_collected():
+        with budget.until(deadline_s):
+            module = HloModule.from_bytes(data)
         check(module, options)
-        result = module.to_bytes()
-    return result if strategy is None else _fuse(loops, strategy) or result
+        result: bytes | None = None
+        loops = _Loops(module, options, log, backend or CpuBackend(options), deadline_s)
+        if has_loops and loops.run():
+            copy_donated_arguments(module)
+            module.remove_unused_computations()
+            check(module, options)
+            result = module.to_bytes()
+        return result if strategy is None else _fuse(loops, strategy) or result
 
 
 def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import final
 
-from fuselane import budget, config
+from fuselane import config
 from fuselane.analysis.xla_time import estimate_step_us, estimate_thunk_us
 from fuselane.backends.backend import KernelCall
 from fuselane.codegen.kernel import KernelCode, build_planned
@@ -15,19 +15,16 @@ from fuselane.codegen.kernel_time import (
     estimate_kernel_step_us,
     estimate_straight_us,
 )
-from fuselane.codegen.llvm import HostTarget, compile_object
+from fuselane.codegen.llvm import HostTarget, check_time, compile_object
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options
 from fuselane.device import host_device
-from fuselane.errors import OutOfTimeError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.costs import load_costs
 from fuselane.runtime.ffi import TARGET, custom_call_attributes
 from fuselane.runtime.kernel import Kernel, compute_key
-
-_LLVM_S_PER_INSTRUCTION: Final = 1e-4
 
 
 @final
@@ -100,9 +97,7 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
     cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
 
     def compile_now() -> Kernel:
-        needed_s = _LLVM_S_PER_INSTRUCTION * code.num_instructions
-        if needed_s > budget.remaining_s():
-            raise OutOfTimeError(f"LLVM would need another {needed_s:.1f} s.")
+        check_time(code.num_instructions)
         return Kernel(
             key=key,
             symbol=code.symbol,

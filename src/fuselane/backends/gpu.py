@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import final
 
-from fuselane import budget, config
+from fuselane import config
 from fuselane.analysis.gpu_time import (
     CALL_US,
     estimate_launched_step_us,
     estimate_thread_step_us,
 )
 from fuselane.backends.backend import KernelCall
-from fuselane.codegen.llvm import compile_ptx, nvptx_target
+from fuselane.codegen.llvm import check_time, compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import ThreadCode, build_threads
 from fuselane.codegen.plan import Plan, make_thread_plan
 from fuselane.config import Options
-from fuselane.errors import OutOfTimeError
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.kernel import Kernel, compute_key
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
-
-_LLVM_S_PER_INSTRUCTION: Final = 1e-4
 
 
 @final
@@ -83,9 +80,7 @@ class GpuBackend:
         key = compute_key(code.ir, code.symbol, repr(target), self.options.fingerprint())
 
         def compile_now() -> Kernel:
-            needed_s = _LLVM_S_PER_INSTRUCTION * code.num_instructions
-            if needed_s > budget.remaining_s():
-                raise OutOfTimeError(f"LLVM would need another {needed_s:.1f} s.")
+            check_time(code.num_instructions)
             return Kernel(
                 key=key,
                 symbol=code.symbol,

@@ -19,7 +19,8 @@ from typing import Final, TypeVar, final
 
 from llvmlite import binding, ir
 
-from fuselane.errors import CodegenError
+from fuselane import budget
+from fuselane.errors import CodegenError, OutOfTimeError
 
 _Result = TypeVar("_Result")
 _emission = threading.Lock()
@@ -28,6 +29,7 @@ _MAX_IN_VECTORISED_LOOPS = 3000
 that: minutes for a dozen thousand instructions in loops of index arithmetic."""
 PTX_ARCHITECTURES: Final = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 """Compute capabilities that PTX is made for, oldest first."""
+_S_PER_INSTRUCTION = 1e-4
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -60,6 +62,17 @@ def _host_target() -> HostTarget:
         cpu=binding.get_host_cpu_name(),
         features=features.flatten(),
     )
+
+
+def check_time(num_instructions: int) -> None:
+    """Does nothing while there is time to compile so many instructions of IR.
+
+    Raises:
+        OutOfTimeError: if LLVM would probably need longer than there is time.
+    """
+    needed_s = _S_PER_INSTRUCTION * num_instructions
+    if needed_s > budget.remaining_s():
+        raise OutOfTimeError(f"LLVM would need another {needed_s:.1f} s.")
 
 
 def compile_object(
@@ -200,7 +213,10 @@ def _with_machine(
 
 
 def _create_machine(target: HostTarget) -> binding.TargetMachine:
-    _initialise()
+    if target.triple == _host_target().triple:
+        _initialise_host()
+    else:
+        _initialise_all()
     features = target.features
     if target.triple.startswith("x86_64"):
         # Without it LLVM aborts when it does not know the CPU's name.
@@ -214,7 +230,14 @@ def _create_machine(target: HostTarget) -> binding.TargetMachine:
 
 
 @lru_cache(maxsize=1)
-def _initialise() -> None:
+def _initialise_host() -> None:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+
+
+@lru_cache(maxsize=1)
+def _initialise_all() -> None:
+    """Starts what code for other machines needs; it takes time and 10 MiB that most never use."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     # f32 is divided on GPUs as XLA:GPU does, by `div.full`, whose error is below 2 ulp (PTX ISA).
@@ -306,7 +329,7 @@ _library_numbers = itertools.count()
 
 @lru_cache(maxsize=1)
 def _jit() -> binding.LLJIT:
-    _initialise()
+    _initialise_host()
     # JITLink places code and constants in one block, so 32-bit offsets between them always reach.
     return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
 

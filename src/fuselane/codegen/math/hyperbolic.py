@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 from llvmlite import ir
 
 from fuselane.codegen.math.emitter import FloatEmitter
-from fuselane.codegen.math.exponential import emit_reduced_expm1, expm1_coefficients
 from fuselane.codegen.math.polynomial import coefficients, emit_polynomial
 
-# Below it tanh is a polynomial, above it 1 - 2 / (e**2x + 1), where that loses nothing.
-_SMALL = 0.5625
+_LN2 = math.log(2.0)
+# Half of ln 2 less its nearest double. That of floats is near enough.
+_HALF_LN2_LOW = float.fromhex("0x1.abc9e3b39803fp-57")
 
-# (tanh(x) / x - 1) / x**2 in x**2 on [0, 0.5625], relative to tanh(x).
-_TANH_FLOAT = coefficients(
-    """
-    -0x1.555548p-2 0x1.110c5ep-3 -0x1.b905c4p-5 0x1.5811f6p-6 -0x1.9454f2p-8
-    """
-)
+# (tanh(h) / h - 1) / h**2 in h**2 on [0, 0.305], relative to tanh(h).
+_TANH_FLOAT = coefficients("-0x1.55548cp-2 0x1.10a9bp-3 -0x1.9ba906p-5")
 _TANH_DOUBLE = coefficients(
     """
-    -0x1.555555555554bp-2 0x1.1111111110246p-3 -0x1.ba1ba1b92fa3fp-5 0x1.664f4847f687p-6
-    -0x1.226e2cd61d267p-7 0x1.d6d240b805e4fp-9 -0x1.7d8b3f378149fp-10 0x1.345df195b84e6p-11
-    -0x1.e7ef5d10fab4bp-13 0x1.59260e0667a43p-14 -0x1.3c6f9b9600d6bp-16
+    -0x1.5555555555544p-2 0x1.111111110e1dep-3 -0x1.ba1ba1b49c782p-5 0x1.664f4607e9d01p-6
+    -0x1.226d969b50765p-7 0x1.d6a562f1df619p-9 -0x1.79ac7affd421fp-10 0x1.05f9f69063f68p-11
     """
 )
 
@@ -29,26 +26,39 @@ _TANH_DOUBLE = coefficients(
 def emit_tanh(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns the hyperbolic tangent.
 
+    Of x = h + n ln(2)/2, with n an integer and h in [-0.044, 0.304], e**2x is 2**n times what it is
+    of h. So with t = tanh(h) and s = 2**n
+
+        tanh(x) = ((s - 1) + t (s + 1)) / ((s + 1) + t (s - 1))
+                = b + (t (2 + b) - b) / ((s + 1) + t (s - 1)),  b = 1 - 1/s
+
+    b is exact and what is added to it small, or b is zero and the quotient t.
+
     Numerics: <= 1.4 ulp; tanh(-0.0) = -0.0, tanh(+-inf) = +-1.
     """
-    magnitude = emitter.absolute(x)
-    square = emitter.multiply(x, x)
-    tail = emit_polynomial(emitter, square, _TANH_DOUBLE if emitter.is_double else _TANH_FLOAT)
-    small = emitter.fma(emitter.multiply(square, magnitude), tail, magnitude)
-    large = _tanh_of_large(emitter, magnitude)
-    is_small = emitter.compare("<", magnitude, emitter.constant(_SMALL))
-    return emitter.copy_sign(emitter.select(is_small, small, large), x)
-
-
-def _tanh_of_large(emitter: FloatEmitter, magnitude: ir.Value) -> ir.Value:
-    clamped = emitter.at_most(magnitude, 19.5 if emitter.is_double else 9.5)
-    p, exponents = emit_reduced_expm1(
-        emitter,
-        emitter.add(clamped, clamped),
-        expm1_coefficients(emitter),
-        exponent_bias=emitter.format.bias,
-    )
     one = emitter.constant(1.0)
-    scale = emitter.from_bits(emitter.shift_left(exponents, emitter.format.mantissa_bits))
-    denominator = emitter.fma(p, scale, emitter.add(scale, one))
-    return emitter.subtract(one, emitter.divide(emitter.constant(2.0), denominator))
+    magnitude = emitter.at_most(emitter.absolute(x), 19.5 if emitter.is_double else 9.5)
+    h, scale, inverse = _reduce(emitter, magnitude)
+    square = emitter.multiply(h, h)
+    tail = emit_polynomial(emitter, square, _TANH_DOUBLE if emitter.is_double else _TANH_FLOAT)
+    t = emitter.fma(emitter.multiply(square, h), tail, h)
+    base = emitter.subtract(one, inverse)
+    numerator = emitter.fma(t, emitter.add(base, emitter.constant(2.0)), emitter.negate(base))
+    denominator = emitter.fma(t, emitter.subtract(scale, one), emitter.add(scale, one))
+    result = emitter.add(base, emitter.divide(numerator, denominator))
+    return emitter.flip_sign(result, emitter.to_bits(x))
+
+
+def _reduce(emitter: FloatEmitter, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Returns (h, 2**n, 2**-n) for x >= 0: x rounded to eighths of ln 2, then down to halves."""
+    format_, builder = emitter.format, emitter.builder
+    rounder = emitter.constant(format_.rounder / 4 + format_.bias)
+    shifted = emitter.fma(x, emitter.constant(2 / _LN2), rounder)
+    exponents = builder.and_(emitter.to_bits(shifted), emitter.integer(-4))
+    n = emitter.subtract(emitter.from_bits(exponents), rounder)
+    h = emitter.fma(n, emitter.constant(-_LN2 / 2), x)
+    if emitter.is_double:
+        h = emitter.fma(n, emitter.constant(-_HALF_LN2_LOW), h)
+    scale = emitter.shift_left(exponents, format_.mantissa_bits - 2)
+    inverse = builder.sub(emitter.integer(2 * format_.one_bits), scale)
+    return h, emitter.from_bits(scale), emitter.from_bits(inverse)

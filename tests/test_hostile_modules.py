@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from fuselane import budget, pipeline
 from fuselane.backends import cpu
-from fuselane.codegen import arrays
+from fuselane.codegen import arrays, llvm
 from fuselane.codegen import builder as kernel_builder
 from fuselane.codegen.entry import CpuEntry
 from fuselane.codegen.frame import Frame
@@ -249,7 +249,7 @@ def test_llvm_is_not_begun_without_time(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError("LLVM was begun")
 
     monkeypatch.setattr(cpu, "compile_object", never)
-    monkeypatch.setattr(cpu, "_LLVM_S_PER_INSTRUCTION", 100.0)
+    monkeypatch.setattr(llvm, "_S_PER_INSTRUCTION", 100.0)
     assert decide(plain()) == (None, [Reason.OUT_OF_TIME])
 
 

@@ -33,7 +33,7 @@ def test_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"unrol": 1}, "There is no option 'unrol'; options are bounds_checks, cache_mib, "),
         ({"vector_bits": 100}, "The option vector_bits has to be 128, 256 or 512."),
-        ({"unroll": 0}, "The option unroll has to be between 1 and 16."),
+        ({"unroll": 3}, "The option unroll has to be 1, 2, 4, 8 or 16."),
         ({"unroll": True}, "The option unroll has to be a whole number."),
         ({"unroll": 2.0}, "The option unroll has to be a whole number."),
         ({"tile_lanes": -5}, "The option tile_lanes has to be a positive number."),

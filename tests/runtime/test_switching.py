@@ -104,11 +104,11 @@ def test_nested_blocks_and_options(watch: Watch) -> None:
         with fuselane.enabled(unroll=2):
             function(argument())
         function(argument())
-    fuselane.enable(unroll=3)
+    fuselane.enable(unroll=4)
     function(argument())
     with fuselane.enabled(unroll=1):
         function(argument())
-    assert [options.unroll for options in watch.options] == [2, 1, 3]
+    assert [options.unroll for options in watch.options] == [2, 1, 4]
 
 
 def test_blocks_with_equal_options_nest() -> None:

@@ -44,7 +44,7 @@ OPTIONS: Final[Sequence[tuple[dict[str, Any], float]]] = (
     ({"vector_bits": 256, "unroll": 2, "tile_lanes": 1000}, 0.5),
 )
 """Options of Fuselane, and how often each is drawn. LLVM takes long over blocks wider than what
-Fuselane would choose, and minutes over those whose width is no power of two."""
+Fuselane would choose."""
 
 WITH_BODY: Final = frozenset({"while", "conditional"})
 KINKED: Final = frozenset({"abs", "maximum", "minimum", "clamp", "sort"})

@@ -65,7 +65,7 @@ LAYERS: Final = FOUNDATION | {
         *FOUNDATION,
     },
     "explaining": {
-        "backends.gpu",
+        "backends",
         "explain",
         "pipeline",
         "runtime",

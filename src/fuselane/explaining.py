@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from fuselane import collector, config, pipeline
+from fuselane.backends.cpu import CpuBackend
 from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, LoopDecision
@@ -51,7 +52,8 @@ def _decide(captured: CapturedModule, options: Options, log: DecisionLog) -> Non
     as they are there."""
     unscheduled = (stage.data for stage in reversed(captured.stages) if not stage.is_scheduled)
     data = next(unscheduled, captured.final)
-    backend = None if captured.gpu is None else GpuBackend(options, captured.gpu)
+    gpu = captured.gpu
+    backend = CpuBackend(options, is_dry=True) if gpu is None else GpuBackend(options, gpu)
     hook.guard(lambda module: pipeline.transform(module, options, log, backend), data)
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fuselane
 from fuselane.decisions import Decision, LoopDecision, Reason
 from fuselane.explain.report import Report
 
@@ -72,3 +78,17 @@ def test_equal_decisions_count_once() -> None:
     report = Report.of([fused, refused, fused, other, refused])
     assert report.loops == (fused, refused, other)
     assert report.num_fused == 2
+
+
+def test_explaining_makes_no_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSELANE_CACHE_DIR", str(tmp_path / "kernels"))
+
+    def rollout(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 1000, lambda _, x: jnp.sin(x) * 0.5 + x, x)
+
+    with fuselane.enabled(min_gain=0):
+        (loop,) = fuselane.explain(rollout, jnp.ones(2048)).loops
+        assert loop.fused and loop.kernel
+        assert loop.kernel not in {path.stem for path in tmp_path.rglob("*.kernel")}
+        jax.jit(rollout).lower(jnp.ones(2048)).compile()
+    assert loop.kernel in {path.stem for path in tmp_path.rglob("*.kernel")}

@@ -30,9 +30,16 @@ from fuselane.runtime.kernel import Kernel, compute_key
 @final
 @dataclass(frozen=True, slots=True)
 class CpuBackend:
-    """The host's CPU as a `Backend`: kernels are objects that our FFI handler runs."""
+    """The host's CPU as a `Backend`: kernels are objects that our FFI handler runs.
+
+    Attributes:
+        options: What the user set.
+        is_dry: Whether kernels are left without machine code, by who only wants to know what would
+            become of a loop.
+    """
 
     options: Options
+    is_dry: bool = False
 
     def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
         """Returns XLA:CPU's time for one iteration, thunk by thunk."""
@@ -72,7 +79,7 @@ class CpuBackend:
     def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:
         """Returns the kernel, from the cache or fresh from LLVM."""
         code = build_planned(program, plan, bounds_checks=self.options.bounds_checks)
-        kernel = compile_kernel(code, self.options)
+        kernel = compile_kernel(code, self.options, is_dry=self.is_dry)
         return KernelCall(
             program=replace(program, num_tiles=code.num_tiles, scratch_bytes=code.scratch_bytes),
             target=TARGET,
@@ -81,9 +88,13 @@ class CpuBackend:
         )
 
 
-def compile_kernel(code: KernelCode, options: Options) -> Kernel:
+def compile_kernel(code: KernelCode, options: Options, *, is_dry: bool = False) -> Kernel:
     """Returns the machine code of a kernel, from the cache or fresh from LLVM.
 
+    Args:
+        code: The kernel.
+        options: What the user set.
+        is_dry: Whether to leave out the machine code, and the cache alone.
     Raises:
         OutOfTimeError: if LLVM would probably need longer than there is time.
     """
@@ -94,19 +105,24 @@ def compile_kernel(code: KernelCode, options: Options) -> Kernel:
     opt_level = 1 if code.has_dots else 2
     layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar} {in_order} {opt_level}"
     key = compute_key(code.ir, layout, repr(target), options.fingerprint())
-    cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
 
     def compile_now() -> Kernel:
         check_time(code.num_instructions)
+        return make_kernel(
+            compile_object(code.ir, target, opt_level, vectorise=code.is_scalar, in_order=in_order)
+        )
+
+    def make_kernel(object_code: bytes) -> Kernel:
         return Kernel(
             key=key,
             symbol=code.symbol,
-            object_code=compile_object(
-                code.ir, target, opt_level, vectorise=code.is_scalar, in_order=in_order
-            ),
+            object_code=object_code,
             num_tiles=code.num_tiles,
             max_threads=max_threads,
             target=target,
         )
 
+    if is_dry:
+        return make_kernel(b"")
+    cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
     return cache.get_or_build(key, compile_now)

@@ -24,6 +24,7 @@ def describe_stages(stages: Sequence[CapturedStage]) -> tuple[StageModel, ...]:
     """Returns the stages of a module, oldest first; those that changed nothing are left out."""
     described: list[StageModel] = []
     before: dict[str, str] = {}
+    sizes: dict[bytes, int] = {}
     data = b""
     for stage in stages:
         if stage.data == data:
@@ -31,13 +32,17 @@ def describe_stages(stages: Sequence[CapturedStage]) -> tuple[StageModel, ...]:
         data = stage.data
         proto = HloModuleProto.FromString(data)
         now = {i.name: i.opcode for c in proto.computations for i in c.instructions}
-        described.append(_describe(stage, proto, now, before))
+        described.append(_describe(stage, proto, now, before, sizes))
         before = now
     return tuple(described)
 
 
 def _describe(
-    stage: CapturedStage, proto: Message, now: dict[str, str], before: dict[str, str]
+    stage: CapturedStage,
+    proto: Message,
+    now: dict[str, str],
+    before: dict[str, str],
+    sizes: dict[bytes, int],
 ) -> StageModel:
     """Returns a stage.
 
@@ -46,6 +51,7 @@ def _describe(
         proto: Its module.
         now: Opcodes of all instructions of it, by name.
         before: The same of the stage before.
+        sizes: Bytes of shapes by their serialized messages; gets those that are new.
     """
     opcodes = Counter(now.values())
     return StageModel(
@@ -54,13 +60,13 @@ def _describe(
         num_instructions=len(now),
         num_fusions=opcodes["fusion"],
         opcodes=dict(opcodes.most_common()),
-        bytes_moved=_count_bytes(proto),
+        bytes_moved=_count_bytes(proto, sizes),
         added={n: o for n, o in now.items() if before.get(n) != o},
         removed={n: o for n, o in before.items() if now.get(n) != o},
     )
 
 
-def _count_bytes(proto: Message) -> int:
+def _count_bytes(proto: Message, known: dict[bytes, int]) -> int:
     """Returns the bytes that operands and results of all kernels take together."""
     by_id = {computation.id: computation for computation in proto.computations}
     stack, seen, total = [proto.entry_computation_id], {proto.entry_computation_id}, 0
@@ -68,7 +74,11 @@ def _count_bytes(proto: Message) -> int:
         sizes: dict[int, int] = {}
         for instruction in by_id[stack.pop()].instructions:
             opcode = instruction.opcode
-            sizes[instruction.id] = size = Shape.from_proto(instruction.shape).byte_size
+            shape = instruction.shape.SerializeToString()
+            size = known.get(shape)
+            if size is None:
+                size = known[shape] = Shape.from_proto(instruction.shape).byte_size
+            sizes[instruction.id] = size
             if opcode in _WALKED:
                 fresh = [i for i in instruction.called_computation_ids if i not in seen]
                 seen.update(fresh)

@@ -65,6 +65,8 @@ LAYERS: Final = FOUNDATION | {
         *FOUNDATION,
     },
     "explaining": {
+        "fusion",
+        "hlo",
         "backends",
         "explain",
         "pipeline",

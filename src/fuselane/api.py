@@ -199,7 +199,8 @@ def explain(
     """Compiles a function afresh with XLA and returns what became of it. Does not run it.
 
     The report shows every kernel, loop and boundary with its reason, pass by pass, and what
-    Fuselane makes of the loops, whether it is on or not; for a GPU, with its option `gpu`.
+    Fuselane makes of the loops, whether it is on or not; for a GPU, with its option `gpu`. With a
+    fusion strategy in force, kernels are those of that, and so are the reasons.
 
     Args:
         function: A function that `jax.jit` takes, or what `jax.jit` returned.
@@ -216,7 +217,12 @@ def explain(
     with contextlib.nullcontext() if target == CPU else no_complaints():
         captured = capture(lower(jitted, target, *arguments, **keywords), target)
     setting = _switchboard.active
-    return report_on(captured, None if setting is None else setting.options)
+    if isinstance(function, _Scoped) and function.fusion is not None:
+        options = config.from_environment() if setting is None else setting.options
+        return report_on(captured, replace(options, fusion=function.fusion))
+    if setting is None:
+        return report_on(captured)
+    return report_on(captured, setting.options, setting.strategy_of)
 
 
 @final
@@ -226,7 +232,7 @@ class _Scoped:
     def __init__(self, inner: Any, options: Options, fusion: str | None = None) -> None:
         self.inner = inner
         self._options = options
-        self._fusion = fusion
+        self.fusion = fusion
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         with self._scope():
@@ -240,15 +246,15 @@ class _Scoped:
         with self._scope():
             result = stage(*arguments, **keywords)
         is_stage = any(hasattr(result, name) for name in ("lower", "compile"))
-        return _Scoped(result, self._options, self._fusion) if is_stage else result
+        return _Scoped(result, self._options, self.fusion) if is_stage else result
 
     def _scope(self) -> contextlib.AbstractContextManager[None]:
         active = _switchboard.active
-        if config.switch() is False or (active is not None and self._fusion is None):
+        if config.switch() is False or (active is not None and self.fusion is None):
             return contextlib.nullcontext()
         options = self._options if active is None else active.options
-        if self._fusion is not None:
-            options = replace(options, fusion=self._fusion, tuned=False)
+        if self.fusion is not None:
+            options = replace(options, fusion=self.fusion, tuned=False)
         return _switchboard.scope(_prepare(options))
 
 

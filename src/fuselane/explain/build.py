@@ -34,9 +34,10 @@ from fuselane.explain.loops import describe_loops
 from fuselane.explain.model import InstructionModel, ModuleModel
 from fuselane.explain.provenance import Provenance
 from fuselane.explain.timeline import describe_stages
-from fuselane.explain.why import Judge
+from fuselane.explain.why import Judge, Rules
 from fuselane.explain.why_cpu import CpuRefusals
 from fuselane.explain.why_gpu import GpuRefusals
+from fuselane.explain.why_strategy import StrategyRefusals, StrategyRun
 from fuselane.hlo.module import HloModule
 from fuselane.xla.captured import CapturedModule, CapturedStage
 
@@ -49,6 +50,7 @@ def build_module(
     *,
     costs: MachineCosts | None = None,
     num_cores: int = 1,
+    strategy: StrategyRun | None = None,
 ) -> ModuleModel:
     """Returns what is known of a module that XLA compiled.
 
@@ -57,6 +59,7 @@ def build_module(
         decisions: What Fuselane decided about loops; those of other modules are passed over.
         costs: Of the machine, for a CPU; None for those built in.
         num_cores: Cores XLA may use on a CPU.
+        strategy: What fused it, if that was not XLA.
     """
     module = captured.module()
     launches = find_launches(module)
@@ -66,7 +69,10 @@ def build_module(
     machine = costs or MachineCosts()
     clock = _choose_clock(captured, machine, num_cores)
     own = [d for d in decisions if d.module == captured.name]
-    if captured.gpu is None:
+    rules: Rules
+    if strategy is not None:
+        rules = StrategyRefusals(strategy, module).why
+    elif captured.gpu is None:
         rules = CpuRefusals(module, captured.module(), unfused and unfused.module).why
     else:
         rules = GpuRefusals(captured, module, unfused and unfused.module).why

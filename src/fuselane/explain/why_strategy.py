@@ -1,0 +1,63 @@
+"""What the passes of a fusion strategy said about two kernels they left apart.
+
+Passes log every question they ask, under the names instructions have then. Fusions keep theirs
+while they grow; what was left alone is wrapped into one of its own last, so its name is looked for
+by its value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from fuselane.boundary import BoundaryDecision, BoundaryReason
+from fuselane.explain.edges import Edge
+from fuselane.explain.same_values import SameValues
+from fuselane.fusion.decision import FusionDecision, FusionLog
+from fuselane.hlo.module import HloModule
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyRun:
+    """A strategy that fused a module.
+
+    Attributes:
+        log: What its passes asked and decided.
+        unfused: What they were given.
+    """
+
+    log: FusionLog
+    unfused: HloModule
+
+
+@final
+class StrategyRefusals:
+    """Answers of a strategy for the kernels of one module."""
+
+    def __init__(self, run: StrategyRun, module: HloModule) -> None:
+        """Sorts what the passes said.
+
+        Args:
+            run: Of the strategy.
+            module: What came of it, whose edges are asked about.
+        """
+        self._values = SameValues(module, run.unfused)
+        self._pairs = run.log.refusals()
+        self._of_producer: dict[str, FusionDecision] = {}
+        for (producer, _), decision in self._pairs.items():
+            self._of_producer[producer] = decision
+
+    def why(self, edge: Edge) -> BoundaryDecision:
+        """Returns why no pass fused a kernel into another."""
+        former = self._values.former(edge.producer)
+        names = [edge.producer.name] + ([] if former is None else [former.name])
+        found = [
+            *(self._pairs.get((name, edge.consumer.name)) for name in names),
+            *map(self._of_producer.get, names),
+        ]
+        decision = next((d for d in found if d is not None), None)
+        if decision is not None:
+            return decision.boundary()
+        detail = f"No pass tried to fuse `{edge.producer.name}` into `{edge.consumer.name}`."
+        return BoundaryDecision(reason=BoundaryReason.NOT_FUSIBLE, detail=detail)

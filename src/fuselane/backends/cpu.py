@@ -123,6 +123,7 @@ def compile_kernel(code: KernelCode, options: Options, *, is_dry: bool = False) 
         )
 
     if is_dry:
+        check_time(code.num_instructions)
         return make_kernel(b"")
     cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
     return cache.get_or_build(key, compile_now)

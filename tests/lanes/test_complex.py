@@ -9,7 +9,7 @@ from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
-from fuselane.lanes.complex import component_shape, joined_shape
+from fuselane.lanes.complex_parts import component_shape, joined_shape
 from fuselane.lanes.normalise import NormalLoop, normalise
 from tests.hlo.xla import to_text
 from tests.lanes.loops import counting_loop, loop_of

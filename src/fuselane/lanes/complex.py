@@ -35,6 +35,17 @@ from fuselane.lanes import layout
 from fuselane.lanes.applied import apply_to_arrays
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.complex_math import COMPLEX_RULES, Pair, Real, compare, magnitude
+from fuselane.lanes.complex_parts import (
+    COMPONENT_TYPES,
+    NUM_PARTS,
+    component_shape,
+    has_complex,
+    is_split,
+    join,
+    joined_shape,
+    split,
+    with_parts,
+)
 from fuselane.lanes.values import Value, array_of, leaves_of
 
 Visit = Callable[[HloInstruction, Sequence[Value]], Value]
@@ -43,36 +54,13 @@ Visit = Callable[[HloInstruction, Sequence[Value]], Value]
 Inline = Callable[[HloComputation, Sequence[Value], ComputationBuilder], Value]
 """Emits all of a computation, given its arguments, and returns the value of its root."""
 
-_COMPONENTS: Final = {
-    PrimitiveType.C64: PrimitiveType.F32,
-    PrimitiveType.C128: PrimitiveType.F64,
-}
-_PARTS: Final = 2
-
 COMPLEX_OPCODES: Final = frozenset({"complex", "imag", "real"})
 """Opcodes that only complex numbers have."""
 
 
 def is_complex(instruction: HloInstruction) -> bool:
     """Whether an instruction of the user's module makes or takes arrays of complex numbers."""
-    return _is_complex(instruction.shape) or any(_is_complex(o.shape) for o in instruction.operands)
-
-
-def _is_complex(shape: Shape) -> bool:
-    return shape.element_type in _COMPONENTS or any(map(_is_complex, shape.tuple_shapes))
-
-
-def joined_shape(shape: Shape) -> Shape:
-    """Returns the shape of the real array with the bytes of a complex one, layout included."""
-    return _with_parts(shape, _COMPONENTS[shape.element_type])
-
-
-def component_shape(shape: Shape) -> Shape:
-    """Returns the shape of one part of a complex array; other shapes as they are."""
-    element = _COMPONENTS.get(shape.element_type)
-    if element is None:
-        return shape
-    return Shape(element, shape.dimensions, (), shape.minor_to_major, shape.details)
+    return has_complex(instruction.shape) or any(has_complex(o.shape) for o in instruction.operands)
 
 
 def lower_complex(
@@ -141,12 +129,12 @@ class _Lowering:
                 return magnitude(*operands).value
             case "compare" if self.instruction.comparison_direction in ("EQ", "NE"):
                 return compare(self.instruction.comparison_direction, operands).value
-            case "convert" if _is_complex(self.instruction.shape):
+            case "convert" if has_complex(self.instruction.shape):
                 return self._join(self._convert(operands[0]))
         raise self._unsupported()
 
     def _convert(self, operand: Pair) -> Pair:
-        element = _COMPONENTS[self.instruction.shape.element_type]
+        element = COMPONENT_TYPES[self.instruction.shape.element_type]
         return Pair(operand.real.convert(element), operand.imag.convert(element))
 
     def _real(self) -> Value:
@@ -168,7 +156,7 @@ class _Lowering:
         pairs = []
         for original, *values in zip(self.instruction.operands, *parts, strict=True):
             real, imag = (Real(self.builder, self.instruction, value) for value in values)
-            pairs.append(Pair(real, imag if _is_complex(original.shape) else real.fill(0)))
+            pairs.append(Pair(real, imag if has_complex(original.shape) else real.fill(0)))
         return pairs
 
     def _select(self) -> Value:
@@ -178,9 +166,9 @@ class _Lowering:
             return values[0]
         shape = self.instruction.operands[0].shape
         if shape.dimensions:
-            sizes = (*predicate.shape.dimensions, _PARTS)
+            sizes = (*predicate.shape.dimensions, NUM_PARTS)
             predicate = self.builder.broadcast(predicate, sizes, tuple(range(shape.rank)))
-            shape = _with_parts(shape, shape.element_type)
+            shape = with_parts(shape, shape.element_type)
         shapes = [shape, *(joined_shape(o.shape) for o in self.instruction.operands[1:])]
         return self.visit(self._joined_twin(shapes), [predicate, *values])
 
@@ -192,18 +180,18 @@ class _Lowering:
 
     def _move(self) -> Value:
         shapes = [o.shape for o in (self.instruction, *self.instruction.operands)]
-        if len({shape.element_type for shape in shapes if _is_complex(shape)}) > 1 or not (
-            _is_complex(shapes[0]) and _is_complex(shapes[1])
+        if len({shape.element_type for shape in shapes if has_complex(shape)}) > 1 or not (
+            has_complex(shapes[0]) and has_complex(shapes[1])
         ):
             raise self._unsupported()
         arrays = [
             value
             for value, original in zip(self.operands, self.instruction.operands, strict=True)
-            if _is_complex(original.shape)
+            if has_complex(original.shape)
         ]
         if self.opcode == "dynamic-update-slice":
             arrays = arrays[:1]
-        if self.opcode == "pad" or all(map(_is_split, arrays)):
+        if self.opcode == "pad" or all(map(is_split, arrays)):
             return self._move_parts()
         return self._move_joined()
 
@@ -215,7 +203,7 @@ class _Lowering:
     def _move_joined(self) -> Value:
         operands = list(self.operands)
         shapes = [
-            joined_shape(o.shape) if _is_complex(o.shape) else o.shape
+            joined_shape(o.shape) if has_complex(o.shape) else o.shape
             for o in self.instruction.operands
         ]
         if self.opcode in ("dynamic-slice", "dynamic-update-slice"):
@@ -303,7 +291,7 @@ class _Lowering:
         remaining = iter(parts)
         values = [
             join(self.builder, next(remaining), next(remaining), self.instruction)
-            if _is_complex(shape)
+            if has_complex(shape)
             else next(remaining)
             for shape in self.instruction.shape.tuple_shapes or (self.instruction.shape,)
         ]
@@ -319,23 +307,23 @@ class _Lowering:
         arguments = []
         for i, parameter in enumerate(original.parameters):
             scalar = array_shape(component_shape(parameter.shape).element_type, ())
-            count = _PARTS if _is_complex(parameter.shape) else 1
+            count = NUM_PARTS if has_complex(parameter.shape) else 1
             parts = [builder.parameter(number(i, k), scalar, parameter) for k in range(count)]
-            is_pair = count == _PARTS
+            is_pair = count == NUM_PARTS
             arguments.append(join(builder, parts[0], parts[1], parameter) if is_pair else parts[0])
         value = self.inline(original, arguments, builder)
         shape = original.root.shape
         leaves = [
             part
             for leaf, element in zip(leaves_of(value), shape.tuple_shapes or (shape,), strict=True)
-            for part in (split(builder, leaf) if _is_complex(element) else (leaf,))
+            for part in (split(builder, leaf) if has_complex(element) else (leaf,))
         ]
         return builder.finish(leaves[0] if len(leaves) == 1 else builder.make_tuple(leaves))
 
     def _parameter_number(self, parameter: int, part: int) -> int:
         """Returns where a parameter's part comes in what a reduce of all parts applies."""
         before = self.instruction.to_apply.parameters[:parameter]
-        return sum(_PARTS if _is_complex(p.shape) else 1 for p in before) + part
+        return sum(NUM_PARTS if has_complex(p.shape) else 1 for p in before) + part
 
     def _sort_parameter_number(self, parameter: int, part: int) -> int:
         """Returns the same for a comparator, which has two parameters for each operand."""
@@ -363,7 +351,7 @@ class _Lowering:
         """Returns the real and the imaginary parts of the operands; real operands in both."""
         reals, imags = [], []
         for value, original in zip(self.operands, self.instruction.operands, strict=True):
-            is_pair = _is_complex(original.shape)
+            is_pair = has_complex(original.shape)
             real, imag = split(self.builder, value) if is_pair else (value, value)
             reals.append(real)
             imags.append(imag)
@@ -374,7 +362,7 @@ class _Lowering:
         return [
             part
             for value, original in zip(self.operands, self.instruction.operands, strict=True)
-            for part in (split(self.builder, value) if _is_complex(original.shape) else (value,))
+            for part in (split(self.builder, value) if has_complex(original.shape) else (value,))
         ]
 
     def _flat_shapes(self, instructions: Sequence[HloInstruction]) -> list[Shape]:
@@ -382,7 +370,7 @@ class _Lowering:
         return [
             component_shape(shape)
             for shape in shapes
-            for _ in range(_PARTS if _is_complex(shape) else 1)
+            for _ in range(NUM_PARTS if has_complex(shape) else 1)
         ]
 
     def _component_twin(self) -> HloInstruction:
@@ -443,98 +431,6 @@ _LOWERINGS: Final[dict[str, Callable[[_Lowering], Value]]] = {
 }
 
 
-# Joined arrays and their parts.
-
-
-def join(
-    builder: ComputationBuilder, real: HloInstruction, imag: HloInstruction, origin: HloInstruction
-) -> HloInstruction:
-    """Returns the array with real and imaginary parts side by side in a last dimension."""
-    sizes = real.shape.dimensions
-    if real is imag and real.opcode == "broadcast" and not real.operands[0].shape.dimensions:
-        return builder.broadcast(real.operands[0], (*sizes, _PARTS), ())
-    columns = [builder.reshape(part, (*sizes, 1)) for part in (real, imag)]
-    shape = array_shape(real.shape.element_type, (*sizes, _PARTS))
-    return builder.emit(
-        "concatenate", shape, columns, (("dimensions", (len(sizes),)),), origin=origin
-    )
-
-
-def split(
-    builder: ComputationBuilder, joined: HloInstruction
-) -> tuple[HloInstruction, HloInstruction]:
-    """Returns the real and the imaginary part of a joined array, as they were if it was joined."""
-    real, imag = (_part(builder, joined, k) for k in range(_PARTS))
-    return real, imag
-
-
-def _part(builder: ComputationBuilder, joined: HloInstruction, number: int) -> HloInstruction:
-    *sizes, _ = joined.shape.dimensions
-    last = len(sizes)
-    if _is_join(joined):
-        return builder.reshape(joined.operands[number], tuple(sizes))
-    match joined.opcode:
-        case "constant" if not sizes:
-            shape = array_shape(joined.shape.element_type, ())
-            literal = numpy_to_literal(joined.literal[number], shape)
-            return builder.constant(shape, literal, joined)
-        case "broadcast":
-            inner, dimensions = joined.operands[0], joined.dimensions
-            if last in dimensions:
-                inner, dimensions = _part(builder, inner, number), dimensions[:-1]
-            return builder.broadcast(inner, tuple(sizes), dimensions)
-        case "reshape" if joined.operands[0].shape.dimensions[-1:] == (_PARTS,):
-            return builder.reshape(_part(builder, joined.operands[0], number), tuple(sizes))
-        case "transpose" if joined.dimensions[last] == last:
-            part = _part(builder, joined.operands[0], number)
-            return builder.transpose(part, joined.dimensions[:-1])
-        case "select" if _is_repeated(joined.operands[0]):
-            predicate, *values = joined.operands
-            repeated = builder.broadcast(predicate.operands[0], tuple(sizes), predicate.dimensions)
-            parts = [_part(builder, value, number) for value in values]
-            shape = parts[0].shape
-            return builder.elementwise("select", shape, (repeated, *parts), origin=joined)
-    ranges = (*((0, size, 1) for size in sizes), (number, number + 1, 1))
-    shape = array_shape(joined.shape.element_type, (*sizes, 1))
-    column = builder.emit("slice", shape, (joined,), (("slice_dimensions", ranges),))
-    return builder.reshape(column, tuple(sizes))
-
-
-def _is_split(joined: HloInstruction) -> bool:
-    """Whether the parts of a joined array are at hand."""
-    if joined.opcode == "select":
-        return any(map(_is_split, joined.operands[1:]))
-    if joined.opcode == "broadcast":
-        return True
-    return _is_join(joined) or joined.shape.dimensions == (_PARTS,)
-
-
-def _is_join(value: HloInstruction) -> bool:
-    last = value.shape.rank - 1
-    return (
-        value.opcode == "concatenate"
-        and value.dimensions == (last,)
-        and [o.shape.dimensions[last] for o in value.operands] == [1, 1]
-    )
-
-
-def _is_repeated(predicate: HloInstruction) -> bool:
-    """Whether a predicate is the same for both parts."""
-    last = predicate.shape.rank - 1
-    return predicate.opcode == "broadcast" and last not in predicate.dimensions
-
-
-def _with_parts(shape: Shape, element_type: PrimitiveType) -> Shape:
-    """Returns a shape with a last dimension, fastest in memory, for two parts."""
-    return Shape(
-        element_type,
-        (*shape.dimensions, _PARTS),
-        (),
-        (shape.rank, *shape.minor_to_major),
-        shape.details,
-    )
-
-
 # How instructions change when their arrays get a last dimension.
 
 
@@ -543,16 +439,16 @@ def _extend_dimensions(original: HloInstruction, twin: HloInstruction) -> None:
 
 
 def _extend_slice(_original: HloInstruction, twin: HloInstruction) -> None:
-    twin.proto.slice_dimensions.append(SliceDimensions(start=0, limit=_PARTS, stride=1))
+    twin.proto.slice_dimensions.append(SliceDimensions(start=0, limit=NUM_PARTS, stride=1))
 
 
 def _extend_dynamic_slice(_original: HloInstruction, twin: HloInstruction) -> None:
-    twin.proto.dynamic_slice_sizes.append(_PARTS)
+    twin.proto.dynamic_slice_sizes.append(NUM_PARTS)
 
 
 def _extend_gather(original: HloInstruction, twin: HloInstruction) -> None:
     twin.proto.gather_dimension_numbers.offset_dims.append(original.shape.rank)
-    twin.proto.gather_slice_sizes.append(_PARTS)
+    twin.proto.gather_slice_sizes.append(NUM_PARTS)
 
 
 _TRAILING: Final[dict[str, Callable[[HloInstruction, HloInstruction], None]]] = {

@@ -41,7 +41,8 @@ from fuselane.lanes.builder import (
     elementwise_attributes,
 )
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
-from fuselane.lanes.complex import COMPLEX_OPCODES, is_complex, joined_shape, lower_complex
+from fuselane.lanes.complex import COMPLEX_OPCODES, is_complex, lower_complex
+from fuselane.lanes.complex_parts import joined_shape
 from fuselane.lanes.conditionals import lower_conditional
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.conversions import convert_back, read_unconverted

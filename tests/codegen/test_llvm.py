@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import subprocess
 import sys
 import threading
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 from llvmlite import ir
+from llvmlite.binding import ffi
 
 from fuselane.codegen.llvm import (
     HostTarget,
@@ -273,3 +277,49 @@ define i64 @mix(ptr %p) {{
         mix(numbers.ctypes.data)
         results.append(numbers)
     np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("opt_level", [1, 2, 3])
+def test_every_pass_manager_is_freed(opt_level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, freed = _count_pass_managers(monkeypatch)
+    compile_object(ADD_ONE, opt_level=opt_level)
+    assert made
+    assert sorted(freed) == sorted(made)
+
+
+def _count_pass_managers(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
+    """Returns lists that name the kind of each pass manager LLVM makes and frees from now on."""
+    makers = {
+        "LLVMPY_CreateNewModulePassManager": "Module",
+        "LLVMPY_buildPerModuleDefaultPipeline": "Module",
+        "LLVMPY_buildFunctionSimplificationPipeline": "Function",
+    }
+    made: list[str] = []
+    freed: list[str] = []
+
+    class Library:
+        def __getattr__(self, name: str) -> Any:
+            function = getattr(library, name)
+            if name in makers:
+                made.append(makers[name])
+            elif name.startswith("LLVMPY_DisposeNew"):
+                freed.append("Module" if "Module" in name else "Function")
+            return function
+
+    library = ffi.lib
+    monkeypatch.setattr(ffi, "lib", Library())
+    return made, freed
+
+
+def test_jits_go_with_their_objects() -> None:
+    object_code = compile_object(ADD_ONE)
+    jits = set()
+    for _ in range(100):
+        loaded = load_object(object_code)
+        assert loaded.address("add")
+        jits.add(weakref.ref(loaded._jit))
+        loaded.close()
+    del loaded
+    gc.collect()
+    assert len(jits) >= 3
+    assert sum(jit() is not None for jit in jits) <= 1

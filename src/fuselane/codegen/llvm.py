@@ -9,15 +9,17 @@ called from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from llvmlite import binding, ir
+from llvmlite.binding.newpassmanagers import NewPassManager
 
 from fuselane import budget
 from fuselane.errors import CodegenError, OutOfTimeError
@@ -261,7 +263,8 @@ def _vectorise(module: binding.ModuleRef, machine: binding.TargetMachine) -> Non
     tuning.loop_interleaving = False
     tuning.loop_unrolling = False
     builder = binding.create_pass_builder(machine, tuning)
-    builder.getModulePassManager().run(module, builder)
+    with _disposing(builder.getModulePassManager()) as passes:
+        passes.run(module, builder)
 
 
 def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_level: int) -> None:
@@ -275,29 +278,44 @@ def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_lev
     tuning.loop_unrolling = False
     builder = binding.create_pass_builder(machine, tuning)
     if opt_level == 3:
-        builder.getModulePassManager().run(module, builder)
+        with _disposing(builder.getModulePassManager()) as passes:
+            passes.run(module, builder)
         return
-    cheap = binding.create_new_module_pass_manager()
-    cheap.add_always_inliner_pass()
-    if opt_level == 1:
-        cheap.add_sroa_pass()
-        cheap.add_instruction_combine_pass()
-        cheap.add_simplify_cfg_pass()
-        cheap.add_dead_store_elimination_pass()
-    cheap.run(module, builder)
+    with _disposing(binding.create_new_module_pass_manager()) as cheap:
+        cheap.add_always_inliner_pass()
+        if opt_level == 1:
+            cheap.add_sroa_pass()
+            cheap.add_instruction_combine_pass()
+            cheap.add_simplify_cfg_pass()
+            cheap.add_dead_store_elimination_pass()
+        cheap.run(module, builder)
     if opt_level == 1:
         return
-    passes = builder.getFunctionPassManager()
-    for function in module.functions:
-        if not function.is_declaration:
-            passes.run(function, builder)
+    with _disposing(builder.getFunctionPassManager()) as passes:
+        for function in module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
+
+
+@contextlib.contextmanager
+def _disposing(passes: Any) -> Iterator[Any]:
+    """Frees a pass manager of llvmlite's behind a block: 50 KiB that it would never free itself.
+
+    In llvmlite 0.50 the method that frees them is hidden by an empty one of the other base class.
+    """
+    try:
+        yield passes
+    finally:
+        NewPassManager._dispose(passes)
+        passes.detach()
 
 
 @final
 class LoadedObject:
     """Object code in this process's memory, executable until `close` (or garbage collection)."""
 
-    def __init__(self, library: str, tracker: binding.ResourceTracker) -> None:
+    def __init__(self, jit: binding.LLJIT, library: str, tracker: binding.ResourceTracker) -> None:
+        self._jit = jit
         self._library = library
         # Each lookup returns a tracker too; LLVM unmaps the code once any of them is dropped.
         self._trackers = [tracker]
@@ -312,7 +330,7 @@ class LoadedObject:
         if not self._trackers:
             raise CodegenError(f"The object that defines {symbol} has been closed.")
         try:
-            tracker = _jit().lookup(self._library, symbol)
+            tracker = self._jit.lookup(self._library, symbol)
         except RuntimeError as error:
             raise CodegenError(f"LLVM could not load {symbol}: {str(error).strip()}") from error
         self._trackers.append(tracker)
@@ -324,11 +342,14 @@ class LoadedObject:
             self._trackers.pop().close()
 
 
-_library_numbers = itertools.count()
+_OBJECTS_PER_JIT = 32
+"""ORC never frees a library's name and tables, 9 KiB, before the whole JIT goes, which has 120 KiB
+of its own: so a JIT loads that many objects and goes with the last of them."""
+_object_numbers = itertools.count()
 
 
 @lru_cache(maxsize=1)
-def _jit() -> binding.LLJIT:
+def _jit(_number: int) -> binding.LLJIT:
     _initialise_host()
     # JITLink places code and constants in one block, so 32-bit offsets between them always reach.
     return binding.create_lljit_compiler(use_jit_link=True, suppress_errors=True)
@@ -343,9 +364,10 @@ def load_object(object_code: bytes) -> LoadedObject:
     Raises:
         CodegenError: if the bytes are no object file for this machine.
     """
-    library = f"fuselane.{next(_library_numbers)}"
+    number = next(_object_numbers)
+    jit, library = _jit(number // _OBJECTS_PER_JIT), f"fuselane.{number}"
     builder = binding.JITLibraryBuilder().add_object_img(object_code).add_current_process()
     try:
-        return LoadedObject(library, builder.link(_jit(), library))
+        return LoadedObject(jit, library, builder.link(jit, library))
     except RuntimeError as error:
         raise CodegenError(f"LLVM could not load an object: {str(error).strip()}") from error

@@ -116,7 +116,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_command(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "calibrate", lambda: MachineCosts(thunk_us=0.5))
+    monkeypatch.setattr(cli.small, "calibrate", lambda: MachineCosts(thunk_us=0.5))
     assert dict(doctor.diagnose().lines)["costs"].startswith("built in")
     assert cli.main(["calibrate"]) == cli.OK
     captured = capsys.readouterr()

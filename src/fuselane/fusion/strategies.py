@@ -21,3 +21,18 @@ def find_strategy(text: str) -> Pipeline:
     if text.strip().endswith(_PLAN_ENDING):
         return (PlanFusion(modules=read_plan(Path(text.strip()).expanduser())),)
     return parse_pipeline(text)
+
+
+def split_strategies(text: str) -> list[str]:
+    """Returns the strategies of a list, separated by semicolons, or else by commas outside of
+    braces and parentheses: `none,xla-2021`, `none;xla-today-cpu,fusion-merger`."""
+    if ";" in text:
+        return [part.strip() for part in text.split(";") if part.strip()]
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "({") - (letter in ")}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]

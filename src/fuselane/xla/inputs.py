@@ -18,7 +18,7 @@ from fuselane.xla.files import capture_path
 from fuselane.xla.scripts import ScriptCapture, capture_script
 from fuselane.xla.targets import CPU, find_target
 
-_FUNCTION: Final = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+FUNCTION: Final = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
 def capture_input(
@@ -46,7 +46,7 @@ def capture_input(
         return capture_script(command, found, max_s=max_s, on_progress=on_progress)
     if len(command) > 1:
         raise InputError(f"Only scripts take arguments, not {command[0]!r}.")
-    function = _FUNCTION.fullmatch(command[0])
+    function = FUNCTION.fullmatch(command[0])
     if function is not None:
         on_progress(f"calling {function['name']} of {function['file']}")
         jitted, arguments = load_function(Path(function["file"]), function["name"])

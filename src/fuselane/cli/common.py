@@ -1,0 +1,93 @@
+"""What the commands share: exit codes, output, and what arguments may look like."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+
+from fuselane.errors import InputError
+
+OK: Final = 0
+WRONG: Final = 1
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+
+STDOUT: Final = Path("-")
+"""As the name of a file: standard output."""
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file; what is wrong with it is bad input."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+
+
+def say(line: str) -> None:
+    """Prints a line about what is going on."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def progress(line: str) -> None:
+    """Tells somebody who waits at a terminal what is being done."""
+    if sys.stderr.isatty():
+        say(line)
+
+
+def complain(sentence: str) -> None:
+    """Prints what is wrong with the input."""
+    say(f"fuselane: {sentence}")
+
+
+def stay_on_the_cpu() -> None:
+    """Keeps JAX from looking for a GPU, where the user does not name a platform."""
+    settings: Any = jax.config
+    if settings.jax_platforms is None:
+        settings.update("jax_platforms", "cpu")
+
+
+def positive(text: str) -> int:
+    """Reads a number of at least one."""
+    number = natural(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("it has to be at least 1")
+    return number
+
+
+def natural(text: str) -> int:
+    """Reads a whole number."""
+    if not (text.isascii() and text.replace("_", "").isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Reads a number of seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def minutes(text: str) -> float:
+    """Reads a number of minutes."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes")
+    return minutes
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Reads names separated by commas."""
+    return tuple(dict.fromkeys(text.split(",")))

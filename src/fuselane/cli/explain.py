@@ -1,0 +1,99 @@
+"""`fuselane explain`: the kernels and loops of a program, and why."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from fuselane.cli.common import OK, STDOUT, WRONG, progress, say, seconds, stay_on_the_cpu, write
+from fuselane.errors import InputError
+from fuselane.explain.report import Report
+from fuselane.explaining import report_on
+from fuselane.xla.capture import MAX_SECONDS
+from fuselane.xla.inputs import capture_input
+from fuselane.xla.targets import NAMES as TARGETS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "fuselane explain [options] (SCRIPT.py | SCRIPT.py:FUNCTION | -m MODULE | FILE | FOLDER) "
+        "[-- ARGUMENTS ...]"
+    )
+    parser.add_argument(
+        "input",
+        nargs="?",
+        help="a script, run as it is; a function in one, which returns a function to compile and "
+        "its arguments; a file of HLO, StableHLO or jax.export; a folder of XLA's dumps",
+    )
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="a module to run as a script")
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help=f"{', '.join(TARGETS)} or a GpuTargetConfigProto file; default cpu",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write it there; - prints it")
+    parser.add_argument("--annotate", action="store_true", help="print the source, line by line")
+    parser.add_argument(
+        "--trace",
+        metavar="NAME",
+        help="print which passes made or removed an instruction, or opcode",
+    )
+    parser.add_argument("--diff", metavar="OTHER", help="compare with another input, or target")
+    parser.add_argument(
+        "--max-seconds",
+        type=seconds,
+        default=MAX_SECONDS,
+        metavar="N",
+        help=f"how long the script, and XLA, may take; default {MAX_SECONDS:g}",
+    )
+    parser.set_defaults(run=_run, arguments=[])
+
+
+def _run(options: argparse.Namespace) -> int:
+    if (options.input is None) == (options.module is None):
+        raise InputError("Name one script, module, file or folder to explain.")
+    for path in (options.html, options.json):
+        if path not in (None, STDOUT):
+            write(path, "")  # rather now than after minutes of compiling
+    stay_on_the_cpu()
+    command = ["-m", options.module] if options.input is None else [options.input]
+    command += options.arguments
+    report, exit_code = _explain_input(command, options.target, options.max_seconds)
+    if options.html is not None:
+        report.html(options.html)
+    if options.json == STDOUT:
+        print(report.json())
+    elif options.json is not None:
+        write(options.json, report.json() + "\n")
+    if options.diff is not None:
+        is_target = options.diff in TARGETS
+        other, other_code = _explain_input(
+            command if is_target else [options.diff],
+            options.diff if is_target else options.target,
+            options.max_seconds,
+        )
+        print(report.diff(other))
+        return max(exit_code, other_code)
+    if options.annotate:
+        print(report.annotated())
+    elif options.trace:
+        print(report.trace(options.trace))
+    elif options.json != STDOUT:
+        Console().print(report)
+    return exit_code
+
+
+def _explain_input(
+    command: Sequence[str], target: str | None, max_seconds: float
+) -> tuple[Report, int]:
+    """Returns the report on an input, and the exit code that it makes."""
+    captured = capture_input(command, target, max_s=max_seconds, on_progress=progress)
+    for reason in captured.refused:
+        say(f"XLA could not compile a module: {reason}.")
+    if captured.exit_code:
+        say(f"The script ended with exit code {captured.exit_code}.")
+    return report_on(captured.modules), WRONG if captured.exit_code else OK

@@ -1,0 +1,120 @@
+"""`fuselane fuse`: fusion strategies on a program, side by side, and their plans."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fuselane.cli.common import OK, WRONG, positive, progress, say, stay_on_the_cpu
+from fuselane.comparing import XLA, StrategyCosts, compare_strategies, measure, plan_module
+from fuselane.errors import InputError
+from fuselane.fusion.pipelines import PIPELINES
+from fuselane.fusion.plan import write_plan
+from fuselane.fusion.strategies import find_strategy, split_strategies
+from fuselane.xla.capture import MAX_SECONDS
+from fuselane.xla.inputs import FUNCTION, capture_input, load_function
+from fuselane.xla.programs import Program, program_of
+from fuselane.xla.targets import CPU
+from fuselane.xla.targets import NAMES as TARGETS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    parser.usage = (
+        "fuselane fuse (SCRIPT.py:FUNCTION | SCRIPT.py | FILE) [--pipeline P] [--compare P,Q,...] "
+        "[--target NAME] [--save PLAN.json]"
+    )
+    parser.add_argument(
+        "input",
+        help="a function in a script, which returns a function to compile and its arguments (it is "
+        "run and timed on the CPU); a script; a file of HLO, StableHLO or jax.export",
+    )
+    parser.add_argument(
+        "--pipeline",
+        default="",
+        metavar="P",
+        help=f"{', '.join(PIPELINES)}, passes as text, or a plan; default all by name",
+    )
+    parser.add_argument(
+        "--compare",
+        default="",
+        metavar="P,Q,...",
+        help="further strategies; separated by semicolons if one is a list of passes",
+    )
+    parser.add_argument(
+        "--target",
+        default=CPU,
+        metavar="NAME",
+        help=f"{', '.join(TARGETS)} or a GpuTargetConfigProto file; default cpu",
+    )
+    parser.add_argument(
+        "--save", type=Path, metavar="PLAN.json", help="write what --pipeline fuses as a plan"
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=15, metavar="N", help="runs of each; default 15"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    named = [options.pipeline] if options.pipeline else list(PIPELINES)
+    strategies = list(dict.fromkeys([*named, *split_strategies(options.compare)]))
+    for text in strategies:
+        find_strategy(text)  # rather now than after minutes of compiling
+    if options.save is not None and not options.pipeline:
+        raise InputError("--save writes what --pipeline fuses, so name one.")
+    stay_on_the_cpu()
+    captured = capture_input(
+        [options.input], options.target, max_s=MAX_SECONDS, on_progress=progress
+    )
+    for reason in captured.refused:
+        say(f"XLA could not compile a module: {reason}.")
+    if not captured.modules:
+        raise InputError(f"{options.input!r} compiles nothing.")
+    rows = compare_strategies(captured.modules, strategies)
+    program = _program(options.input) if options.target == CPU else None
+    if program is not None:
+        rows = measure(program, [XLA, *strategies], rows, rounds=options.rounds)
+    Console().print(_table(rows, options.target))
+    if options.save is not None:
+        pipeline = find_strategy(options.pipeline)
+        plans = [plan_module(module, pipeline) for module in captured.modules]
+        try:
+            write_plan(options.save, plans)
+        except OSError as error:
+            raise InputError(
+                f"{str(options.save)!r} cannot be written: {error.strerror}."
+            ) from None
+        say(f"Written to {options.save}: {sum(len(plan.kernels) for plan in plans)} kernels.")
+    return WRONG if captured.exit_code else OK
+
+
+def _program(text: str) -> Program | None:
+    """Returns what can be run of an input: a function and its arguments, if it names one."""
+    match = FUNCTION.fullmatch(text)
+    if match is None:
+        return None
+    return program_of(*load_function(Path(match["file"]), match["name"]))
+
+
+def _table(rows: Sequence[StrategyCosts], target: str) -> Table:
+    table = Table(title=f"Fusion strategies, target {target}", box=box.SIMPLE_HEAD)
+    table.add_column("strategy", overflow="fold", min_width=20)
+    for column in ("kernels", "launches", "MiB", "modelled\nus", "measured\nus", "largest\ndiff"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.strategy,
+            f"{row.num_kernels:,}",
+            f"{row.num_launches:,.0f}",
+            f"{row.num_bytes / 2**20:,.2f}",
+            f"{row.modelled_us:,.1f}",
+            "-" if row.measured_us is None else f"{row.measured_us:,.1f}",
+            "-" if row.max_difference is None else f"{row.max_difference:.1e}",
+        )
+    return table

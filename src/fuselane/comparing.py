@@ -1,0 +1,180 @@
+"""Fusion strategies on one program, side by side: kernels, bytes, modelled and measured time.
+
+On a CPU a strategy gets what XLA's hook shows, as when programs run; on a GPU, what XLA's compiler
+has just before its own fusion, whose model prices the result.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+
+from fuselane import api, config
+from fuselane.analysis.hlo_cost import compute_cost
+from fuselane.device import host_device
+from fuselane.errors import CaptureError
+from fuselane.explain.launches import find_launches
+from fuselane.fusion.pipelines import Pipeline, run_pipeline
+from fuselane.fusion.plan import PlannedModule, make_plan
+from fuselane.fusion.running import apply
+from fuselane.fusion.strategies import find_strategy
+from fuselane.gpu import GpuDescription
+from fuselane.hlo.module import HloModule
+from fuselane.runtime.costs import load_costs
+from fuselane.tuning.modelled import clock_of_cpu, clock_of_gpu, modelled_us
+from fuselane.xla.captured import CapturedModule
+from fuselane.xla.programs import CompiledProgram, Program
+
+XLA: Final = "xla"
+"""Stands for what XLA does by itself."""
+
+_FUSION_ON_GPU: Final = "priority-fusion"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyCosts:
+    """What a strategy makes of a program.
+
+    Attributes:
+        strategy: Its name or text; `xla` for XLA's own fusions.
+        num_kernels: Kernels in the code.
+        num_launches: How often kernels are started in one run, as far as trip counts are known.
+        num_bytes: Bytes they read and write in one run.
+        modelled_us: Microseconds of one run by a model of the target.
+        measured_us: Median microseconds of one run on this machine; None if it was not run.
+        max_difference: Largest difference of any result from XLA's, relative to that result's
+            largest value; None if it was not run.
+    """
+
+    strategy: str
+    num_kernels: int
+    num_launches: float
+    num_bytes: float
+    modelled_us: float
+    measured_us: float | None = None
+    max_difference: float | None = None
+
+
+def compare_strategies(
+    captured: Sequence[CapturedModule], strategies: Sequence[str]
+) -> list[StrategyCosts]:
+    """Returns what each strategy makes of a program, XLA's own first; nothing is run.
+
+    Raises:
+        OptionError: for bad text or an unknown name.
+        CaptureError: if XLA for a GPU fused nothing, so that there is nothing to start from.
+    """
+    passes = [(text, find_strategy(text)) for text in strategies]
+    rows = [_price(XLA, [module_before_hook(module) for module in captured], captured)]
+    for text, pipeline in passes:
+        rows.append(_price(text, [fuse_module(m, pipeline) for m in captured], captured))
+    return rows
+
+
+def fuse_module(captured: CapturedModule, pipeline: Pipeline) -> HloModule:
+    """Returns a module as a strategy fuses it."""
+    if captured.gpu is None:
+        module = module_before_hook(captured)
+        apply(module, pipeline)
+        return module
+    module = _module_before_fusion(captured)
+    run_pipeline(pipeline, module)
+    return module
+
+
+def plan_module(captured: CapturedModule, pipeline: Pipeline) -> PlannedModule:
+    """Returns what a strategy fuses, as a plan, which is followed on CPUs."""
+    return make_plan(module_before_hook(captured), pipeline)
+
+
+def module_before_hook(captured: CapturedModule) -> HloModule:
+    """Returns a module as XLA's hook shows it, or last of all if XLA did not tell."""
+    unscheduled = [stage for stage in captured.stages if not stage.is_scheduled]
+    return HloModule.from_bytes(unscheduled[-1].data if unscheduled else captured.final)
+
+
+def measure(
+    program: Program, strategies: Sequence[str], rows: Sequence[StrategyCosts], *, rounds: int
+) -> list[StrategyCosts]:
+    """Runs a program in turns as each strategy fuses it; returns the rows with times.
+
+    Loops stay with XLA. Raises RuntimeError if XLA fails on one.
+    """
+    compiled = [_compile(program, "" if text == XLA else text) for text in strategies]
+    expected = compiled[0].results()
+    differences = [_difference(expected, one.results()) for one in compiled]
+    times: list[list[float]] = [[] for _ in compiled]
+    for number in range(rounds):
+        order = range(len(compiled)) if number % 2 == 0 else reversed(range(len(compiled)))
+        for index in order:
+            start = time.perf_counter()
+            compiled[index].run()
+            times[index].append(time.perf_counter() - start)
+    return [
+        StrategyCosts(
+            strategy=row.strategy,
+            num_kernels=row.num_kernels,
+            num_launches=row.num_launches,
+            num_bytes=row.num_bytes,
+            modelled_us=row.modelled_us,
+            measured_us=statistics.median(seconds) * 1e6,
+            max_difference=difference,
+        )
+        for row, seconds, difference in zip(rows, times, differences, strict=True)
+    ]
+
+
+def _compile(program: Program, fusion: str) -> CompiledProgram:
+    with api.enabled(fusion=fusion, loops=False):
+        return program.compile()
+
+
+def _difference(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
+    worst = 0.0
+    for right, got in zip(expected, actual, strict=True):
+        if right.size == 0 or right.tobytes() == got.tobytes():
+            continue
+        wide = np.complex128 if np.iscomplexobj(right) else np.float64
+        size = float(np.nanmax(np.abs(right.astype(wide)))) or 1.0
+        worst = max(worst, float(np.nanmax(np.abs(right.astype(wide) - got.astype(wide)))) / size)
+    return worst
+
+
+def _price(
+    strategy: str, modules: Sequence[HloModule], captured: Sequence[CapturedModule]
+) -> StrategyCosts:
+    kernels, launches, num_bytes, modelled = 0, 0.0, 0.0, 0.0
+    for module, origin in zip(modules, captured, strict=True):
+        modelled += modelled_us(module, _clock(origin.gpu))
+        for launch in find_launches(module).kernels.values():
+            count = 1 if launch.count is None else launch.count
+            kernels += 1
+            launches += count
+            num_bytes += count * compute_cost(launch.instruction).num_bytes
+    return StrategyCosts(
+        strategy=strategy,
+        num_kernels=kernels,
+        num_launches=launches,
+        num_bytes=num_bytes,
+        modelled_us=modelled,
+    )
+
+
+def _clock(gpu: GpuDescription | None) -> Callable[..., float]:
+    if gpu is not None:
+        return clock_of_gpu(gpu)
+    return clock_of_cpu(load_costs(config.cache_dir()), host_device().num_cores)
+
+
+def _module_before_fusion(captured: CapturedModule) -> HloModule:
+    stages = [stage for stage in captured.stages if not stage.is_scheduled]
+    names = [stage.name for stage in stages]
+    if _FUSION_ON_GPU not in names[1:]:
+        raise CaptureError(f"XLA fused nothing in {captured.name}, so there is nothing to compare.")
+    return HloModule.from_bytes(stages[names.index(_FUSION_ON_GPU, 1) - 1].data)

@@ -67,7 +67,10 @@ def main() -> int:
     options = parser.parse_args()
     sys.path.extend(options.packages)
     target = find_target(options.gpu)
-    vars(hook).update(_call_on_first_gpu=lambda transform, module: transform(target.gpu, module))
+    gpu = target.gpu
+    if gpu is None:
+        parser.error("--gpu has to be a GPU")
+    vars(hook).update(_call_on_first_gpu=lambda transform, module: transform(gpu, module))
     topology = topologies.get_topology_desc(
         options.gpu, platform="cuda", target_config=target.config, topology="1x1x1"
     )
@@ -77,7 +80,7 @@ def main() -> int:
     for name, x64, build in list_programs(options.only):
         with jax.enable_x64(x64):
             try:
-                row = measure(build(), sharding, ptxas, target.gpu.compute_capability, options)
+                row = measure(build(), sharding, ptxas, gpu.compute_capability, options)
             except Exception as error:
                 row = {"error": f"{type(error).__name__}: {error}"[:300]}
         rows.append({"program": name, **row})

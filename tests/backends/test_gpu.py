@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from jaxlib.mlir import ir
 import fuselane
 from fuselane import pipeline
 from fuselane.analysis.gpu_time import estimate_thread_step_us
+from fuselane.backends import gpu as gpu_backend
 from fuselane.backends.gpu import GpuBackend
 from fuselane.cartpole.variants import VARIANTS
 from fuselane.codegen.llvm import compile_ptx, nvptx_target
@@ -404,6 +406,29 @@ def test_lanes_that_meet_are_left_to_xla_where_one_multiprocessor_takes_too_long
     assert not decide(1_000_000)
 
 
+def test_state_beyond_the_registers_is_reckoned_with() -> None:
+    def kernel_us(count: int) -> float:
+        def program(x: jax.Array) -> Any:
+            state = tuple(x * number for number in range(count))
+            return jax.lax.fori_loop(0, 9, lambda i, s: (*(v + 1 for v in s[1:]), s[0] * 2), state)
+
+        found = lane_program(program, lanes(64))
+        backend = GpuBackend(Options(), H100)
+        return backend.kernel_us(found, backend.plan(found))[0]
+
+    assert kernel_us(400) / kernel_us(200) > 2 * 1.3
+
+
+def test_code_the_driver_would_take_long_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_backend, "MAX_PTX_LINES", 50)
+    log, options = DecisionLog(), Options(min_gain=0, cache_mib=0)
+    data = compiled(LOOPS["angles"], lanes(64))
+    assert pipeline.transform(data, options, log, GpuBackend(options, H100)) is None
+    (decision,) = log
+    assert decision.decision.reason is Reason.TOO_MUCH_CODE
+    assert "lines of PTX" in decision.decision.sentence
+
+
 def test_short_loops_are_left_to_xla() -> None:
     data = compiled(lambda x: jax.lax.fori_loop(0, 1, lambda i, x: x * 2, x), lanes(8))
     options = Options(cache_mib=0)
@@ -473,6 +498,27 @@ def test_the_gpu_benchmark_says_that_there_is_no_gpu() -> None:
     )
     assert run.returncode == 2
     assert run.stderr.strip().endswith("nvidia-smi is missing.")
+
+
+@needs_gpu_extra
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="there the hook needs a GPU")
+def test_the_hook_works_in_xlas_gpu_compiler() -> None:
+    """With donation, command buffers, four GPUs: one call where there was a loop."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.backends.topology"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert {(case["calls"], case["loops"]) for case in found.values()} == {(1, 0)}
+    assert found["plain"]["copies"] == 1 and found["plain"]["aliased"] == 0
+    assert found["donated"]["copies"] == 0 and found["donated"]["aliased"] == 400_000
+    assert found["plain"]["lanes"] == found["sums"]["lanes"] == [100_000]
+    assert found["sharded"]["lanes"] == found["shard_map"]["lanes"] == [25_000]
 
 
 @needs_gpu_extra

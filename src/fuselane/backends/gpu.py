@@ -16,12 +16,23 @@ from fuselane.codegen.llvm import check_time, compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import ThreadCode, build_threads
 from fuselane.codegen.plan import Plan, make_thread_plan
 from fuselane.config import Options
+from fuselane.decisions import Reason
+from fuselane.errors import UnsupportedError
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.kernel import Kernel, compute_key
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
+
+MAX_PTX_LINES: Final = 40_000
+"""The most that a kernel may have: drivers take about 50 microseconds for each, more for some."""
+
+_REGISTERS: Final = 200
+"""Values of a thread that registers hold beside addresses and what lies between two steps."""
+
+_SPILLED: Final = 4.0
+"""Instructions that a value in local memory takes per step: it is stored and loaded again."""
 
 
 @final
@@ -44,6 +55,7 @@ class GpuBackend:
     def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:
         """Returns the times of one iteration and of a launch besides."""
         ops = plan.tile_vectors * plan.lane_ops + plan.uniform_ops
+        ops += _SPILLED * max(0, _count_values(program, plan) - _REGISTERS)
         step_us = estimate_thread_step_us(
             ops,
             plan.num_tiles,
@@ -81,10 +93,15 @@ class GpuBackend:
 
         def compile_now() -> Kernel:
             check_time(code.num_instructions)
+            ptx = compile_ptx(code.ir, target)
+            num_lines = ptx.count("\n")
+            if num_lines > MAX_PTX_LINES:
+                detail = f"{num_lines:,} lines of PTX"
+                raise UnsupportedError(Reason.TOO_MUCH_CODE.decide(detail=detail))
             return Kernel(
                 key=key,
                 symbol=code.symbol,
-                object_code=compile_ptx(code.ir, target).encode(),
+                object_code=ptx.encode(),
                 num_tiles=plan.num_tiles,
                 max_threads=0,
                 target=target,
@@ -92,6 +109,16 @@ class GpuBackend:
 
         cache = open_cache(config.cache_dir(), self.options.cache_mib * 2**20)
         return cache.get_or_build(key, compile_now)
+
+
+def _count_values(program: LaneProgram, plan: Plan) -> int:
+    """Returns the values of 32 bits that a thread carries from step to step in registers."""
+    sizes = [
+        element.shape.byte_size // (4 * element.shape.dimensions[element.lane_dimension])
+        for element in program.loop.elements
+        if element.kind is ElementKind.STATE and element.lane_dimension is not None
+    ]
+    return plan.tile_vectors * sum(size for size in sizes if size <= plan.max_unrolled)
 
 
 def _count_moved(program: LaneProgram) -> float:

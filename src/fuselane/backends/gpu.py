@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 from fuselane import config
 from fuselane.analysis.gpu_time import (

@@ -36,13 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the programs asked for; returns 1 if any is missed."""
     options = parse_options(arguments)
     os.environ["FUSELANE_FUSION"] = "fuselane"
+    known = load(options.json) if options.resume and options.json.exists() else {}
     results = []
     for program in loop_free.PROGRAMS:
-        if options.only and not any(part in program.name for part in options.only):
-            continue
-        outcome = measure(program, options)
-        print(format_row(program, outcome), flush=True)
-        results.append((program, outcome))
+        is_wanted = not options.only or any(part in program.name for part in options.only)
+        outcome = known.get(program.name)
+        if is_wanted and outcome is None:
+            outcome = measure(program, options)
+            print(format_row(program, outcome), flush=True)
+        if outcome is not None:
+            results.append((program, outcome))
     print(describe(results))
     for remark in list_remarks(results):
         print(remark)
@@ -66,8 +69,15 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--packages", nargs="+", default=[], metavar="FOLDER", help="where libraries are, see suite"
     )
     parser.add_argument("--json", type=Path, help="write everything measured")
+    parser.add_argument("--resume", action="store_true", help="keep what --json has")
     parser.add_argument("--docs", type=Path, help="put the table between a page's two marks")
     return parser.parse_args(arguments)
+
+
+def load(path: Path) -> dict[str, Outcome]:
+    """Returns the outcomes in a results file by program."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {row["name"]: Outcome.from_json(row) for row in rows}
 
 
 def measure(program: Program, options: argparse.Namespace) -> Outcome:

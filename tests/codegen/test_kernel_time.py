@@ -8,11 +8,18 @@ from typing import Final
 import pytest
 
 from fuselane.analysis.machine_costs import MachineCosts
-from fuselane.codegen.kernel_time import estimate_kernel_call_us, estimate_kernel_step_us
+from fuselane.codegen.kernel_time import (
+    estimate_kernel_call_us,
+    estimate_kernel_step_us,
+    estimate_straight_us,
+    is_in_rows,
+    is_leaping,
+)
 from fuselane.codegen.plan import make_plan
 from fuselane.config import Options
 from fuselane.device import DeviceDescription, describe
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.shape import PrimitiveType, Shape
 from tests.codegen.kernels import form_program
 from tests.lanes.loops import counting_loop
 
@@ -167,3 +174,39 @@ def test_long_rows_of_uniform_arrays_are_made_vectors() -> None:
 
     assert mixing(8, 512) < mixing(512, 8) / 2
     assert mixing(32, 512) == pytest.approx(4 * mixing(8, 512), rel=0.1)
+
+
+def straight_us(opcode: str, lanes: int, cores: int = 1) -> float:
+    device = dataclasses.replace(DEVICE, num_cores=cores)
+    program = form_program(elementwise(opcode, lanes, trip_count=1))
+    return estimate_straight_us(program, make_plan(program, Options(), device), COSTS, device)
+
+
+def test_straight_line_code_has_to_move_what_it_reads_and_writes() -> None:
+    """A negation takes as long as memory does, a sine longer, two threads half as long."""
+    lanes = 10_000_000
+    assert straight_us("negate", lanes) > COSTS.moving_us(8 * lanes, 8 * lanes)
+    assert straight_us("sine", lanes) > 1.5 * straight_us("negate", lanes)
+    assert straight_us("sine", lanes, cores=2) == pytest.approx(
+        straight_us("sine", lanes) / 2, rel=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lane", "in_rows", "leaps"),
+    [
+        ((4096,), 0, False, False),
+        ((4096, 7), 0, False, False),
+        ((4096, 8), 0, True, False),
+        ((16, 4096), 1, False, False),
+        ((17, 4096), 1, False, True),
+        ((17, 4096, 8), 1, True, False),
+        ((4096, 8), None, False, False),
+    ],
+)
+def test_where_lanes_lie(
+    sizes: tuple[int, ...], lane: int | None, in_rows: bool, leaps: bool
+) -> None:
+    """Rows are transposed; lanes side by side are found again row after row."""
+    shape = Shape.array(PrimitiveType.F32, sizes)
+    assert (is_in_rows(shape, lane), is_leaping(shape, lane)) == (in_rows, leaps)

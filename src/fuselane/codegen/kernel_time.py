@@ -25,6 +25,12 @@ _TURNING: Final = 0.75
 
 _LONG_RUN: Final = 8
 
+_LEAPING: Final = 12.0
+"""Cycles that a vector of lanes takes longer to load or store if the next one is in another row, so
+that no prefetcher follows and pages change."""
+
+_FEW_ROWS: Final = 16
+
 
 def estimate_kernel_step_us(
     program: LaneProgram, plan: Plan, costs: MachineCosts, device: DeviceDescription
@@ -66,16 +72,25 @@ def estimate_straight_us(
         if not element.combiner:
             arrays.append((results[output.tuple_index], element.lane_dimension))
     moved = sum(shape.byte_size for shape, _ in arrays)
-    turned = sum(s.num_elements for s, lane in arrays if _in_rows(s, lane))
+    turned = sum(s.num_elements for s, lane in arrays if is_in_rows(s, lane))
     turning_us = turned * _TURNING * costs.kernel_cycle_us
+    leaps = sum(s.num_elements / plan.vector_lanes for s, lane in arrays if is_leaping(s, lane))
+    leaping_us = leaps * _LEAPING * costs.kernel_cycle_us
     wake = costs.wake_us if threads > 1 else 0.0
-    moving_us = costs.moving_us(moved, moved) + turning_us
+    moving_us = costs.moving_us(moved, moved) + turning_us + leaping_us
     return work + moving_us / threads + costs.kernel_call_us + wake
 
 
-def _in_rows(shape: Shape, lane: int | None) -> bool:
+def is_in_rows(shape: Shape, lane: int | None) -> bool:
     """Whether the elements of a lane are many neighbours in memory."""
     return lane is not None and shape.strides[lane] >= _LONG_RUN
+
+
+def is_leaping(shape: Shape, lane: int | None) -> bool:
+    """Whether a lane goes through many rows, in each of which the lanes are neighbours."""
+    if lane is None or shape.strides[lane] >= _LONG_RUN:
+        return False
+    return shape.num_elements // shape.dimensions[lane] // shape.strides[lane] > _FEW_ROWS
 
 
 def _num_threads(plan: Plan, device: DeviceDescription) -> int:

@@ -1,6 +1,6 @@
 """Programs without loops: the fusion pipeline `fuselane` beside XLA:CPU's own fusions.
 
-    python benchmarks/loop_free.py --json docs/data/loop-free.json --docs docs/fusion.md
+    python benchmarks/loop_free.py --json docs/data/loop-free.json --docs docs/performance.md
 
 Measured as in `suite.py`: a process for each program, in which both engines take turns. A program
 is missed if it is slower than plain XLA by more than what is noise, or gives other results.

@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 
 import fuselane
+from fuselane.config import Options
+from fuselane.decisions import DecisionLog
+from fuselane.fusion.pipelines import parse_pipeline
+from fuselane.pipeline import transform
 from tests.differential.comparison import Tolerance, assert_same_results
 from tests.differential.harness import no_warnings
+from tests.hlo.xla import parse
 
 CLOSE: Final = Tolerance(ulp=16, relative=2e-5, absolute=1e-5)
 
@@ -171,3 +176,16 @@ def test_a_program_with_nothing_to_gain_is_left_alone(monkeypatch: pytest.Monkey
     """By estimate XLA is done before a kernel would have started."""
     monkeypatch.setenv("FUSELANE_MIN_GAIN", "1.15")
     check(lambda x: jnp.exp(x) + 1, values(64), kernels=0)
+
+
+@pytest.mark.parametrize(("lanes", "is_changed"), [(64, False), (2_000_000, True)])
+def test_modules_without_gain_go_back_as_they_came(lanes: int, is_changed: bool) -> None:
+    """Byte for byte: nothing is returned to XLA in the place of what it gave."""
+    given = parse(f"""HloModule m
+        two {{ p = f32[{lanes}] parameter(0) s = f32[{lanes}] sine(p) c = f32[{lanes}] cosine(p)
+          ROOT r = f32[{lanes}] multiply(s, c) }}
+        ENTRY main {{ x = f32[{lanes}] parameter(0)
+          ROOT f = f32[{lanes}] fusion(x), kind=kLoop, calls=two }}""")
+    options, log = Options(min_gain=1.15), DecisionLog()
+    result = transform(given, options, log, strategy=parse_pipeline("fuselane"))
+    assert (result is not None) == is_changed == bool(list(log))

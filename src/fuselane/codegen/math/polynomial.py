@@ -22,7 +22,8 @@ def emit_polynomial(
     """Returns terms[0] + terms[1] * x + ...
 
     Short polynomials are one chain of multiply-adds (Horner). Longer ones are split into pairs of
-    terms in `x * x`, again and again, which takes few more instructions and far less latency.
+    terms in `x * x`, again and again, which takes few more instructions and far less latency; none
+    more where the caller has the square.
 
     Args:
         emitter: For the type of `x`.
@@ -33,7 +34,7 @@ def emit_polynomial(
     """
     values: list[ir.Value] = [emitter.constant(term) for term in terms]
     power = square
-    while len(values) > _LONGEST_CHAIN:
+    while len(values) > _LONGEST_CHAIN - (power is not None):
         values = _pair(emitter, x, values)
         x = power if power is not None else emitter.multiply(x, x)
         power = None

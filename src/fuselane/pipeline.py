@@ -284,8 +284,8 @@ class _Loops:
                 call = backend.compile(program, plan)
         except UnsupportedError as error:
             return error.decision
-        except OutOfTimeError:
-            raise
+        except OutOfTimeError as error:
+            return self._give_up(error)
         except Exception as error:
             return _failure(error)
         decision = describe(call.program, self._source(loop), gain.numbers())

@@ -90,7 +90,7 @@ class LaneKernels:
             return False
         attempts = _Attempts(self, self.make_kernel, module, log)
         for region in sorted(find_regions(module.entry), key=_count_elements, reverse=True):
-            attempts.try_region(with_between(region))
+            attempts.try_region(region)
         return attempts.has_changed
 
 
@@ -111,22 +111,28 @@ class _Attempts:
         self.has_changed = False
 
     def try_region(self, region: Sequence[HloInstruction]) -> None:
-        """Makes a kernel of a region, or of the parts it is cut into."""
-        if not region:
+        """Makes a kernel of a region with what comes between, or of the parts it is cut into."""
+        left = [member for member in region if member.computation is not None]
+        if not any(map(_is_kernel, left)):
             return
-        num_kernels = sum(_is_kernel(instruction) for instruction in region)
-        if num_kernels < max(1, self.options.min_kernels):
-            return
-        twin = self.refused.get(_structure(region))
-        if twin is not None:
-            self._note(region, twin)
-            return
-        if self.num_left == 0:
+        structure = _structure(left)
+        if structure in self.refused:
+            self._note(left, self.refused[structure])
+        elif self.num_left == 0:
             limit = self.options.max_attempts
             detail = f"{limit} larger regions were tried before this one"
-            self._note(region, refuse(BoundaryReason.BUDGET, detail, limit=limit))
-            return
-        self.num_left -= 1
+            self._note(left, refuse(BoundaryReason.BUDGET, detail, limit=limit))
+        else:
+            self.num_left -= 1
+            refusal = self._replace(with_between(left))
+            if refusal is not None:
+                self.refused[structure] = refusal
+
+    def _replace(self, region: Sequence[HloInstruction]) -> FusionDecision | None:
+        """Makes a kernel of a region, or of its parts; returns why not of the whole."""
+        num_kernels = sum(map(_is_kernel, region))
+        if num_kernels < max(1, self.options.min_kernels):
+            return None
         outlined = outline(self.module, region)
         decision = self.make_kernel(outlined)
         numbers = {"xla_kernels": float(num_kernels), **decision.numbers}
@@ -134,15 +140,14 @@ class _Attempts:
             outlined.drop()
             self.has_changed = True
             self._note(region, allow(decision.sentence, **numbers), fusion=decision.instruction)
-            return
+            return None
         outlined.put_back()
-        reason = BoundaryReason.SLOWER
-        refusal = replace(refuse(reason, decision.sentence), numbers=numbers)
-        self.refused[_structure(region)] = refusal
+        refusal = replace(refuse(BoundaryReason.SLOWER, decision.sentence), numbers=numbers)
         self._note(region, refusal)
         for part in cut(region):
             for component in _components(part):
-                self.try_region(with_between(component))
+                self.try_region(component)
+        return refusal
 
     def _note(
         self, region: Sequence[HloInstruction], decision: FusionDecision, fusion: str = ""

@@ -7,13 +7,14 @@ instruction that needs it in some kernel, and is either computed in that kernel 
     python benchmarks/agreement.py --packages FOLDER --docs docs/agreement.md
     python benchmarks/agreement.py --target h200 --dumps FOLDER
 
-With `--dumps`, `FOLDER/PROGRAM` holds what `--xla_dump_to` left for each program; else every
-program is compiled here, for a GPU without one (see `fuselane.xla`).
+With `--dumps`, `FOLDER/PROGRAM` holds what `--xla_dump_to` left for a program; all others are
+compiled here, for a GPU without one (see `fuselane.xla`).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from typing import Final, final
 
 import jax
 
+from agreement_corpus import CORPUS
 from fuselane.errors import FuselaneError
 from fuselane.fusion.edges import Edge, Values, find_edges
 from fuselane.fusion.instruction_fusion import InstructionFusion
@@ -33,7 +35,6 @@ from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.dump import read_dump
 from fuselane.xla.targets import Target, find_target
-from programs import PROGRAMS, harmless
 from programs.program import Program
 
 BEGIN, END = "<!-- {}:begin -->", "<!-- {}:end -->"
@@ -76,14 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compares all programs asked for."""
     options = parse_options(arguments)
     sys.path.extend(map(str, options.packages))
+    # Checks of equinox call back into Python, which cannot be lowered for another platform.
+    os.environ.setdefault("EQX_ON_ERROR", "nan")
     target = find_target(options.target)
     results = []
-    for program in PROGRAMS + harmless.PROGRAMS:
+    for program in CORPUS:
         if options.only and not any(part in program.name for part in options.only):
             continue
         try:
-            found = list(compare_program(program, target, options.dumps))
-        except (FuselaneError, OSError) as error:
+            found = list(compare_program(program, options.target, options.dumps))
+        except (FuselaneError, OSError, ValueError) as error:
             print(f"{program.name:36} {error}", flush=True)
             continue
         for result in found:
@@ -109,27 +112,27 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def compare_program(program: Program, target: Target, dumps: Path | None) -> Iterator[Agreement]:
+def compare_program(program: Program, name: str, dumps: Path | None) -> Iterator[Agreement]:
     """Yields an agreement for each module of a program that XLA's pass changed."""
-    for module in capture_program(program, target, dumps):
-        name = PASS_ON_CPU if target.gpu is None else PASS_ON_GPU
+    target = find_target(name)
+    wanted = PASS_ON_CPU if target.gpu is None else PASS_ON_GPU
+    for module in capture_program(program, name, dumps):
         for position, stage in enumerate(module.stages):
-            if stage.name == name and position > 0:
+            if stage.name == wanted and position > 0:
                 yield compare(program.name, module, position, strategy_for(target))
 
 
-def capture_program(
-    program: Program, target: Target, dumps: Path | None
-) -> tuple[CapturedModule, ...]:
+def capture_program(program: Program, name: str, dumps: Path | None) -> tuple[CapturedModule, ...]:
     """Returns what XLA did to a program; nothing if it cannot be built here."""
     if dumps is not None:
         folder = dumps / program.name.replace("/", "_")
-        return read_dump(folder, target) if folder.is_dir() else ()
+        if folder.is_dir() and any(folder.iterdir()):
+            return read_dump(folder, find_target(name))
     if program.missing():
         return ()
     jax.config.update("jax_enable_x64", program.x64)  # type: ignore[no-untyped-call]
     function, arguments = program.build(program.full)
-    return capture(lower(jax.jit(function), target.name, *arguments), target.name)
+    return capture(lower(jax.jit(function), name, *arguments), name)
 
 
 def strategy_for(target: Target) -> FusionPass:

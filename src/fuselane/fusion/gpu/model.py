@@ -23,7 +23,7 @@ from fuselane.fusion.gpu.costs import (
 )
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.launch import Launch, compute_launch
-from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of, roots_of
+from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
 from fuselane.fusion.gpu.shapes import unnested_form
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
@@ -300,7 +300,9 @@ def _is_coalesced(region: Region, emission: Emission) -> bool:
 
 def is_input_fused_reduction(instruction: HloInstruction) -> bool:
     """Whether an instruction is, or ends in, a reduction that the reduction emitter makes."""
-    return any(unnested_form(root) is not None for root in roots_of(instruction))
+    if instruction.opcode != "fusion":
+        return unnested_form(instruction) is not None
+    return choose_emitter(Region(instruction)).emitter is Emitter.REDUCTION
 
 
 def _transposes_minor(member: HloInstruction) -> bool:

@@ -1,0 +1,181 @@
+"""What priority fusion knows of kernels, how it stays up to date, and what XLA:GPU launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+import pytest
+
+from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.gpu.costs import KernelCost, compute_cost
+from fuselane.fusion.gpu.emitters import choose_emitter
+from fuselane.fusion.gpu.launch import Launch, compute_launch
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.region import Opcodes, Region
+from fuselane.fusion.gpu.rules import is_fusible_on_gpu
+from fuselane.fusion.priority_fusion import PriorityFusion
+from fuselane.gpu import GPUS
+from fuselane.hlo import HloInstruction, HloModule, verify
+from tests.hlo.xla import module_of
+
+HELPERS: Final = """
+sum { left = f32[] parameter(0) right = f32[] parameter(1) ROOT both = f32[] add(left, right) }
+most { v0 = f32[] parameter(0) i0 = s32[] parameter(1) v1 = f32[] parameter(2)
+  i1 = s32[] parameter(3) is = pred[] compare(v0, v1), direction=GE
+  v2 = f32[] select(is, v0, v1) i2 = s32[] select(is, i0, i1)
+  ROOT v3 = (f32[], s32[]) tuple(v2, i2) }
+"""
+GPU: Final = dataclasses.replace(GPUS["h200"], l2_bytes=62914560)
+
+
+def parse(body: str, helpers: str = "") -> HloModule:
+    return module_of(f"HloModule m\n{HELPERS}{helpers}\nENTRY main {{ {body} }}")
+
+
+def find(module: HloModule, name: str) -> HloInstruction:
+    return next(i for i in module.entry.instructions if i.name == name)
+
+
+def fused_ticks(model: PerformanceModel, producer: HloInstruction, user: HloInstruction) -> int:
+    region = Region(user, producer)
+    return model.fused_ticks(producer, user, region, choose_emitter(region))
+
+
+def test_update_in_place_reads_nothing_of_what_it_updates() -> None:
+    """Where the update is not the result, the rest of the array is read."""
+    parameters = "a = f32[600] parameter(0) v = f32[1] parameter(1) i = s32[] parameter(2)"
+    update = "u = f32[600] dynamic-update-slice(a, v, i)"
+    for body, read, written in (
+        (f"ROOT {update}", 0, 4),
+        (f"{update} ROOT r = f32[600] negate(u)", 2396, 2400),
+    ):
+        call = "ROOT c = f32[600] fusion(a, v, i), kind=kLoop, calls=f"
+        module = parse(f"{parameters} {call}", f"f {{ {parameters} {body} }}")
+        cost = compute_cost(find(module, "c"))
+        assert cost.operands[0].bytes_read == read
+        assert cost.bytes_written == written
+
+
+@pytest.mark.parametrize(
+    ("body", "launch"),
+    [
+        ("ROOT c = f32[10000] reduce(x, z), dimensions={1}, to_apply=sum", Launch(157, 256)),
+        (  # one warp per row where several values are reduced together
+            """n = s32[] constant(0) i = s32[10000,8] iota(), iota_dimension=1
+            ROOT c = (f32[10000], s32[10000]) reduce(x, i, z, n), dimensions={1}, to_apply=most""",
+            Launch(1250, 256),
+        ),
+        (  # too few rows for one vector each: narrower vectors, more blocks
+            """y = f32[4000,8] slice(x), slice={[0:4000], [0:8]}
+            ROOT c = f32[4000] reduce(y, z), dimensions={1}, to_apply=sum""",
+            Launch(125, 256),
+        ),
+        (  # two blocks of a thousand threads for each long row
+            """y = f32[4,20000] bitcast(x)
+            ROOT c = f32[4] reduce(y, z), dimensions={1}, to_apply=sum""",
+            Launch(8, 1024),
+        ),
+        (  # columns that lie in a warp side by side
+            """y = f32[5,2000,8] bitcast(x)
+            ROOT c = f32[5,8] reduce(y, z), dimensions={1}, to_apply=sum""",
+            Launch(5, 128),
+        ),
+    ],
+)
+def test_launches_of_reductions(body: str, launch: Launch) -> None:
+    """Blocks and threads follow the shape and the types of all that is read and written."""
+    module = parse(f"x = f32[10000,8] parameter(0) z = f32[] constant(0) {body}")
+    region = Region(find(module, "c"))
+    assert compute_launch(region, choose_emitter(region), GPU) == launch
+
+
+def test_bitcasts_count_as_readers() -> None:
+    """They stay outside, but XLA prices the producer in them as well, which lowers its gain."""
+    module = parse("""x = f32[4096] parameter(0) p = f32[4096] sine(x) b = f32[64,64] bitcast(p)
+    c = f32[4096] negate(p) ROOT t = (f32[64,64], f32[4096]) tuple(b, c)""")
+    p, b, c = (find(module, name) for name in "pbc")
+    model = PerformanceModel(GPU)
+    gain = LAUNCH + model.time(p).total + model.time(c).total - fused_ticks(model, p, c)
+    gain -= fused_ticks(model, p, b) - model.time(b).total
+    log = FusionLog()
+    PriorityFusion(gpu=GPU).run(module, log)
+    (step,) = (s for s in log if s.producer == "p" and s.decision.can_fuse)
+    assert step.decision.numbers["gain_us"] == gain / TICKS_PER_US
+
+
+def test_bitcasts_that_change_the_width_are_not_fused() -> None:
+    """One that keeps it is free."""
+    module = parse("""x = f32[64] parameter(0) p = s32[64] bitcast(x)
+    ROOT c = s16[64,2] bitcast(p)""")
+    assert is_fusible_on_gpu(find(module, "p"))
+    assert not is_fusible_on_gpu(find(module, "c"))
+
+
+STATE: Final = """x = f32[4096] parameter(0) y = f32[4096] parameter(1) {p}
+f = f32[4096] fusion({of}, y), kind=kLoop, calls=f a = f32[4096] {reader}
+b = f32[4096] exponential(f) ROOT t = (f32[4096], f32[4096]) tuple(a, b)"""
+
+
+def test_gains_are_running_sums() -> None:
+    """A producer that grew with one of its users keeps what the other contributed before."""
+    sine = "s = f32[4096] sine(u) ROOT m = f32[4096] multiply(s, v) }"
+    before = parse(
+        STATE.format(p="p = f32[4096] negate(x)", of="p", reader="add(p, f)"),
+        "f { u = f32[4096] parameter(0) v = f32[4096] parameter(1) " + sine,
+    )
+    after = parse(
+        STATE.format(p="", of="x", reader="fusion(f, x), kind=kLoop, calls=g"),
+        f"""f {{ n = f32[4096] parameter(0) v = f32[4096] parameter(1)
+        u = f32[4096] negate(n) {sine}
+        g {{ of = f32[4096] parameter(0) into = f32[4096] parameter(1)
+        less = f32[4096] negate(into) ROOT sum = f32[4096] add(less, of) }}""",
+    )
+    model = PerformanceModel(GPU)
+    f, a, b = (find(after, name) for name in "fab")
+    old = model.time(b).total - fused_ticks(model, find(before, "f"), find(before, "b"))
+    new = model.time(b).total - fused_ticks(model, f, b)
+    gain = LAUNCH + model.time(f).total + model.time(a).total - fused_ticks(model, f, a)
+    log = FusionLog()
+    PriorityFusion(gpu=GPU).run(before, log)
+    steps = [step for step in log if step.decision.can_fuse]
+    assert [step.producer for step in steps] == ["p", "p", "f", "f"]
+    assert old != new
+    assert steps[2].decision.numbers["gain_us"] == (gain + old) / TICKS_PER_US
+
+
+def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of a fusion after one more producer equals what looking at all of it says."""
+    checked = 0
+
+    def learn(
+        model: PerformanceModel, fusion: HloInstruction, cost: KernelCost, opcodes: Opcodes
+    ) -> None:
+        nonlocal checked
+        checked += 1
+        fresh = compute_cost(fusion)
+        assert math.isclose(cost.flops, fresh.flops, rel_tol=1e-6)
+        assert (cost.code_size, cost.bytes_written) == (fresh.code_size, fresh.bytes_written)
+        for index, (operand, expected) in enumerate(
+            zip(cost.operands, fresh.operands, strict=True)
+        ):
+            assert operand.utilization == pytest.approx(expected.utilization)
+            assert operand.bytes_read == expected.bytes_read
+            assert cost.emissions_of(index) == fresh.emissions_of(index)
+        assert opcodes >= {i.opcode for i in fusion.to_apply.instructions} - {"parameter"}
+        original(model, fusion, cost, opcodes)
+
+    original = PerformanceModel.learn
+    monkeypatch.setattr(PerformanceModel, "learn", learn)
+    module = parse("""x = f32[64,32] parameter(0) y = f32[32] parameter(1) i = s32[] parameter(2)
+    z = f32[] constant(0) e = f32[64,32] broadcast(y), dimensions={1}
+    m = f32[64,32] multiply(x, e) s = f32[64] reduce(m, z), dimensions={1}, to_apply=sum
+    w = f32[64,32] broadcast(s), dimensions={0} d = f32[64,32] divide(m, w)
+    h = f32[64,32] add(d, e) v = f32[16,32] slice(h), slice={[8:24], [0:32]}
+    k = f32[1,32] dynamic-slice(h, i, i), dynamic_slice_sizes={1,32}
+    q = f32[16,32] dynamic-update-slice(v, k, i, i) n = f32[16,32] multiply(q, v)
+    r = f32[32,32] concatenate(n, v), dimensions={0} ROOT t = f32[32,32] sine(r)""")
+    PriorityFusion(gpu=GPU).run(module, FusionLog())
+    verify(module)
+    assert checked > 5

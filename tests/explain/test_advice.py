@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import fuselane
+from fuselane.explain import costs
 from fuselane.explain.advice.rules import RULES
 from fuselane.explain.build import build_module
 from fuselane.explain.model import AdviceModel, ModuleModel
@@ -72,12 +73,46 @@ def _tuple(x: jax.Array, v: jax.Array) -> Any:
     return lax.scan(step, (x, v), length=STEPS)[0]
 
 
+def _rolled_state(x: jax.Array) -> jax.Array:
+    """Concatenates to roll, but its state is no stack."""
+
+    def step(x: jax.Array, _: None) -> Any:
+        return x + 0.1 * (jnp.roll(x, 1) + jnp.roll(x, -1)), None
+
+    return lax.scan(step, x, length=STEPS)[0]
+
+
 def test_stacked_state() -> None:
     found = advice(compiled(_stacked, jnp.ones((2, 4096))))["stacked-state"]
     assert found.gain is not None and found.gain > 1.01
     assert found.source is not None and found.source.file == __file__
     assert "concatenates 2 arrays" in found.sentence
+    assert "stacked-state" not in advice(compiled(_rolled_state, jnp.ones(4096)))
     assert "stacked-state" not in advice(compiled(_tuple, jnp.ones(4096), jnp.ones(4096)))
+
+
+def test_what_is_computed_at_each_place_it_is_read() -> None:
+    def around(x: jax.Array) -> jax.Array:
+        y = jnp.tanh(x)  # At three places.
+        return y + jnp.roll(y, 1) + jnp.roll(y, -1)
+
+    def kept(x: jax.Array) -> Any:
+        y = jnp.tanh(x)
+        return y + jnp.roll(y, 1) + jnp.roll(y, -1), y
+
+    def cheap(x: jax.Array) -> jax.Array:
+        y = x + 1
+        return y + jnp.roll(y, 1) + jnp.roll(y, -1)
+
+    x = jnp.ones(50_000)
+    recomputed, once = compiled(around, x), compiled(kept, x)
+    found = advice(recomputed)["recomputed-value"]
+    assert "about 3 times" in found.sentence and "a result of the jitted function" in found.sentence
+    assert found.source is not None and found.source.file == __file__
+    gain = costs.time_us(recomputed) / costs.time_us(once)
+    assert found.gain == pytest.approx(gain, rel=0.3)
+    assert "recomputed-value" not in advice(once)
+    assert "recomputed-value" not in advice(compiled(cheap, x))
 
 
 def _python_loop(x: jax.Array) -> jax.Array:

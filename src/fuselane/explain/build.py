@@ -33,6 +33,7 @@ from fuselane.explain.launches import Launch, Launches, find_launches
 from fuselane.explain.loops import describe_loops
 from fuselane.explain.model import InstructionModel, ModuleModel
 from fuselane.explain.provenance import Provenance
+from fuselane.explain.recomputed import find_recomputed
 from fuselane.explain.timeline import describe_stages
 from fuselane.explain.why import Judge, Rules
 from fuselane.explain.why_cpu import CpuRefusals
@@ -88,7 +89,7 @@ def build_module(
         compile_s=captured.compile_s,
         notes=captured.notes,
     )
-    return replace(model, advice=give_advice(_view(model, captured, machine, first)))
+    return replace(model, advice=give_advice(_view(model, launches, captured, machine, first)))
 
 
 def _unfused(captured: CapturedModule) -> CapturedStage | None:
@@ -106,6 +107,7 @@ def _first(captured: CapturedModule) -> Callable[[], HloModule] | None:
 
 def _view(
     model: ModuleModel,
+    launches: Launches,
     captured: CapturedModule,
     costs: MachineCosts,
     first: Callable[[], HloModule] | None,
@@ -117,6 +119,11 @@ def _view(
         launch_us=costs.thunk_us if gpu is None else XLA_LAUNCH_US,
         bytes_per_us=costs.cached_bytes_per_us if gpu is None else gpu.memory_bytes_per_s / 1e6,
         first=first,
+        recomputed={
+            kernel.name: found
+            for kernel in launches.kernels
+            if (found := find_recomputed(kernel)) is not None
+        },
     )
 
 

@@ -43,6 +43,11 @@ _DEFAULT_OPERATIONS: Final = 3.0
 _CONCATENATE: Final = 6.0
 
 
+def count_operations_of(opcode: str) -> float:
+    """Returns what XLA counts for one element of an elementwise instruction, in operations."""
+    return _OPERATIONS.get(opcode, _DEFAULT_OPERATIONS)
+
+
 def estimate_kernel_us(
     kernel: HloInstruction, gpu: GpuDescription, usage: KernelUsage | None
 ) -> float:
@@ -94,7 +99,7 @@ def _count_operations(kernel: HloInstruction, cost: HloCost) -> float:
     for member, times in runs.items():
         opcode = member.opcode
         if opcode in ELEMENTWISE_OPCODES:
-            total += times * _OPERATIONS.get(opcode, _DEFAULT_OPERATIONS)
+            total += times * count_operations_of(opcode)
         elif opcode == "concatenate":
             total += times * _CONCATENATE
         elif opcode not in ("fusion", "parameter"):

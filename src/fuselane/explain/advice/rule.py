@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, final
@@ -16,6 +16,7 @@ from fuselane.explain.model import (
     ModuleModel,
 )
 from fuselane.explain.random_numbers import is_random_name
+from fuselane.explain.recomputed import Recomputed
 from fuselane.hlo.module import HloModule
 
 MIN_GAIN: Final = 1.01
@@ -54,12 +55,14 @@ class View:
         launch_us: What launching a kernel takes, in microseconds.
         bytes_per_us: What memory moves.
         first: Returns the module as it came, or None if that is not known.
+        recomputed: What kernels compute several times, by the kernel's name.
     """
 
     module: ModuleModel
     launch_us: float
     bytes_per_us: float
     first: Callable[[], HloModule] | None = field(default=None)
+    recomputed: Mapping[str, Recomputed] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> dict[str, KernelModel]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from fuselane.explain.advice.rule import Rule, View
-from fuselane.explain.model import AdviceModel, BoundaryModel, KernelModel
+from fuselane.explain.model import AdviceModel, BoundaryModel, InstructionModel, KernelModel
 from fuselane.explain.units import format_bytes, plural
 
 
@@ -14,7 +14,7 @@ def _find(view: View) -> Iterable[AdviceModel]:
     for kernel in view.module.kernels:
         if not kernel.loop or "concatenate" not in kernel.opcodes:
             continue
-        if view.makes_random_numbers(kernel):
+        if view.makes_random_numbers(kernel) or not _is_stacked(view, kernel):
             continue
         chain = list(_chain(view, kernel))
         if not any(_is_carried(boundary) for boundary in chain):
@@ -39,6 +39,35 @@ def _find(view: View) -> Iterable[AdviceModel]:
             kernels=(kernel.name, *(b.consumer for b in chain if _is_copy(view, b))),
             loop=kernel.loop,
         )
+
+
+def _is_stacked(view: View, kernel: KernelModel) -> bool:
+    """Whether a concatenation of a kernel is its result: moved about or chosen from, at most."""
+    users: dict[str, list[InstructionModel]] = {}
+    for member in view.members[kernel.name]:
+        for operand in member.operands:
+            users.setdefault(operand, []).append(member)
+    for member in view.members[kernel.name]:
+        if member.opcode == "concatenate" and _only_moves(member.name, users):
+            return True
+    return False
+
+
+def _only_moves(name: str, users: dict[str, list[InstructionModel]]) -> bool:
+    """Whether nothing computes with a value on its way to the kernel's result."""
+    stack = [name]
+    while stack:
+        for user in users.get(stack.pop(), ()):
+            if user.opcode not in _MOVES:
+                return False
+            if user.opcode != "fusion":  # the kernel itself, which its operands have as a user
+                stack.append(user.name)
+    return True
+
+
+_MOVES: Final = frozenset(
+    {"bitcast", "copy", "fusion", "reshape", "select", "transpose", "tuple", "dynamic-update-slice"}
+)
 
 
 def _chain(view: View, kernel: KernelModel) -> Iterator[BoundaryModel]:

@@ -9,6 +9,9 @@ from fuselane.explain.advice.rule import Rule, View
 from fuselane.explain.model import AdviceModel, BoundaryModel, InstructionModel, KernelModel
 from fuselane.explain.units import format_bytes, plural
 
+_MIN_GAIN_ON_CPU: Final = 1.04
+"""The estimate says little below that; see the rule's summary."""
+
 
 def _find(view: View) -> Iterable[AdviceModel]:
     for kernel in view.module.kernels:
@@ -23,7 +26,7 @@ def _find(view: View) -> Iterable[AdviceModel]:
         if not any("slice" in view.kernels[b.consumer].opcodes for b in chain if _reads(view, b)):
             continue
         gain = view.gain(_saved_us(view, chain))
-        if gain is None:
+        if gain is None or (view.module.target == "cpu" and gain < _MIN_GAIN_ON_CPU):
             continue
         place = next(m for m in view.members[kernel.name] if m.opcode == "concatenate")
         sentence = (
@@ -119,7 +122,9 @@ RULE: Final = Rule(
         "State that is stacked into one array at the end of each iteration, and sliced at the start"
         " of the next, makes a kernel that decides for every element which part it belongs to, a"
         " copy of the whole, and a boundary where several users need it. As a tuple of arrays"
-        " nothing has to be put together."
+        " nothing has to be put together. The gain counts copies and ways through memory, not how"
+        " well LLVM compiles either form, which weighs more on a CPU: ten programs for which it was"
+        " 2% to 6% there took 0.7 to 1.4 times as long stacked as they did with a tuple. Try both."
     ),
     before="return jnp.stack([position, velocity]), None",
     after="return (position, velocity), None",

@@ -118,8 +118,9 @@ def test_single_instructions() -> None:
     ("body", "reason"),
     [
         (
-            """a = f32[8] sine(x) b = f32[8] abs(x) 
-            c = f32[8] custom-call(a), custom_call_target="c" ROOT t = (f32[8], f32[8], f32[8]) tuple(a, b, c)""",
+            """a = f32[8] sine(x) b = f32[8] abs(x)
+            c = f32[8] custom-call(a), custom_call_target="c"
+            ROOT t = (f32[8], f32[8], f32[8]) tuple(a, b, c)""",
             BoundaryReason.MULTI_OUTPUT,
         ),
         (

@@ -137,7 +137,7 @@ class Fuser:
         """
         body = fusion.to_apply
         self._redirect(fusion, fusion, 0)
-        before, added = _results(body, body.root), _results(body, value)
+        before, added = _results(body.root), _results(value)
         dead = [i for i in (body.root, value) if i.opcode == "tuple"]
         body.root = body.add(_tuple_of([*before, *added]))
         fusion.shape = body.root.shape
@@ -147,7 +147,7 @@ class Fuser:
 
     def _redirect(self, old: HloInstruction, fusion: HloInstruction, first: int) -> None:
         """Makes all that reads the results of `old` read those of a fusion from `first` on."""
-        if not old.shape.is_tuple:
+        if not has_several_results(old):
             old.replace_all_uses_with(self._add_element(fusion, first, old.shape))
             return
         readers = list(old.users)
@@ -179,14 +179,17 @@ class Fuser:
             body.sort()
 
 
-def _results(body: HloComputation, value: HloInstruction) -> list[HloInstruction]:
-    """Returns the arrays that a value of a fusion's body consists of."""
-    if not value.shape.is_tuple:
-        return [value]
-    if value.opcode == "tuple":
-        return list(value.operands)
-    shapes = value.shape.tuple_shapes
-    return [body.add(_element_of(value, index, shape)) for index, shape in enumerate(shapes)]
+def has_several_results(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a fusion whose body makes a tuple of values.
+
+    A reduction of several arrays makes one value, which is a tuple.
+    """
+    return instruction.opcode == "fusion" and instruction.to_apply.root.opcode == "tuple"
+
+
+def _results(value: HloInstruction) -> list[HloInstruction]:
+    """Returns the values that a fusion's body makes a tuple of, or the only one."""
+    return list(value.operands) if value.opcode == "tuple" else [value]
 
 
 def _element_of(value: HloInstruction, index: int, shape: Shape) -> HloInstruction:

@@ -11,8 +11,7 @@ From uses to definitions, each instruction's users are fused with each other, an
 fused with the user best suited.
 
 Source: xla/backends/gpu/transforms/multi_output_fusion.cc and xla/service/gpu/gpu_fusible.cc of
-2026, by `xla_fusion_facts.md` sections 2.10 and 3.6; fields tell earlier years. Does not handle:
-reductions of several arrays at once, which stay alone.
+2026, by `xla_fusion_facts.md` sections 2.10 and 3.6; fields tell earlier years.
 """
 
 from __future__ import annotations
@@ -302,10 +301,16 @@ def _rank(candidate: Candidate) -> int:
 def _check_root(candidate: Candidate) -> FusionDecision | None:
     """Refuses what cannot make one of several results of a kernel."""
     instruction = candidate.instruction
-    if instruction.shape.is_tuple and not _has_only_elements(candidate):
+    if candidate.is_multi_output and not _has_only_elements(instruction):
         return refuse(
             BoundaryReason.TUPLE,
             f"The results of `{candidate.name}` are read as a tuple.",
+            xla="not eligible as a multi-output fusion root",
+        )
+    if any(r.shape.is_tuple and not candidate.is_unnested(r) for r in candidate.roots):
+        return refuse(
+            BoundaryReason.LOOP_SHAPES,
+            f"`{candidate.name}` reduces several arrays at once, element by element.",
             xla="not eligible as a multi-output fusion root",
         )
     is_loop = instruction.opcode == "fusion" and instruction.fusion_kind == LOOP
@@ -320,10 +325,9 @@ def _check_root(candidate: Candidate) -> FusionDecision | None:
     )
 
 
-def _has_only_elements(candidate: Candidate) -> bool:
-    """Whether all readers of a tuple take an element of it, and each is a value of its own."""
-    instruction = candidate.instruction
-    if instruction.is_root or any(root.shape.is_tuple for root in candidate.roots):
+def _has_only_elements(instruction: HloInstruction) -> bool:
+    """Whether all readers of a tuple take an element of it."""
+    if instruction.is_root:
         return False
     return all(user.opcode == "get-tuple-element" for user in instruction.users)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final, final
 
+from fuselane.fusion.fuse import has_several_results
 from fuselane.fusion.gpu.emitters import find_hero, is_real_reduction_hero
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.shapes import is_bitcast_transpose, tiled_transpose, unnested_form
@@ -70,7 +71,7 @@ class Candidate:
     @property
     def is_multi_output(self) -> bool:
         """Whether it is a fusion with several results."""
-        return self.instruction.opcode == "fusion" and self.instruction.shape.is_tuple
+        return has_several_results(self.instruction)
 
     @cached_property
     def roots(self) -> list[HloInstruction]:
@@ -87,7 +88,7 @@ class Candidate:
         if not self.tiled or all(member.opcode not in _HEROIC for member in self.heavy):
             return self.roots
         region = Region(self.instruction)
-        return [find_hero(region, root) for root in self.roots]
+        return [root if self.is_unnested(root) else find_hero(region, root) for root in self.roots]
 
     @cached_property
     def hero(self) -> HloInstruction:
@@ -101,8 +102,8 @@ class Candidate:
 
     @cached_property
     def is_reduction(self) -> bool:
-        """Whether any result is that of a reduction with an emitter of its own."""
-        return any(self.is_unnested(root) for root in self.roots)
+        """Whether any result comes from a reduction with an emitter of its own."""
+        return self.tiled and any(map(is_real_reduction_hero, self.roots, self.heroes))
 
     @cached_property
     def is_transpose(self) -> bool:

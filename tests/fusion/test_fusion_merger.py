@@ -242,3 +242,17 @@ def test_merged_into_all_users() -> None:
     ]
     fuse(module, "fusion-cse")
     assert outline(module)[0] == "kLoop[sine subtract] -> subtract of x"
+
+
+def test_prices_of_what_reads_a_new_fusion() -> None:
+    """A user that becomes a fusion is another operand for those that read it."""
+    made = "made { i = f32[8] parameter(0) ROOT j = f32[8] sine(i) }"
+    other = """other { oi = f32[8] parameter(0) oj = f32[8] parameter(1)
+      ROOT ok = f32[8] subtract(oi, oj) }"""
+    last = """last { li = f32[8] parameter(0) lj = f32[8] parameter(1)
+      ROOT lk = f32[8] multiply(li, lj) }"""
+    body = """x = f32[8] parameter(0) p = f32[8] fusion(x), kind=kLoop, calls=made
+      a = f32[8] abs(p) b = f32[8] fusion(a, p), kind=kLoop, calls=other
+      c = f32[8] fusion(a, b), kind=kLoop, calls=last ROOT t = (f32[8], f32[8]) tuple(c, a)"""
+    module = module_with(body, made, other, last)
+    assert ask(module, FusionMerger(priced=True)) is None

@@ -114,6 +114,7 @@ class _Walk:
                 self.model.forget(changed)
             for reader in fusion.users:  # what is known of them names `user` as an operand
                 self.growing.pop(reader, None)
+                self.model.forget(reader)
         return True
 
     def _decide(

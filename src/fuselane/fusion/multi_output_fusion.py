@@ -50,8 +50,8 @@ class MultiOutputFusion:
         scalar_parents: Siblings may be those that only share a single number, as until 2024.
         disjoint_slices: Siblings may be those that read different slices of an array, as until
             2023-07.
-        priced: A producer and a consumer become one kernel only if a model of the GPU's time does
-            not speak against it, as since 2022-11.
+        priced: A producer and a consumer become one kernel only if its code is not too large and a
+            model of the GPU's time does not speak against it, as since 2022-11.
         early_model: The model is that of 2022 to 2024.
         gpu: What kernels are priced for.
         rules: What a kernel may hold.
@@ -190,14 +190,17 @@ class _Walk:
             or check_loop_shapes(of, into)
             or self._check_cycle(of, into)
             or self._check_budget(of, into)
-            or self.rules.check_code(
-                of.instruction,
-                into.instruction,
-                self.model.cost(of.instruction),
-                self.model.cost(into.instruction),
-            )
         )
-        return refusal or self._price(of, into)
+        if refusal is not None:
+            return refusal
+        if not self.options.priced:
+            return allow(f"One kernel computes `{of.name}` and `{into.name}`.")
+        return self._check_code(of, into) or self._price(of, into)
+
+    def _check_code(self, of: Candidate, into: Candidate) -> FusionDecision | None:
+        producer, consumer = of.instruction, into.instruction
+        costs = self.model.cost(producer), self.model.cost(consumer)
+        return self.rules.check_code(producer, consumer, *costs)
 
     def _check_cycle(self, of: Candidate, into: Candidate) -> FusionDecision | None:
         producer = of.instruction
@@ -212,8 +215,6 @@ class _Walk:
 
     def _price(self, of: Candidate, into: Candidate) -> FusionDecision:
         """Returns whether one kernel with two results takes no longer than two kernels."""
-        if not self.options.priced:
-            return allow(f"One kernel computes `{of.name}` and `{into.name}`.")
         unfused_us, fused_us = self._times_us(of.instruction, into.instruction)
         numbers = {"unfused_us": unfused_us, "fused_us": fused_us}
         if fused_us > unfused_us:

@@ -1,0 +1,131 @@
+"""How long fusion strategies take: modules of about 10,000 instructions, CPU time.
+
+python benchmarks/fusion_speed.py --strategies xla-2021 xla-2023
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxlib import _hlo  # type: ignore[attr-defined]
+
+from fuselane.fusion.pipelines import PIPELINES, for_cpu, parse_pipeline, run_pipeline
+from fuselane.hlo import HloModule
+
+Built = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def chain(num: int) -> Built:
+    """One value, changed again and again."""
+
+    def function(x: jax.Array) -> jax.Array:
+        for _ in range(num // 4):
+            x = jnp.sin(x) * lax.abs(x) + x
+        return x
+
+    return function, (np.ones(256, np.float32),)
+
+
+def web(num: int) -> Built:
+    """Each value is made of two of the twenty before it."""
+
+    def function(x: jax.Array) -> list[jax.Array]:
+        generator = np.random.default_rng(0)
+        values = [x, -x]
+        for step in range(num):
+            left, right = generator.integers(max(0, len(values) - 20), len(values), 2)
+            make = (lax.add, lax.mul, lax.max)[step % 3]
+            values.append(make(values[left], values[right]))
+        return values[-20:]
+
+    return function, (np.ones(256, np.float32),)
+
+
+def optimizer(num: int) -> Built:
+    """Adam over many small arrays."""
+    shapes = [(16, 8), (8,), (64,), (8, 16)]
+    tree = [np.ones(shapes[n % 4], np.float32) for n in range(num // 20)]
+
+    def function(parameters: list[jax.Array], gradients: list[jax.Array]) -> list[Any]:
+        results = []
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            first = 0.9 * parameter + 0.1 * gradient
+            second = 0.99 * parameter + 0.01 * gradient * gradient
+            step = 1e-3 * first / (jnp.sqrt(second) + 1e-8)
+            results.append((parameter - step, first, second))
+        return results
+
+    return function, (tree, tree)
+
+
+def layers(num: int) -> Built:
+    """Normalized and summed rows, layer after layer, and the gradient of all that."""
+
+    def loss(x: jax.Array) -> jax.Array:
+        for _ in range(num // 130):
+            x = x - x.mean(-1, keepdims=True)
+            x = jax.nn.gelu(x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5))
+            x = jax.nn.softmax(x) + x
+        return x.sum()
+
+    return jax.grad(loss), (np.ones((64, 128), np.float32),)
+
+
+def fan(num: int) -> Built:
+    """One array with many readers."""
+
+    def function(x: jax.Array) -> list[jax.Array]:
+        return [jnp.sin(x + step) for step in range(num // 4)]
+
+    return function, (np.ones(256, np.float32),)
+
+
+PROGRAMS: Final = (chain, web, optimizer, layers, fan)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints seconds of each strategy for each program."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--strategies", nargs="+", default=[n for n in PIPELINES if n != "none"])
+    parser.add_argument("--only", nargs="+", default=[], metavar="PROGRAM")
+    parser.add_argument("--instructions", type=int, default=10_000)
+    parser.add_argument("--cpu", action="store_true", help="without the rules of GPUs")
+    options = parser.parse_args(arguments)
+    width = max(map(len, options.strategies)) + 2
+    print(f"{'program':12}{'instructions':>14}  {'strategy':{width}}{'kernels':>8}{'CPU s':>8}")
+    for program in PROGRAMS:
+        if options.only and program.__name__ not in options.only:
+            continue
+        data = lower(*program(options.instructions))
+        for name in options.strategies:
+            module = HloModule.from_bytes(data)
+            num = sum(len(c.instructions) for c in module.computations)
+            pipeline = parse_pipeline(name)
+            start = time.process_time()
+            run_pipeline(for_cpu(pipeline) if options.cpu else pipeline, module)
+            seconds = time.process_time() - start
+            kernels = sum(i.opcode == "fusion" for i in module.entry.instructions)
+            row = f"{program.__name__:12}{num:14,}  {name:{width}}{kernels:8,}{seconds:8.2f}"
+            print(row, flush=True)
+    return 0
+
+
+def lower(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Returns the module that XLA gets of a function."""
+    hlo: Any = jax.jit(function).lower(*arguments).compiler_ir("hlo")
+    module = _hlo.HloModule.from_serialized_hlo_module_proto(hlo.as_serialized_hlo_module_proto())
+    data: bytes = module.as_serialized_hlo_module_proto()
+    return data
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

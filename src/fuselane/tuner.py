@@ -10,25 +10,39 @@ store         for `enable(tuned=True)`, and for a search that goes on later
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import random
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import jax
 
-from fuselane import api, config
+from fuselane import api, config, pipeline
+from fuselane.decisions import DecisionLog
 from fuselane.device import host_device
 from fuselane.errors import CaptureError, InputError, OptionError
-from fuselane.fusion.pipelines import PIPELINES, run_pipeline
-from fuselane.fusion.running import apply
+from fuselane.fusion.pipelines import (
+    PIPELINES,
+    FusionPass,
+    Pipeline,
+    parse_pipeline,
+    pipeline_text,
+    refines,
+    run_pipeline,
+)
+from fuselane.fusion.registers import thread_registers
+from fuselane.fusion.single_edges import edges_around, splits_of
 from fuselane.hlo.module import HloModule
 from fuselane.runtime import hook
 from fuselane.runtime.costs import load_costs
+from fuselane.script import run_script
 from fuselane.tuning.candidate import Candidate, sort_options
 from fuselane.tuning.evaluation import (
     XLAS_OWN,
@@ -46,19 +60,31 @@ from fuselane.tuning.modelled import Modelled, clock_of_cpu, clock_of_gpu
 from fuselane.tuning.result import Tuning
 from fuselane.tuning.searches import SEARCHES
 from fuselane.tuning.settings import XLA_OPTIONS, TuneSettings
-from fuselane.tuning.space import FusionSpace
+from fuselane.tuning.space import FusionSpace, simpler
 from fuselane.tuning.store import Found, Place, Store
 from fuselane.tuning.tuned import device_key, versions
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule
-from fuselane.xla.programs import CompiledProgram, Program, program_of
+from fuselane.xla.inputs import capture_input, load_function, split_function
+from fuselane.xla.programs import CompiledProgram, Program, Recording, program_of, recording
 from fuselane.xla.targets import CPU, find_target
 
 OnProgress = Callable[[Progress], None]
 
-_COMPARISON_SHARE: Final = 0.1
+_SEARCH_SHARE: Final = 0.8
+_SIMPLIFYING_SHARE: Final = 0.08
+"""Of the budget: for the search, and for saying what it found with fewer words. The rest is for
+comparing that with XLA's own once more."""
+
+_COMPARISON_SHARE: Final = 0.03
 _MAX_COMPARISON_S: Final = 5.0
 """What one comparison may take: a share of the budget, and not more than so many seconds."""
+
+_MIN_SHARE: Final = 0.05
+"""Programs of a script that take less of its time are left alone."""
+
+_GPU_FUSION: Final = "priority-fusion"
+"""The first of XLA:GPU's passes that fuse."""
 
 _OFF: Final = "Fuselane is switched off by FUSELANE=0, so there is nothing to tune."
 
@@ -91,6 +117,65 @@ def tune(
     return tune_captured(capture(lowered, chosen.target)[0], chosen, on_progress)
 
 
+def tune_input(
+    command: Sequence[str], settings: TuneSettings, on_progress: OnProgress = lambda _: None
+) -> list[Tuning]:
+    """Tunes what the command line names.
+
+    Args:
+        command: `FILE.py ARGUMENTS...`, run as Python runs it, all of whose programs that matter
+            are tuned, each for a share of the budget; or `FILE.py:FUNCTION`, a function that takes
+            nothing and returns a function to compile and a tuple of its arguments.
+        settings: How to search.
+        on_progress: Called after each candidate.
+    Raises:
+        InputError: if there is no such input, or it holds no program that can be run again.
+        CaptureError: if XLA's compiler for a GPU is not there, or fails.
+    """
+    if find_target(settings.target).gpu is not None:
+        modules = capture_input(command, settings.target).modules
+        share = replace(settings, budget_s=settings.budget_s / len(modules))
+        return [tune_captured(module, share, on_progress) for module in modules]
+    function = split_function(command[0])
+    if function is not None:
+        jitted, arguments = load_function(*function)
+        return [tune_program(program_of(jitted, arguments), settings, on_progress)]
+    path = Path(command[0])
+    if not path.is_file():
+        raise InputError(f"There is no script {command[0]!r}.")
+    with recording() as found, contextlib.suppress(SystemExit):
+        run_script(path, command[1:])
+    return tune_recorded(found, settings, on_progress)
+
+
+def tune_recorded(
+    recording: Recording, settings: TuneSettings, on_progress: OnProgress = lambda _: None
+) -> list[Tuning]:
+    """Tunes the programs of a script that matter, each with a share of the budget.
+
+    Args:
+        recording: What the script compiled and called.
+        settings: How to search; the budget is for all programs together.
+        on_progress: Called after each candidate.
+    Raises:
+        InputError: if the script called no program that can be run again.
+    """
+    programs = sorted(recording.programs, key=lambda recorded: -recorded.total_s)
+    total_s = sum(recorded.total_s for recorded in programs)
+    chosen = [recorded for recorded in programs if recorded.total_s >= _MIN_SHARE * total_s]
+    if not chosen:
+        raise InputError("The script called no program that could be run again.")
+    total_s = sum(recorded.total_s for recorded in chosen)
+    return [
+        tune_program(
+            recorded.program,
+            replace(settings, budget_s=settings.budget_s * recorded.total_s / total_s),
+            on_progress,
+        )
+        for recorded in chosen
+    ]
+
+
 def tune_program(
     program: Program, settings: TuneSettings, on_progress: OnProgress = lambda _: None
 ) -> Tuning:
@@ -101,7 +186,7 @@ def tune_program(
     """
     if config.switch() is False:
         raise InputError(_OFF)
-    makers = _Makers(program)
+    makers = _Makers(program, loops=settings.loops)
     maker = makers.of({})
     metric: Metric
     if settings.metric == "time":
@@ -123,14 +208,24 @@ def tune_captured(
     """
     assert captured.gpu is not None, "programs for a CPU are not captured"
     stages = [stage for stage in captured.stages if not stage.is_scheduled]
-    names = [stage.name for stage in stages]
-    if "priority-fusion" not in names[1:]:
+    at = next((n for n, stage in enumerate(stages) if n and stage.name == _GPU_FUSION), None)
+    if at is None:
         raise CaptureError(f"XLA fused nothing in {captured.name}, so there is nothing to tune.")
+    # What comes after fusing, such as copies for loops, no candidate is charged for.
+    fused = [stage for stage in stages[at:] if stage.pipeline == stages[at].pipeline]
+    sources = {True: fused[-1].data, False: stages[at - 1].data}
+
+    def fuse(passes: Pipeline) -> HloModule:
+        module = HloModule.from_bytes(sources[refines(passes)])
+        run_pipeline(passes, module)
+        return module
+
+    num_threads = captured.gpu.num_multiprocessors * captured.gpu.max_threads
     maker = Maker(
-        xla=stages[-1].data,
-        source=stages[names.index("priority-fusion", 1) - 1].data,
-        fuse=lambda module, pipeline: run_pipeline(pipeline, module),
+        xla=fused[-1].data,
+        fuse=fuse,
         max_registers=GPU_LIMIT,
+        registers_of=partial(thread_registers, num_threads=num_threads),
     )
     metric = Modelled(maker, clock_of_gpu(captured.gpu))
     return _search(maker, metric, settings, on_progress)
@@ -160,7 +255,7 @@ def _search(
         evaluation = Evaluation(
             metric,
             Budget(
-                seconds=settings.budget_s,
+                seconds=_SEARCH_SHARE * settings.budget_s,
                 questions=math.inf if settings.questions is None else settings.questions,
             ),
             known=store.answers(key),
@@ -171,16 +266,19 @@ def _search(
         raise InputError(f"{module.name} cannot be tuned: {refusal}") from None
     is_complete = True
     try:
-        SEARCHES[settings.search](_space(settings), evaluation.cost, random.Random(settings.seed))
+        SEARCHES[settings.search](
+            _space(settings, maker), evaluation.cost, random.Random(settings.seed)
+        )
     except BudgetOverError:
         is_complete = False
-    best, best_us = _confirm(metric, evaluation, evaluation.best)
+    simplify = partial(_simplify, metric, _SIMPLIFYING_SHARE * settings.budget_s)
+    best, best_us = _confirm(metric, evaluation, simplify(evaluation.best))
     found = {own: (best, best_us)}
     if best.compiler_options and maker_of is not None:
         # Told apart by what XLA hands over under these options, if that differs at all.
         other = HloModule.from_bytes(maker_of(dict(best.compiler_options)).xla)
         found = {fingerprint(other): (best, best_us)}
-        found[own] = _confirm(metric, evaluation, evaluation.best_plain)
+        found[own] = _confirm(metric, evaluation, simplify(evaluation.best_plain))
     for digest, (candidate, cost_us) in found.items():
         store.add_found(
             Found(
@@ -207,6 +305,24 @@ def _search(
     )
 
 
+def _simplify(metric: Metric, max_s: float, best: Candidate) -> Candidate:
+    """Returns what makes the same module with fewer passes and settings, as time allows."""
+    deadline_s = time.monotonic() + max_s
+    result = metric.make(best) if best.fusion else ""
+    is_simpler = bool(best.fusion)
+    while is_simpler:
+        is_simpler = False
+        for passes in simpler(parse_pipeline(best.fusion)):
+            if time.monotonic() > deadline_s:
+                return best
+            candidate = replace(best, fusion=pipeline_text(passes))
+            with contextlib.suppress(RefusedError):
+                if metric.make(candidate) == result:
+                    best, is_simpler = candidate, True
+                    break
+    return best
+
+
 def _confirm(metric: Metric, evaluation: Evaluation, best: Candidate) -> tuple[Candidate, float]:
     """Returns the best candidate and its cost, if it beats XLA's own once more; else XLA's own."""
     ratio = 1.0 if best == XLAS_OWN else metric.confirm(best)
@@ -215,13 +331,21 @@ def _confirm(metric: Metric, evaluation: Evaluation, best: Candidate) -> tuple[C
     return XLAS_OWN, evaluation.xla_us
 
 
-def _space(settings: TuneSettings) -> FusionSpace:
+def _space(settings: TuneSettings, maker: Maker) -> FusionSpace:
+    def edges(candidate: Candidate) -> Sequence[Sequence[FusionPass]]:
+        try:
+            module = maker.make(candidate)
+        except RefusedError:
+            return []
+        return list(edges_around(module)), list(splits_of(module))
+
     starts = [Candidate(fusion) for fusion in settings.starts or PIPELINES]
     is_cpu = settings.target == CPU
     return FusionSpace(
         starting=starts if settings.starts else [XLAS_OWN, *starts],
         xlas_own="xla-today-cpu" if is_cpu else "xla-today-gpu",
         compiler_options=XLA_OPTIONS if settings.xla_options else {},
+        edges=edges,
     )
 
 
@@ -240,8 +364,9 @@ def _compile(program: Program, loops: bool, candidate: Candidate) -> CompiledPro
 class _Makers:
     """What makes modules of a program, for each choice of compiler options."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, loops: bool) -> None:
         self._program = program
+        self._loops = loops
         self._known: dict[tuple[tuple[str, str], ...], Maker] = {}
 
     def of(self, compiler_options: Mapping[str, str]) -> Maker:
@@ -263,12 +388,15 @@ class _Makers:
                 raise RefusedError(f"XLA fails on it: {first_line(error)}.") from error
         if not modules:
             raise InputError(f"XLA does not show {self._program.name} before compiling it.")
-        return Maker(
-            xla=modules[0],
-            source=modules[0],
-            fuse=apply,
-            max_registers=CPU_LIMIT * host_device().num_vector_registers,
-        )
+        data = modules[0]
+        options = replace(config.from_environment(), loops=self._loops, fusion="", tuned=False)
+
+        def fuse(passes: Pipeline) -> HloModule:
+            made = pipeline.transform(data, options, DecisionLog(), strategy=passes)
+            return HloModule.from_bytes(made or data)
+
+        limit = CPU_LIMIT * host_device().num_vector_registers
+        return Maker(xla=data, fuse=fuse, max_registers=limit)
 
 
 def _read(settings: Mapping[str, Any]) -> TuneSettings:

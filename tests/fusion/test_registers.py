@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuselane.fusion.registers import count_registers, most_registers
+from fuselane.fusion.registers import count_registers, most_registers, thread_registers
 from tests.hlo.xla import module_of
 
 
@@ -68,15 +68,29 @@ def test_many_values_that_wait() -> None:
     assert registers(*lines, root=f"f32[8] negate(m{n - 1})") >= n
 
 
+FUSIONS = """HloModule m
+  small { x = f32[800000] parameter(0) ROOT a = f32[800000] sine(x) }
+  large { x = f32[800000] parameter(0) y = f32[800000] parameter(1)
+    ROOT a = f32[800000] add(x, y) }
+  both { x = f32[800000] parameter(0) y = f32[800000] parameter(1) a = f32[800000] add(x, y)
+    b = f32[800000] multiply(x, y) ROOT t = (f32[800000], f32[800000]) tuple(a, b) }
+  ENTRY main { x = f32[800000] parameter(0) s = f32[800000] fusion(x), kind=kLoop, calls=small
+    l = f32[800000] fusion(s, x), kind=kLoop, calls=large
+    ROOT k = (f32[800000], f32[800000]) fusion(l, x), kind=kLoop, calls=both }"""
+
+
 def test_the_largest_fusion() -> None:
     """By name; none without fusions."""
-    module = module_of("""HloModule m
-      small { x = f32[8] parameter(0) ROOT a = f32[8] sine(x) }
-      large { x = f32[8] parameter(0) y = f32[8] parameter(1) ROOT a = f32[8] add(x, y) }
-      ENTRY main { x = f32[8] parameter(0) a = f32[8] fusion(x), kind=kLoop, calls=small
-        ROOT b = f32[8] fusion(a, x), kind=kLoop, calls=large }""")
-    assert most_registers(module) == (2, "b")
-    assert most_registers(
-        module_of("""HloModule m
-      ENTRY main { x = f32[8] parameter(0) ROOT a = f32[8] sine(x) }""")
-    ) == (0, "")
+    module = module_of(FUSIONS)
+    assert most_registers(module, lambda f: count_registers(f.to_apply)) == (3, "k")
+    assert most_registers(module, lambda f: -len(f.operands)) == (-1, "s")
+    single = """HloModule m ENTRY main { x = f32[8] parameter(0) ROOT a = f32[8] sine(x) }"""
+    assert most_registers(module_of(single), lambda _: 1) == (0, "")
+
+
+def test_threads_of_gpus() -> None:
+    """Several elements count where results or branches keep them, and where there are enough."""
+    fusions = {i.name: i for i in module_of(FUSIONS).entry.instructions if i.opcode == "fusion"}
+    many, few = ({n: thread_registers(f, k) for n, f in fusions.items()} for k in (1000, 10**6))
+    assert few == {"s": 17, "l": 18, "k": 19}
+    assert many == {"s": 16 + 8, "l": 18, "k": 16 + 4 * 3}

@@ -49,9 +49,9 @@ class Line:
     def starts(self) -> list[Candidate]:
         return [Candidate("4")]
 
-    def neighbours(self, candidate: Candidate) -> list[Candidate]:
+    def neighbours(self, candidate: Candidate) -> list[list[Candidate]]:
         number = int(candidate.fusion)
-        return [Candidate(str(n)) for n in (number - 1, number + 1, number + 3) if n >= 0]
+        return [[Candidate(str(n))] for n in (number - 1, number + 1, number + 3) if n >= 0]
 
 
 def test_each_module_is_measured_once() -> None:

@@ -24,13 +24,13 @@ class Grid:
     def starts(self) -> Sequence[Point]:
         return [self.start]
 
-    def neighbours(self, point: Point) -> Sequence[Point]:
+    def neighbours(self, point: Point) -> Sequence[Sequence[Point]]:
         around = [
             (*point[:i], value + step, *point[i + 1 :])
             for i, value in enumerate(point)
             for step in (-1, 1)
         ]
-        return [p for p in around if all(0 <= value < self.size for value in p)]
+        return [[p for p in around if all(0 <= value < self.size for value in p)], []]
 
 
 class OutOfQuestionsError(Exception):
@@ -87,7 +87,7 @@ def test_the_best_start(search: str) -> None:
         def starts(self) -> Sequence[int]:
             return [1, 2, 3]
 
-        def neighbours(self, candidate: int) -> Sequence[int]:
+        def neighbours(self, candidate: int) -> Sequence[Sequence[int]]:
             del candidate
             return []
 

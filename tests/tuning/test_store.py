@@ -19,7 +19,7 @@ from fuselane.tuning.store import Answer, Found, Place, Store
 
 PLACE = Place(device="cpu", versions="1", metric="time", loops=False)
 A = Candidate("none")
-B = Candidate("instruction-fusion{max-duplication=2}", "", (("xla_x", "1"),))
+B = Candidate("instruction-fusion{max-duplication=2}", (("xla_x", "1"),))
 
 
 def found(name: str = "jit_f", place: Place = PLACE, cost_us: float = 1.0) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,15 +15,18 @@ import numpy as np
 import pytest
 
 import fuselane
-from fuselane import api
+from fuselane import api, cli
 from fuselane.device import host_device
 from fuselane.errors import InputError, OptionError
+from fuselane.tuner import tune_input
 from fuselane.tuning.candidate import Candidate
 from fuselane.tuning.evaluation import Progress
 from fuselane.tuning.result import Tuning
 from fuselane.tuning.searches import SEARCHES
+from fuselane.tuning.settings import TuneSettings
 from fuselane.tuning.store import Store
 from fuselane.tuning.tuned import device_key, load_tuned, module_name, versions
+from tests.gpu_extra import needs_gpu_extra
 from tests.hlo.xla import lowered
 
 X = np.linspace(-2, 2, 4096, dtype=np.float32)
@@ -83,12 +87,13 @@ def test_measured(search: str, own_directory: Path) -> None:
     assert str(result.best) in result.text()
 
 
-def test_modelled_finds_back_to_fusing() -> None:
-    """From a pipeline that fuses nothing, greedy search finds one no worse than XLA's own."""
-    result = tune(metric="modelled", search="greedy", starts=("none",), questions=None)
-    assert result.is_complete
-    assert result.best_us <= result.xla_us
-    again = tune(metric="modelled", search="greedy", starts=("none",), questions=0)
+def test_modelled() -> None:
+    """From a pipeline that fuses nothing, a search finds more than XLA does; the same each time."""
+    settings = {"metric": "modelled", "search": "greedy", "starts": ("none",), "budget_s": 600.0}
+    result = tune(questions=30, **settings)
+    assert result.best_us < result.xla_us
+    assert result.best.fusion
+    again = tune(questions=0, **settings)
     assert again == result
 
 
@@ -208,3 +213,84 @@ def test_fuselane_stays_as_it_is() -> None:
     """Tuning leaves no setting behind."""
     tune(questions=1)
     assert not api.is_enabled()
+
+
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp
+step = jax.jit(lambda x: jnp.tanh(x) @ x + jnp.exp(-x))
+x = jnp.ones((256, 256))
+for _ in range(int(sys.argv[1])):
+    x = step(x)
+print("done", x.shape)
+sys.exit(3)
+
+def example():
+    return lambda x, y: jnp.sum(jnp.tanh(x) * y), (x, 2.0)
+"""
+FUNCTION = SCRIPT.replace("sys.exit(3)", "").replace("int(sys.argv[1])", "0")
+
+
+def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its programs are tuned after it has run; those that take no time are left alone."""
+    path, results = tmp_path / "script.py", tmp_path / "results.json"
+    path.write_text(SCRIPT)
+    command = ["tune", str(path), "--candidates", "2", "--json", str(results), "--", "50"]
+    assert cli.main(command) == cli.OK
+    output = capsys.readouterr()
+    assert output.out.startswith("done (256, 256)\njit__lambda  ")
+    assert output.err == ""  # no terminal, no progress
+    values = json.loads(results.read_text())
+    assert "jit__lambda" in [value["name"] for value in values]
+    assert all(value["num_asked"] == 3 for value in values)
+    assert set(values[0]["best"]) == {"fusion", "compiler_options"}
+
+
+def test_a_function_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named after a colon."""
+    path = tmp_path / "script.py"
+    path.write_text(FUNCTION)
+    command = ["tune", f"{path}:example", "--metric", "modelled", "--candidates", "3"]
+    assert cli.main([*command, "--from", "none", "--search", "greedy"]) == cli.OK
+    assert re.search(r"^jit__lambda .* modelled for cpu", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none.py"], "There is no script 'none.py'."),
+        (["none.py", "--search", "luck"], "There is no search 'luck', only"),
+        (["none.py", "--from", "all"], "There is no fusion pass 'all'"),
+        (["none.py", "--target", "abacus"], "There is no target 'abacus'"),
+        (["none.py", "--budget", "long"], "'long' is not a number"),
+        ([], "the following arguments are required: input"),
+    ],
+)
+def test_bad_input(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, exit code 2."""
+    try:
+        code = cli.main(["tune", *arguments])
+    except SystemExit as error:
+        code = int(error.code or 0)
+    assert code == cli.BAD_INPUT
+    assert sentence.lower() in capsys.readouterr().err.lower()
+
+
+def test_a_script_that_compiles_nothing(tmp_path: Path) -> None:
+    """There is nothing to tune."""
+    path = tmp_path / "script.py"
+    path.write_text("pass")
+    with pytest.raises(InputError, match="no program that could be run again"):
+        tune_input([str(path)], TuneSettings())
+
+
+@needs_gpu_extra
+def test_a_gpu_that_is_not_there(own_directory: Path) -> None:
+    """By model, from XLA:GPU's own module; kept under the GPU's name."""
+    result = tune(metric="modelled", target="h100", search="greedy", starts=("none",))
+    assert result.target == "h100"
+    assert 0 < result.best_us <= result.xla_us
+    assert "modelled for h100" in result.text()
+    (found,) = Store(own_directory).found("h100", versions())
+    assert found.place.device == "h100"
+    assert len(load_tuned()) == 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn, final
 
 import fuselane
-from fuselane.cli import cartpole, explain, fuse, fuzz, run, small
+from fuselane.cli import cartpole, explain, fuse, fuzz, run, small, tune
 from fuselane.cli.common import BAD_INPUT, INTERRUPTED, OK, WRONG, complain
 from fuselane.errors import FuselaneError
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for_script: list[str] = []
-    if arguments[:1] == ["explain"] and "--" in arguments:
+    if arguments[:1] in (["explain"], ["tune"]) and "--" in arguments:
         place = arguments.index("--")
         arguments, for_script = arguments[:place], arguments[place + 1 :]
     options = _make_parser().parse_args(arguments)
@@ -69,6 +69,7 @@ def _make_parser() -> argparse.ArgumentParser:
     fuse.add_arguments(
         commands.add_parser("fuse", help="compare fusion strategies on a program, save one's plan")
     )
+    tune.add_arguments(commands.add_parser("tune", help="search for the best fusions of a program"))
     support = commands.add_parser("support", help="list the HLO opcodes that can be fused")
     support.set_defaults(run=small.print_support)
     doctor = commands.add_parser("doctor", help="check the installation")

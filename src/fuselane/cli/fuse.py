@@ -17,7 +17,7 @@ from fuselane.fusion.pipelines import PIPELINES
 from fuselane.fusion.plan import write_plan
 from fuselane.fusion.strategies import find_strategy, split_strategies
 from fuselane.xla.capture import MAX_SECONDS
-from fuselane.xla.inputs import FUNCTION, capture_input, load_function
+from fuselane.xla.inputs import capture_input, load_function, split_function
 from fuselane.xla.programs import Program, program_of
 from fuselane.xla.targets import CPU
 from fuselane.xla.targets import NAMES as TARGETS
@@ -96,10 +96,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _program(text: str) -> Program | None:
     """Returns what can be run of an input: a function and its arguments, if it names one."""
-    match = FUNCTION.fullmatch(text)
-    if match is None:
-        return None
-    return program_of(*load_function(Path(match["file"]), match["name"]))
+    function = split_function(text)
+    return None if function is None else program_of(*load_function(*function))
 
 
 def _table(rows: Sequence[StrategyCosts], target: str) -> Table:

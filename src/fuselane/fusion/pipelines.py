@@ -26,6 +26,7 @@ from fuselane.fusion.lane_kernels import LaneKernels
 from fuselane.fusion.multi_output_fusion import MultiOutputFusion
 from fuselane.fusion.priority_fusion import PriorityFusion
 from fuselane.fusion.shared_work import SharedWork
+from fuselane.fusion.single_edges import FuseEdge, SplitKernel
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
 
@@ -119,7 +120,7 @@ PIPELINES: Final[dict[str, Pipeline]] = {
 """The named pipelines: what the paper "Operator Fusion in XLA" describes, and XLA after it."""
 
 
-_REFINING: Final = frozenset({LaneKernels.name, SharedWork.name})
+_REFINING: Final = frozenset({FuseEdge.name, LaneKernels.name, SharedWork.name, SplitKernel.name})
 """Passes that go on from XLA's fusions instead of doing without them."""
 
 
@@ -167,6 +168,7 @@ def _for_cpu(fusion_pass: FusionPass) -> FusionPass:
 
 PASSES: Final[dict[str, FusionPass]] = {
     FixedPoint.name: FixedPoint(),
+    FuseEdge.name: FuseEdge(),
     FusionCse.name: FusionCse(),
     FusionMerger.name: FusionMerger(),
     GpuInstructionFusion.name: GpuInstructionFusion(),
@@ -177,6 +179,7 @@ PASSES: Final[dict[str, FusionPass]] = {
     MultiOutputFusion.name: MultiOutputFusion(),
     PriorityFusion.name: PriorityFusion(),
     SharedWork.name: SharedWork(),
+    SplitKernel.name: SplitKernel(),
 }
 """The passes by name, with the values their fields have unless text sets them."""
 

@@ -2,8 +2,9 @@
 
     probability = exp(-(cost / present - 1) / temperature)
 
-The temperature falls with each question; when all is frozen, it starts over from the best so far,
-a few times. So decisions that help only together are found, however far apart.
+Each kind of decision is as likely as the others. The temperature falls with each question; when all
+is frozen, it starts over from the best so far, a few times. So decisions that help only together
+are found, however far apart.
 
 Source: S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, Optimization by simulated annealing, 1983.
 """
@@ -47,10 +48,10 @@ def _cool(
     temperature = HOT
     while temperature > COLD:
         temperature *= COOLING
-        neighbours = space.neighbours(candidate)
-        if not neighbours:
+        kinds = [kind for kind in space.neighbours(candidate) if kind]
+        if not kinds:
             break
-        neighbour = chance.choice(neighbours)
+        neighbour = chance.choice(chance.choice(kinds))
         price = cost(neighbour)
         if price <= present or chance.random() < _probability(price, present, temperature):
             present, candidate = price, neighbour

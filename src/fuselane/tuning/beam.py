@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from fuselane.tuning.searching import Candidate, Cost, Space, rank, shuffled
+from fuselane.tuning.searching import Candidate, Cost, Space, around, rank
 
 WIDTH: Final = 4
 NUM_ROUNDS: Final = 8
@@ -27,8 +27,8 @@ def search(space: Space[Candidate], cost: Cost[Candidate], chance: random.Random
     seen = {candidate for _, candidate in ranked}
     while num_idle < NUM_ROUNDS:
         beam = [candidate for _, candidate in ranked[:WIDTH]]
-        around = dict.fromkeys(n for candidate in beam for n in space.neighbours(candidate))
-        new = shuffled([n for n in around if n not in seen], chance)
+        near = dict.fromkeys(n for candidate in beam for n in around(space, candidate, chance))
+        new = [neighbour for neighbour in near if neighbour not in seen]
         if not new:
             return
         seen.update(new)

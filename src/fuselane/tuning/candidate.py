@@ -15,18 +15,15 @@ class Candidate:
 
     Attributes:
         fusion: A pipeline as text, or "" for XLA's own fusions.
-        plan: Single edges that are to be, or not to be, fused after the pipeline, as text; "" for
-            none.
         compiler_options: Options of XLA by name, sorted, that differ from their defaults.
     """
 
     fusion: str = ""
-    plan: str = ""
     compiler_options: tuple[tuple[str, str], ...] = ()
 
     def to_text(self) -> str:
         """Returns the candidate as text that `from_text` reads back."""
-        return json.dumps([self.fusion, self.plan, dict(self.compiler_options)])
+        return json.dumps([self.fusion, dict(self.compiler_options)])
 
     @staticmethod
     def from_text(text: str) -> Candidate:
@@ -36,14 +33,12 @@ class Candidate:
             ValueError: for any other text.
         """
         match json.loads(text):
-            case [str(fusion), str(plan), dict(options)]:
-                return Candidate(fusion, plan, sort_options(options))
+            case [str(fusion), dict(options)]:
+                return Candidate(fusion, sort_options(options))
         raise ValueError("The text is no candidate.")
 
     def __str__(self) -> str:
         parts = [self.fusion or "XLA's own fusions"]
-        if self.plan:
-            parts.append("single edges")
         parts += [f"{name}={value}" for name, value in self.compiler_options]
         return " + ".join(parts)
 

@@ -9,22 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final
 
+from fuselane.fusion.values import attributes
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-
-_FORGOTTEN: Final = (
-    "name",
-    "id",
-    "opcode",
-    "shape",
-    "operand_ids",
-    "called_computation_ids",
-    "control_predecessor_ids",
-    "metadata",
-)
 
 
 def fingerprint(module: HloModule) -> str:
@@ -38,16 +27,9 @@ def fingerprint(module: HloModule) -> str:
 def _digest_of(computation: HloComputation, known: dict[HloComputation, bytes]) -> bytes:
     digests: dict[HloInstruction, bytes] = {}
     for instruction in computation.post_order():
-        proto = type(instruction.proto)()
-        proto.CopyFrom(instruction.proto)
-        for name in _FORGOTTEN:
-            proto.ClearField(name)
-        proto.DiscardUnknownFields()
         digests[instruction] = _digest(
             [
-                instruction.opcode.encode(),
-                str(instruction.shape).encode(),
-                proto.SerializeToString(deterministic=True),
+                attributes(instruction),
                 b"operands",
                 *(digests[operand] for operand in instruction.operands),
                 b"callees",

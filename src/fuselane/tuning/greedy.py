@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from fuselane.tuning.searching import Candidate, Cost, Space, rank, shuffled
+from fuselane.tuning.searching import Candidate, Cost, Space, around, rank
 
 
 def search(space: Space[Candidate], cost: Cost[Candidate], chance: random.Random) -> None:
@@ -18,7 +18,7 @@ def search(space: Space[Candidate], cost: Cost[Candidate], chance: random.Random
     is_moving = True
     while is_moving:
         is_moving = False
-        for neighbour in shuffled(space.neighbours(candidate), chance):
+        for neighbour in around(space, candidate, chance):
             price = cost(neighbour)
             if price < present:
                 present, candidate, is_moving = price, neighbour, True

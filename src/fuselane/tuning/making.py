@@ -2,7 +2,7 @@
 
 Fusing more never ends by itself: a kernel that holds everything keeps more values at once than
 there are registers, and every value too many is stored and loaded again, as without fusing. So
-modules with a fusion above a limit of live values are refused, unless XLA's own has one as large.
+modules with a fusion above a limit are refused, unless XLA's own has one as large.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Final, final
 
 from fuselane.errors import FuselaneError
 from fuselane.fusion.pipelines import Pipeline, parse_pipeline
-from fuselane.fusion.registers import most_registers
+from fuselane.fusion.registers import count_registers, most_registers
+from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.tuning.candidate import Candidate
 from fuselane.tuning.evaluation import RefusedError
@@ -23,8 +24,8 @@ CPU_LIMIT: Final = 4
 """Live values per vector register: LLVM orders instructions better than the estimate does, and a
 value that is stored and loaded again costs no more than one between two kernels."""
 
-GPU_LIMIT: Final = 224
-"""Live values per thread: of 255 registers some hold addresses and indices."""
+GPU_LIMIT: Final = 255
+"""Registers that a thread can have."""
 
 
 @final
@@ -34,15 +35,15 @@ class Maker:
 
     Attributes:
         xla: The serialized module as XLA fuses it.
-        source: What strategies start from.
-        fuse: Runs a pipeline over a module made of `source`.
-        max_registers: Most values that a fusion may keep at once.
+        fuse: Returns the module as a pipeline fuses it.
+        max_registers: Most registers that a fusion may take.
+        registers_of: Returns how many one takes.
     """
 
     xla: bytes
-    source: bytes
-    fuse: Callable[[HloModule, Pipeline], object]
+    fuse: Callable[[Pipeline], HloModule]
     max_registers: int
+    registers_of: Callable[[HloInstruction], int] = lambda fusion: count_registers(fusion.to_apply)
     _xlas_most: int = field(default=-1)
 
     def make(self, candidate: Candidate) -> HloModule:
@@ -53,9 +54,8 @@ class Maker:
         """
         if not candidate.fusion:
             return HloModule.from_bytes(self.xla)
-        module = HloModule.from_bytes(self.source)
         try:
-            self.fuse(module, parse_pipeline(candidate.fusion))
+            module = self.fuse(parse_pipeline(candidate.fusion))
         except FuselaneError as error:
             raise RefusedError(f"It makes no module: {error}") from error
         self._check_registers(module)
@@ -67,12 +67,12 @@ class Maker:
         return " ".join([fingerprint(module), *map(str, candidate.compiler_options)])
 
     def _check_registers(self, module: HloModule) -> None:
-        most, name = most_registers(module)
+        most, name = most_registers(module, self.registers_of)
         if most <= self.max_registers:
             return
         if self._xlas_most < 0:
-            self._xlas_most = most_registers(HloModule.from_bytes(self.xla))[0]
+            self._xlas_most = most_registers(HloModule.from_bytes(self.xla), self.registers_of)[0]
         if most > self._xlas_most:
             raise RefusedError(
-                f"`{name}` would keep {most} values at once, more than {self.max_registers}."
+                f"`{name}` would take {most} registers, more than {self.max_registers}."
             )

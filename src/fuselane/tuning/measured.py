@@ -25,6 +25,9 @@ NumpyArray = np.ndarray[Any, np.dtype[Any]]
 
 _FIRST_RUNS: Final = 5
 _FIRST_S: Final = 2.0
+_CONFIRMING: Final = 4.0
+"""The last comparison may take so many times longer."""
+
 _SHARE_OF_CHANCE: Final = 1 / 1024
 _SHARE_UNVARIED: Final = 0.01
 """How much of an array may differ more than varied runs explain, as chance decides which elements
@@ -58,6 +61,7 @@ class Measured:
         compile_candidate: Compile,
         *,
         max_s: float = 5.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Makes the metric of one program.
 
@@ -65,10 +69,12 @@ class Measured:
             makers: Returns what makes modules under some compiler options.
             compile_candidate: Compiles the program in a candidate's way.
             max_s: Seconds that one comparison may take, roughly.
+            clock: Seconds.
         """
         self._makers = makers
         self._compile = compile_candidate
         self._max_s = max_s
+        self._clock = clock
         self._best: tuple[Candidate, Runnable] | None = None
         self._reference: list[NumpyArray] | None = None
         self._varied: list[list[NumpyArray]] | None = None
@@ -83,7 +89,7 @@ class Measured:
             return Answer(result="", cost_us=self._time(candidate), is_best=True)
         old = self._incumbent(incumbent)
         new = self._compile_checked(candidate)
-        found = compare(new.run, old.run, max_s=self._max_s)
+        found = compare(new.run, old.run, max_s=self._max_s, clock=self._clock)
         if found.is_faster:
             self._best = candidate, new
         ratio = found.ratio if found.is_faster else max(1.0, found.ratio)
@@ -94,17 +100,18 @@ class Measured:
         new = self._incumbent(candidate)
         plain = self._compile(XLAS_OWN)
         plain.run()
-        found = compare(new.run, plain.run, max_s=self._max_s)
+        max_s = _CONFIRMING * self._max_s
+        found = compare(new.run, plain.run, max_s=max_s, clock=self._clock)
         return found.ratio if found.is_faster else 1.0
 
     def _time(self, candidate: Candidate) -> float:
         runnable = self._incumbent(candidate)
         times: list[float] = []
-        begin = time.perf_counter()
-        while len(times) < _FIRST_RUNS and (not times or time.perf_counter() - begin < _FIRST_S):
-            start = time.perf_counter()
+        begin = self._clock()
+        while len(times) < _FIRST_RUNS and (not times or self._clock() - begin < _FIRST_S):
+            start = self._clock()
             runnable.run()
-            times.append(time.perf_counter() - start)
+            times.append(self._clock() - start)
         return statistics.median(times) * 1e6
 
     def _incumbent(self, candidate: Candidate) -> Runnable:

@@ -65,7 +65,6 @@ class Tuning:
         values = dataclasses.asdict(self)
         values["best"] = {
             "fusion": self.best.fusion,
-            "plan": self.best.plan,
             "compiler_options": dict(self.best.compiler_options),
         }
         return values | {"gain": self.gain}

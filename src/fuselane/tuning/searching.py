@@ -21,9 +21,11 @@ class Space(Protocol[Candidate]):
     def starts(self) -> Sequence[Candidate]:
         """Returns where a search begins; at least one candidate."""
 
-    def neighbours(self, candidate: Candidate) -> Sequence[Candidate]:
-        """Returns what differs from a candidate in one decision, in an order of no meaning that is
-        always the same; the candidate itself is not among them."""
+    def neighbours(self, candidate: Candidate) -> Sequence[Sequence[Candidate]]:
+        """Returns what differs from a candidate in one decision, by the kind of decision.
+
+        The order means nothing, and is always the same; the candidate itself is not among them.
+        """
 
 
 Cost = Callable[[Candidate], float]
@@ -38,6 +40,10 @@ def rank(candidates: Iterable[Candidate], cost: Cost[Candidate]) -> list[tuple[f
     return sorted(priced, key=lambda pair: pair[0])
 
 
-def shuffled(candidates: Sequence[Candidate], chance: random.Random) -> list[Candidate]:
-    """Returns candidates in an order of chance, in which no kind of decision comes first."""
-    return chance.sample(candidates, len(candidates))
+def around(space: Space[Candidate], candidate: Candidate, chance: random.Random) -> list[Candidate]:
+    """Returns all neighbours in an order of chance, in which no kind of decision comes first."""
+    kinds = [chance.sample(kind, len(kind)) for kind in space.neighbours(candidate)]
+    order: list[Candidate] = []
+    while kinds := [kind for kind in kinds if kind]:
+        order.append(chance.choice(kinds).pop())
+    return list(dict.fromkeys(order))

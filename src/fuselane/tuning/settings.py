@@ -27,7 +27,7 @@ class TuneSettings:
     Attributes:
         metric: `time`, on this machine, or `modelled`.
         target: `cpu`, or for modelled times a GPU such as `h100`.
-        budget_s: Seconds to search for, compiling included.
+        budget_s: Seconds it may all take, compiling included.
         questions: New candidates to look at, if less; None for no limit.
         search: `greedy`, `beam` or `annealing`.
         starts: Pipelines a search begins at; none for all named ones.

@@ -18,7 +18,7 @@ from fuselane.xla.files import capture_path
 from fuselane.xla.scripts import ScriptCapture, capture_script
 from fuselane.xla.targets import CPU, find_target
 
-FUNCTION: Final = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+_FUNCTION: Final = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
 def capture_input(
@@ -46,16 +46,22 @@ def capture_input(
         return capture_script(command, found, max_s=max_s, on_progress=on_progress)
     if len(command) > 1:
         raise InputError(f"Only scripts take arguments, not {command[0]!r}.")
-    function = FUNCTION.fullmatch(command[0])
+    function = split_function(command[0])
     if function is not None:
-        on_progress(f"calling {function['name']} of {function['file']}")
-        jitted, arguments = load_function(Path(function["file"]), function["name"])
+        on_progress(f"calling {function[1]} of {function[0]}")
+        jitted, arguments = load_function(*function)
         on_progress(f"compiling it for {found.name}")
         modules = capture(lower(jitted, target or CPU, *arguments), target or CPU, max_s=max_s)
     else:
         on_progress(f"reading {command[0]}")
         modules = capture_path(Path(command[0]), target, max_s=max_s)
     return ScriptCapture(modules=modules, refused=(), exit_code=0)
+
+
+def split_function(text: str) -> tuple[Path, str] | None:
+    """Returns file and function of `FILE.py:FUNCTION`, or None for any other text."""
+    match = _FUNCTION.fullmatch(text)
+    return None if match is None else (Path(match["file"]), match["name"])
 
 
 def load_function(path: Path, name: str) -> tuple[Any, tuple[Any, ...]]:

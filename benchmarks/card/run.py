@@ -76,8 +76,9 @@ def list_command(part: str, out: Path, seconds: float, options: argparse.Namespa
         files = [str(TESTS / "differential")]
         if options.dry:
             files = [str(TESTS / "differential" / "test_comparison.py")]
-        workers = ["-n", "8"] if importlib.util.find_spec("xdist") else []
-        report = ["--maxfail=40", "-q", "-p", "no:cacheprovider", "-p", "card.counting"]
+        has_workers = importlib.util.find_spec("xdist") is not None and not options.dry
+        workers = ["-n", "8"] if has_workers else []
+        report = ["-q", "-p", "no:cacheprovider", "-p", "card.counting"]
         return [*python, "-m", "pytest", *report, *workers, f"--results={out}", *files]
     command = [*python, "-m", f"card.{part}", str(out), "--seconds", str(max(seconds - 10, 5))]
     if part == "suite" and options.packages:

@@ -131,7 +131,7 @@ class _Attempts:
     def _replace(self, region: Sequence[HloInstruction]) -> FusionDecision | None:
         """Makes a kernel of a region, or of its parts; returns why not of the whole."""
         num_kernels = sum(map(_is_kernel, region))
-        if num_kernels < max(1, self.options.min_kernels):
+        if num_kernels < max(1, self.options.min_kernels) or not _is_read(region):
             return None
         outlined = outline(self.module, region)
         decision = self.make_kernel(outlined)
@@ -329,6 +329,12 @@ def _structure(region: Sequence[HloInstruction]) -> object:
 def _inner(instruction: HloInstruction) -> Sequence[HloInstruction]:
     is_fusion = instruction.opcode == "fusion"
     return instruction.to_apply.instructions if is_fusion else instruction.operands
+
+
+def _is_read(region: Sequence[HloInstruction]) -> bool:
+    """Whether anything needs what a region computes."""
+    inside = set(region)
+    return any(m.is_root or any(user not in inside for user in m.users) for m in region)
 
 
 def _is_kernel(instruction: HloInstruction) -> bool:

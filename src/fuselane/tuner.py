@@ -259,7 +259,7 @@ def _search(
                 questions=math.inf if settings.questions is None else settings.questions,
             ),
             known=store.answers(key),
-            keep=partial(store.add_answer, key),
+            keep=partial(store.keep_answer, key),
             report=on_progress,
         )
     except RefusedError as refusal:
@@ -269,7 +269,7 @@ def _search(
         SEARCHES[settings.search](
             _space(settings, maker), evaluation.cost, random.Random(settings.seed)
         )
-    except BudgetOverError:
+    except (BudgetOverError, KeyboardInterrupt):  # what was found is kept in either case
         is_complete = False
     simplify = partial(_simplify, metric, _SIMPLIFYING_SHARE * settings.budget_s)
     best, best_us = _confirm(metric, evaluation, simplify(evaluation.best))

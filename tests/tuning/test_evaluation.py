@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_going_on_later(search: str, tmp_path: Path) -> None:
             metric,
             Budget(questions=questions),
             known=store.answers("s"),
-            keep=lambda candidate, answer: store.add_answer("s", candidate, answer),
+            keep=functools.partial(store.keep_answer, "s"),
         )
         with contextlib.suppress(BudgetOverError):  # greedy search may end before
             SEARCHES[search](Line(), evaluation.cost, random.Random(3))
@@ -133,3 +134,38 @@ def test_going_on_later(search: str, tmp_path: Path) -> None:
     assert (resumed.best, resumed.best_us) == (whole.best, whole.best_us)
     assert resumed.best != XLAS_OWN
     assert resumed.progress().num_asked == whole.progress().num_asked >= 6
+
+
+def test_what_ends_the_process(tmp_path: Path) -> None:
+    """It is not tried again; what the user interrupts is."""
+
+    class Abort(BaseException):
+        """Stands for XLA's."""
+
+    store = Store(tmp_path)
+    kept: list[tuple[Candidate, Answer | None]] = []
+
+    def keep(candidate: Candidate, answer: Answer | None) -> None:
+        kept.append((candidate, answer))
+        if answer is not None and answer.note:
+            store.keep_answer("s", candidate, answer)
+            raise Abort  # the process is no more
+
+    evaluation = Evaluation(Halves(), Budget(), keep=keep)
+    with pytest.raises(Abort):
+        evaluation.cost(Candidate("4"))
+    again = Evaluation(Halves(), Budget(), known=store.answers("s"))
+    assert again.cost(Candidate("4")) == math.inf
+    assert again.refusals()[Candidate("4")] == "The process ended when it was tried."
+
+    class Interrupted(Halves):
+        def compare(self, candidate: Candidate, incumbent: Candidate, cost_us: float) -> Answer:
+            if candidate.fusion:
+                raise KeyboardInterrupt
+            return super().compare(candidate, incumbent, cost_us)
+
+    other = Store(tmp_path / "other")
+    evaluation = Evaluation(Interrupted(), Budget(), keep=functools.partial(other.keep_answer, "s"))
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.cost(Candidate("4"))
+    assert list(other.answers("s")) == [XLAS_OWN]

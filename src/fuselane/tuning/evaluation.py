@@ -20,6 +20,8 @@ from fuselane.tuning.store import Answer
 
 XLAS_OWN: Final = Candidate()
 
+_FATAL: Final = "The process ended when it was tried."
+
 
 class BudgetOverError(Exception):
     """The seconds or questions of a search are used up; not an error of the program."""
@@ -133,7 +135,7 @@ class Evaluation:
         budget: Budget,
         *,
         known: dict[Candidate, Answer] | None = None,
-        keep: Callable[[Candidate, Answer], None] = lambda *_: None,
+        keep: Callable[[Candidate, Answer | None], None] = lambda *_: None,
         report: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         """Prices XLA's own way, which everything else is compared with.
@@ -142,7 +144,8 @@ class Evaluation:
             metric: What measures.
             budget: How long; XLA's own way is always priced.
             known: What earlier runs of the same search were answered, in order.
-            keep: Called with every new answer.
+            keep: Called with every new answer; with one that says so before a candidate is tried
+                that may end the process, and with None if it was interrupted.
             report: Called after each answer.
         """
         self._metric = metric
@@ -196,9 +199,14 @@ class Evaluation:
             alike = self._by_result.get(result)
             if alike is not None:
                 return Answer(result=result, cost_us=alike.cost_us, note=alike.note)
+            # XLA aborts on some modules. The next run of this search will not try this one again.
+            self._keep(candidate, Answer(result=result, cost_us=math.inf, note=_FATAL))
             return self._compare(candidate, result)
         except RefusedError as refusal:
             return Answer(result=result, cost_us=math.inf, note=str(refusal))
+        except BaseException:
+            self._keep(candidate, None)
+            raise
 
     def _compare(self, candidate: Candidate, result: str) -> Answer:
         answer = self._metric.compare(candidate, self.best, self.best_us)

@@ -151,6 +151,19 @@ class Store:
 
         return self._run(read, {})
 
+    def keep_answer(self, search: str, candidate: Candidate, answer: Answer | None) -> None:
+        """Keeps what a candidate cost, or forgets what was kept; in the order of the last calls."""
+        if answer is not None:
+            self.add_answer(search, candidate, answer)
+            return
+        row = (search, candidate.to_text())
+        self._run(
+            lambda connection: connection.execute(
+                "DELETE FROM asked WHERE search = ? AND candidate = ?", row
+            ),
+            None,
+        )
+
     def add_answer(self, search: str, candidate: Candidate, answer: Answer) -> None:
         """Keeps what a candidate cost."""
         cost = None if answer.cost_us == float("inf") else answer.cost_us

@@ -57,6 +57,58 @@ def test_a_value_is_found_through_fusions_and_copies_whatever_its_name() -> None
     assert "unlike" not in names
 
 
+_LOOP: Final = """
+body {
+  p = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  one = s32[] constant(1)
+  up = s32[] add(i, one)
+  v = f32[8] get-tuple-element(p), index=1
+  sined = f32[8] sine(v)
+  ROOT r = (s32[], f32[8]) tuple(up, sined)
+}
+condition {
+  p = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(10)
+  ROOT test = pred[] compare(i, n), direction=LT
+}
+"""
+
+
+def test_a_value_behind_a_loop_that_was_moved_into_a_call() -> None:
+    earlier = xla.module_of(
+        f"""HloModule m
+{_LOOP}
+ENTRY main {{
+  x = f32[8] parameter(0)
+  zero = s32[] constant(0)
+  init = (s32[], f32[8]) tuple(zero, x)
+  w = (s32[], f32[8]) while(init), condition=condition, body=body
+  y = f32[8] get-tuple-element(w), index=1
+  ROOT end = f32[8] cosine(y)
+}}"""
+    )
+    final = xla.module_of(
+        f"""HloModule m
+{_LOOP}
+small {{
+  a = (s32[], f32[8]) parameter(0)
+  ROOT w.9 = (s32[], f32[8]) while(a), condition=condition, body=body
+}}
+ENTRY main {{
+  x = f32[8] parameter(0)
+  zero = s32[] constant(0)
+  init = (s32[], f32[8]) tuple(zero, x)
+  c = (s32[], f32[8]) call(init), to_apply=small
+  z = f32[8] get-tuple-element(c), index=1
+  ROOT last = f32[8] cosine(z)
+}}"""
+    )
+    former = SameValues(final, earlier).former(final.entry.root)
+    assert former is not None and former.name == "end"
+
+
 UNFUSED: Final = """
 HloModule m
 less {

@@ -105,6 +105,11 @@ def test_a_script_for_a_gpu(script: Path) -> None:
     [
         ("print('nothing')", "The script compiled nothing with JAX."),
         ("1 / 0", "The script compiled nothing with JAX, and ended with exit code 1."),
+        (
+            "import os; os.environ['XLA_FLAGS'] = ''",
+            "The script compiled nothing with JAX that XLA showed: the script sets XLA_FLAGS, which"
+            " it has to extend instead.",
+        ),
         ("import time; time.sleep(99)", "It took longer than 1 seconds, so it was stopped."),
     ],
 )

@@ -16,8 +16,11 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
-_OWN_NAME: Final = frozenset({"while", "conditional", "call", "custom-call", "rng"})
-"""Opcodes whose instructions keep their names."""
+_OWN_NAME: Final = frozenset({"custom-call", "rng"})
+"""Opcodes whose instructions are known by their names."""
+
+_OWN_CALLEES: Final = frozenset({"while", "conditional"})
+"""Those known by the names of what they run; XLA may move them into calls under new ones."""
 
 _IRRELEVANT: Final = (
     "name",
@@ -49,6 +52,8 @@ class SameValues:
         self._final = final
         self._earlier = earlier
         self._known: dict[object, int] = {}
+        self._elements: dict[int, list[int]] = {}
+        """Of tuples that are put together in the module."""
 
     def former(self, instruction: HloInstruction) -> HloInstruction | None:
         """Returns what computed an instruction's value in the earlier module, or None.
@@ -91,11 +96,19 @@ class SameValues:
                     number = parameters[instruction.parameter_number]
                 case "copy":
                     number = operands[0]
-                case "fusion":
+                case "tuple":
+                    number = self._get("tuple", *operands)
+                    self._elements[number] = operands
+                case "get-tuple-element" if operands[0] in self._elements:
+                    number = self._elements[operands[0]][instruction.tuple_index]
+                case "fusion" | "call":
                     self._visit(instruction.to_apply, operands, numbers)
                     number = numbers[instruction.to_apply.root]
                 case opcode if opcode in _OWN_NAME:
-                    number = self._get(computation.name, instruction.name)
+                    number = self._get(opcode, instruction.name)
+                case opcode if opcode in _OWN_CALLEES:
+                    callees = (callee.name for callee in instruction.called_computations)
+                    number = self._get(opcode, *callees)
                 case _:
                     number = self._get(*_describe(instruction), *operands)
             numbers[instruction] = number

@@ -69,7 +69,7 @@ def capture_script(
         folder = Path(name)
         changes = {"XLA_FLAGS": dump_flags(folder)}
         exit_code = _run_script([sys.executable, *command], changes, folder, max_s)
-        _expect(any(folder.iterdir()), exit_code)
+        _expect(any(folder.iterdir()), exit_code, command)
         on_progress("reading what XLA did")
         modules = _different(read_dump(folder, target))
     return ScriptCapture(modules=modules, refused=(), exit_code=exit_code)
@@ -86,7 +86,7 @@ def _capture_on_gpu(
         sources = [Source(form="mlir", data=path.read_bytes()) for path in paths]
         refused = folder / "refused"
         unlowered = refused.read_text(encoding="utf-8").splitlines() if refused.is_file() else []
-    _expect(bool(sources), exit_code)
+    _expect(bool(sources), exit_code, command)
     captured, uncompiled = capture_sources(
         sources,
         target,
@@ -134,10 +134,24 @@ def _run_script(
     return run_child(command, environment, log=None, folder=folder, max_s=max_s)
 
 
-def _expect(has_compiled: bool, exit_code: int) -> None:
-    if not has_compiled:
-        end = f", and ended with exit code {exit_code}" if exit_code else ""
-        raise InputError(f"The script compiled nothing with JAX{end}.")
+def _expect(has_compiled: bool, exit_code: int, command: Sequence[str]) -> None:
+    if has_compiled:
+        return
+    if exit_code:
+        end = f", and ended with exit code {exit_code}"
+    elif _sets_flags(Path(command[0])):
+        end = " that XLA showed: the script sets XLA_FLAGS, which it has to extend instead"
+    else:
+        end = ""
+    raise InputError(f"The script compiled nothing with JAX{end}.")
+
+
+def _sets_flags(script: Path) -> bool:
+    """Whether a script names the variable by which XLA is told to show what it does."""
+    try:
+        return b"XLA_FLAGS" in script.read_bytes()
+    except OSError:
+        return False
 
 
 def _different(modules: Sequence[CapturedModule]) -> tuple[CapturedModule, ...]:

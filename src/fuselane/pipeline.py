@@ -111,9 +111,12 @@ def transform(
 def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
     """Fuses a module by another strategy than XLA's; None, and a warning, where that fails.
 
-    None also if the strategy goes on from XLA's fusions and found nothing to do.
+    None also if the strategy goes on from XLA's fusions and found nothing to do, or if XLA would
+    forget that large arguments are donated.
     """
     module = loops.module
+    if refines(strategy) and count_donated_bytes(module) > MAX_DONATED_BYTES:
+        return None
     passes = strategy
     if isinstance(loops.backend, CpuBackend):
         make_kernel = functools.partial(loops.replace_straight, loops.backend)

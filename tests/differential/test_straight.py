@@ -178,10 +178,18 @@ def test_a_program_with_nothing_to_gain_is_left_alone(monkeypatch: pytest.Monkey
     check(lambda x: jnp.exp(x) + 1, values(64), kernels=0)
 
 
-@pytest.mark.parametrize(("lanes", "is_changed"), [(64, False), (2_000_000, True)])
-def test_modules_without_gain_go_back_as_they_came(lanes: int, is_changed: bool) -> None:
-    """Byte for byte: nothing is returned to XLA in the place of what it gave."""
-    given = parse(f"""HloModule m
+ALIAS: Final = ", input_output_alias={ {}: (0, {}, may-alias) }"
+
+
+@pytest.mark.parametrize(
+    ("lanes", "alias", "is_changed"),
+    [(64, "", False), (2**21, ALIAS, True), (2**25, "", True), (2**25, ALIAS, False)],
+)
+def test_modules_without_gain_go_back_as_they_came(
+    lanes: int, alias: str, is_changed: bool
+) -> None:
+    """Byte for byte, as do those that would lose more than 64 MiB of donated arguments."""
+    given = parse(f"""HloModule m{alias}
         two {{ p = f32[{lanes}] parameter(0) s = f32[{lanes}] sine(p) c = f32[{lanes}] cosine(p)
           ROOT r = f32[{lanes}] multiply(s, c) }}
         ENTRY main {{ x = f32[{lanes}] parameter(0)

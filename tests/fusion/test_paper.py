@@ -33,6 +33,7 @@ def before_fusion() -> bytes:
     [
         ("xla-today-cpu", 2),
         ("xla-today-cpu,fusion-merger{max-consumers=3}", 1),
+        ("xla-today-cpu,fusion-merger", 1),
         ("xla-2021", 1),
         ("xla-2023", 1),
     ],

@@ -62,7 +62,8 @@ class FixedPoint:
     def run(self, module: HloModule, log: FusionLog) -> bool:
         """Runs the passes; returns whether any fused anything."""
         for round_number in range(self.max_rounds):
-            if not _run_once(self.passes, module, log):
+            changed = [fusion_pass.run(module, log) for fusion_pass in self.passes]
+            if not any(changed):
                 return round_number > 0
         return True
 
@@ -136,17 +137,10 @@ def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog
         VerificationError: if a pass broke a rule of HLO.
     """
     log = FusionLog()
-    _run_once(pipeline, module, log)
-    return log
-
-
-def _run_once(pipeline: Sequence[FusionPass], module: HloModule, log: FusionLog) -> bool:
-    changed = False
     for fusion_pass in pipeline:
         if fusion_pass.run(module, log):
-            changed = True
             verify(module)
-    return changed
+    return log
 
 
 def for_cpu(pipeline: Pipeline) -> Pipeline:

@@ -25,7 +25,7 @@ from tests.differential.harness import no_warnings
 
 MERGER: Final = "xla-today-cpu,fusion-merger{max-consumers=3}"
 STRATEGIES: Final = (*PIPELINES, MERGER)
-NUM_RANDOM: Final = 4
+NUM_RANDOM: Final = 2
 X: Final = np.linspace(0.5, 3.0, 40, dtype=np.float32)
 
 

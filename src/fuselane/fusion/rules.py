@@ -180,8 +180,9 @@ def is_always_duplicable(producer: HloInstruction) -> bool:
 
 def reason_of(side: HloInstruction) -> BoundaryReason:
     """Returns why an instruction that cannot be fused is a boundary."""
-    if side.opcode == "fusion" and side.fusion_kind == "kCustom":
-        return BoundaryReason.LIBRARY_CALL
+    if side.opcode == "fusion":
+        is_custom = side.fusion_kind == "kCustom"
+        return BoundaryReason.LIBRARY_CALL if is_custom else BoundaryReason.NOT_FUSIBLE
     reason = _REASON_OF_OPCODE.get(side.opcode)
     if reason is None and side.has_side_effect:
         return BoundaryReason.SIDE_EFFECT

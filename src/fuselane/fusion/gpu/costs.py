@@ -85,7 +85,8 @@ class KernelCost:
 
     def common(self, left: Roots, right: Roots) -> float:
         """Returns the utilization that two sets of roots share."""
-        return to_f32(sum([self.utilization[root] for root in left & right]))
+        shared = left & right
+        return to_f32(sum([self.utilization[root] for root in shared])) if shared else 0.0
 
     def emissions_of(self, index: int) -> int:
         """Returns how often the code of an operand would stand in the kernel's."""
@@ -228,7 +229,7 @@ def _count(cost: KernelCost, operand: HloInstruction, read: Operand) -> None:
 
 def to_f32(value: float) -> float:
     """Rounds to the type XLA counts in."""
-    if -_EXACT_IN_F32 < value < _EXACT_IN_F32 and value == int(value):
+    if -EXACT_IN_F32 < value < EXACT_IN_F32 and value == int(value):
         return value
     result: float = _F32.unpack(_F32.pack(value))[0]
     return result
@@ -240,7 +241,8 @@ def round_half_up(value: float) -> int:
 
 
 _F32: Final = struct.Struct("f")
-_EXACT_IN_F32: Final = 1 << 24
+EXACT_IN_F32: Final = 1 << 24
+"""Integers below are what they are in f32."""
 
 _TRANSPARENT: Final = frozenset({"tuple", "get-tuple-element"})
 

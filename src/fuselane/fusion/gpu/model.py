@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.fusion.gpu.costs import (
+    EXACT_IN_F32,
     KernelCost,
     Operand,
     compute_cost,
@@ -138,12 +139,15 @@ class PerformanceModel:
         reading, each = self._reading(consumer, reads, launch.blocks, is_coalesced=is_coalesced)
         reading -= each[place]
         for operand, read in self._operands_of(producer, of):
-            total = round_half_up(to_f32(read.bytes_read * share))
+            total = read.bytes_read
+            if share != 1.0 or total >= EXACT_IN_F32:
+                total = round_half_up(to_f32(total * share))
             known = reads.places.get(operand)
             if known is not None:
                 common = self.common_utilization(operand, producer, consumer)
                 total += into.operands[known].bytes_read
-                total -= round_half_up(to_f32(operand.shape.byte_size * common))
+                if common:
+                    total -= round_half_up(to_f32(operand.shape.byte_size * common))
                 reading -= each[known]
             reading += self._read_ticks(operand, total, launch.blocks, is_coalesced=is_coalesced)
         memory = reading + self.time(consumer).write
@@ -160,8 +164,7 @@ class PerformanceModel:
             return 0.0
         of, into = self.cost(producer), self.cost(consumer)
         if of.is_fusion:
-            roots = of.operands[self._reads_of(producer).places[operand]].roots
-            if of.common(roots, {of.result}) != 1.0:
+            if of.result not in of.operands[self._reads_of(producer).places[operand]].roots:
                 return 0.0
         elif not is_elementwise(producer):
             return 0.0

@@ -58,6 +58,15 @@ def test_update_in_place_reads_nothing_of_what_it_updates() -> None:
         assert cost.bytes_written == written
 
 
+def test_updates_of_what_the_kernel_computes_are_no_updates_in_place() -> None:
+    """Then the whole array is written, by as many threads as that takes."""
+    module = parse("""x = f32[4096] parameter(0) v = f32[128] parameter(1) i = s32[] parameter(2)
+    p = f32[4096] negate(x) ROOT c = f32[4096] dynamic-update-slice(p, v, i)""")
+    p, c = find(module, "p"), find(module, "c")
+    for region, launch in ((Region(c), Launch(1, 128)), (Region(c, p), Launch(32, 128))):
+        assert compute_launch(region, choose_emitter(region), GPU) == launch
+
+
 @pytest.mark.parametrize(
     ("body", "launch"),
     [

@@ -55,7 +55,7 @@ def compute_launch(region: Region, emission: Emission, gpu: GpuDescription) -> L
 
 
 def _loop_launch(region: Region, emission: Emission, gpu: GpuDescription) -> Launch:
-    elements = _loop_elements(emission)
+    elements = _loop_elements(region, emission)
     if elements <= 1:
         return Launch(1, 1)
     unroll = _unroll(region, emission, elements, gpu)
@@ -64,7 +64,7 @@ def _loop_launch(region: Region, emission: Emission, gpu: GpuDescription) -> Lau
     return Launch(-(-work // threads), threads)
 
 
-def _loop_elements(emission: Emission) -> int:
+def _loop_elements(region: Region, emission: Emission) -> int:
     root = emission.roots[0]
     if emission.emitter is Emitter.CONCATENATE:
         (dimension,) = emission.hero.dimensions
@@ -72,9 +72,19 @@ def _loop_elements(emission: Emission) -> int:
         return widest.shape.num_elements
     if emission.emitter is Emitter.SCATTER:
         return root.operands[-1].shape.num_elements
-    if all(r.opcode == "dynamic-update-slice" for r in emission.roots):
+    if all(_is_in_place(region, r) for r in emission.roots):
         return root.operands[1].shape.num_elements
     return leaf_shapes(root.shape)[0].num_elements
+
+
+def _is_in_place(region: Region, root: HloInstruction) -> bool:
+    """Whether a root updates an array that comes from outside, which need not be copied then."""
+    if root.opcode != "dynamic-update-slice":
+        return False
+    updated = region.operands(root)[0]
+    if updated.opcode == "bitcast" and updated in region:
+        updated = region.operands(updated)[0]
+    return updated not in region
 
 
 def _unroll(region: Region, emission: Emission, elements: int, gpu: GpuDescription) -> int:

@@ -2,7 +2,8 @@
 
 Fusing more never ends by itself: a kernel that holds everything keeps more values at once than
 there are registers, and every value too many is stored and loaded again, as without fusing. So
-modules with a fusion above a limit are refused, unless XLA's own has one as large.
+modules with a fusion above a limit are refused, unless XLA's own has one as large. So are those of
+many more kernels than XLA's own, which take minutes to compile where it has hundreds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.errors import FuselaneError
+from fuselane.explain.launches import find_launches
 from fuselane.fusion.pipelines import Pipeline, parse_pipeline
 from fuselane.fusion.registers import count_registers, most_registers
 from fuselane.hlo.instruction import HloInstruction
@@ -23,6 +25,9 @@ from fuselane.tuning.fingerprint import fingerprint
 CPU_LIMIT: Final = 4
 """Live values per vector register: LLVM orders instructions better than the estimate does, and a
 value that is stored and loaded again costs no more than one between two kernels."""
+
+_MORE_KERNELS: Final = 64
+"""Kernels that a module may have beyond twice those of XLA's own."""
 
 GPU_LIMIT: Final = 255
 """Registers that a thread can have."""
@@ -45,6 +50,7 @@ class Maker:
     max_registers: int
     registers_of: Callable[[HloInstruction], int] = lambda fusion: count_registers(fusion.to_apply)
     _xlas_most: int = field(default=-1)
+    _xlas_kernels: int = field(default=-1)
 
     def make(self, candidate: Candidate) -> HloModule:
         """Returns the module a candidate makes.
@@ -59,12 +65,22 @@ class Maker:
         except FuselaneError as error:
             raise RefusedError(f"It makes no module: {error}") from error
         self._check_registers(module)
+        self._check_kernels(module)
         return module
 
     def fingerprint(self, candidate: Candidate) -> str:
         """Returns what is equal for candidates that come to the same kernels."""
         module = self.make(candidate)
         return " ".join([fingerprint(module), *map(str, candidate.compiler_options)])
+
+    def _check_kernels(self, module: HloModule) -> None:
+        if self._xlas_kernels < 0:
+            self._xlas_kernels = len(find_launches(HloModule.from_bytes(self.xla)).kernels)
+        count, limit = len(find_launches(module).kernels), 2 * self._xlas_kernels + _MORE_KERNELS
+        if count > limit:
+            raise RefusedError(
+                f"It would make {count} kernels, where XLA makes {self._xlas_kernels}."
+            )
 
     def _check_registers(self, module: HloModule) -> None:
         most, name = most_registers(module, self.registers_of)

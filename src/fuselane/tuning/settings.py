@@ -14,7 +14,7 @@ from fuselane.tuning.tuned import METRICS
 XLA_OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "xla_backend_optimization_level": ("2",),
     "xla_cpu_prefer_vector_width": ("128", "512"),
-    "xla_llvm_disable_expensive_passes": ("true",),
+    "xla_llvm_disable_expensive_passes": ("True",),
 }
 """Options of XLA:CPU that change its code and not what it computes, with values to try."""
 

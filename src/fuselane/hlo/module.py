@@ -142,7 +142,7 @@ class HloModule:
     def _adopt_computation(self, computation: HloComputation) -> None:
         computation.module = self
         computation.id = self._ids.next_computation_id()
-        computation.name = _unique(computation.name, {c.name for c in self.computations})
+        computation.name = _unique(computation.name, self._computation_names)
         for instruction in computation.instructions:
             self.adopt(instruction, computation)
         self.computations.append(computation)
@@ -154,6 +154,10 @@ class HloModule:
     @cached_property
     def _instruction_names(self) -> set[str]:
         return {i.name for computation in self.computations for i in computation.instructions}
+
+    @cached_property
+    def _computation_names(self) -> set[str]:
+        return {computation.name for computation in self.computations}
 
     # Source lines.
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Final, final
 
 from fuselane.fusion.traversal import sequential_computations
+from fuselane.hlo.attributes import work_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -21,20 +22,6 @@ _OWN_NAME: Final = frozenset({"custom-call", "rng"})
 
 _OWN_CALLEES: Final = frozenset({"while", "conditional"})
 """Those known by the names of what they run; XLA may move them into calls under new ones."""
-
-_IRRELEVANT: Final = (
-    "name",
-    "opcode",
-    "id",
-    "shape",
-    "operand_ids",
-    "called_computation_ids",
-    "control_predecessor_ids",
-    "metadata",
-    "backend_config",
-    "parameter_number",
-)
-"""Fields of HloInstructionProto that say nothing about the value, or are compared otherwise."""
 
 _Numbers = dict[HloInstruction, int]
 
@@ -110,20 +97,8 @@ class SameValues:
                     callees = (callee.name for callee in instruction.called_computations)
                     number = self._get(opcode, *callees)
                 case _:
-                    number = self._get(*_describe(instruction), *operands)
+                    number = self._get(*work_of(instruction), *operands)
             numbers[instruction] = number
 
     def _get(self, *key: Any) -> int:
         return self._known.setdefault(key, len(self._known))
-
-
-def _describe(instruction: HloInstruction) -> tuple[object, ...]:
-    """Returns what an instruction does, but for its operands."""
-    proto = type(instruction.proto)()
-    proto.CopyFrom(instruction.proto)
-    for name in _IRRELEVANT:
-        proto.ClearField(name)
-    proto.DiscardUnknownFields()
-    callees = tuple(callee.name for callee in instruction.called_computations)
-    attributes = proto.SerializeToString(deterministic=True)
-    return (instruction.opcode, instruction.shape, attributes, callees)

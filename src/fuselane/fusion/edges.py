@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.fusion.traversal import sequential_computations
+from fuselane.hlo.attributes import work_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -151,29 +152,3 @@ class _Kernels:
 
     def _number(self, instruction: HloInstruction, operands: list[int]) -> int:
         return self.values.number((*work_of(instruction), *operands), instruction)
-
-
-def work_of(instruction: HloInstruction) -> tuple[object, ...]:
-    """Returns what an instruction does to its operands: equal for two that do the same."""
-    proto = type(instruction.proto)()
-    proto.CopyFrom(instruction.proto)
-    for name in _NAMES_AND_EDGES:
-        proto.ClearField(name)
-    proto.DiscardUnknownFields()
-    callees = tuple(callee.name for callee in instruction.called_computations)
-    attributes = proto.SerializeToString(deterministic=True)
-    return instruction.opcode, instruction.shape, attributes, callees
-
-
-_NAMES_AND_EDGES: Final = (
-    "name",
-    "opcode",
-    "id",
-    "shape",
-    "operand_ids",
-    "called_computation_ids",
-    "control_predecessor_ids",
-    "metadata",
-    "backend_config",
-    "parameter_number",
-)

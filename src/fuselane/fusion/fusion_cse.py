@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
 from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.edges import work_of
 from fuselane.fusion.traversal import sequential_computations
+from fuselane.hlo.attributes import work_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule

@@ -14,19 +14,10 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final, final
 
+from fuselane.hlo.attributes import attributes_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
-_OWN_FIELDS: Final = (
-    "name",
-    "id",
-    "opcode",
-    "shape",
-    "operand_ids",
-    "called_computation_ids",
-    "control_predecessor_ids",
-    "metadata",
-)
 _OPAQUE: Final = frozenset({"call", "conditional", "custom-call", "while"})
 _BYTES: Final = 4
 """Of a number. Chance makes two of a thousand values equal once in ten thousand programs."""
@@ -34,12 +25,7 @@ _BYTES: Final = 4
 
 def attributes(instruction: HloInstruction) -> bytes:
     """Returns all that an instruction is but its name, operands, callees and source."""
-    proto = type(instruction.proto)()
-    proto.CopyFrom(instruction.proto)
-    for name in _OWN_FIELDS:
-        proto.ClearField(name)
-    proto.DiscardUnknownFields()
-    own = proto.SerializeToString(deterministic=True)
+    own = attributes_of(instruction)
     return b"\0".join([instruction.opcode.encode(), str(instruction.shape).encode(), own])
 
 

@@ -1,0 +1,40 @@
+"""What an instruction is but for its place in a graph: equal for two that do the same."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fuselane.hlo.instruction import HloInstruction
+
+_PLACE: Final = (
+    "name",
+    "id",
+    "opcode",
+    "shape",
+    "operand_ids",
+    "called_computation_ids",
+    "control_predecessor_ids",
+    "metadata",
+)
+"""Fields of HloInstructionProto that are in the graph, or that Python objects hold as well."""
+
+
+def attributes_of(instruction: HloInstruction, *without: str) -> bytes:
+    """Returns an instruction's attributes, serialised.
+
+    Neither name, opcode, shape, operands, callees, control edges and source are among them, nor the
+    fields of HloInstructionProto that are given.
+    """
+    proto = type(instruction.proto)()
+    proto.CopyFrom(instruction.proto)
+    for name in (*_PLACE, *without):
+        proto.ClearField(name)
+    proto.DiscardUnknownFields()
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def work_of(instruction: HloInstruction) -> tuple[object, ...]:
+    """Returns what an instruction does to its operands: equal for two that do the same."""
+    attributes = attributes_of(instruction, "backend_config", "parameter_number")
+    callees = tuple(callee.name for callee in instruction.called_computations)
+    return instruction.opcode, instruction.shape, attributes, callees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from fuselane.boundary import BoundaryReason
 from fuselane.cartpole.problem import make_problem
 from fuselane.cartpole.variants import VARIANTS
 from fuselane.explain.build import build_module
@@ -171,6 +173,36 @@ def test_launches_are_those_of_the_thunk_sequence(name: str) -> None:
     assert condition == 1  # is not launched: the trip count is known
     assert loop.kernels_per_iteration == body
     assert model.launches == outside + loop.trip_count * body
+
+
+def test_what_takes_several_launches_counts_as_many() -> None:
+    module = capture_text(_GPU, target="h100")
+    parts = {"f": 3, "not-there": 9}
+    model = build_module(dataclasses.replace(module, parts=parts))
+    assert [kernel.launches for kernel in model.kernels] == [3]
+    (alone,) = build_module(module).kernels
+    assert model.kernels[0].modelled_us == alone.modelled_us and alone.launches == 1
+
+
+@pytest.mark.slow
+@needs_gpu_extra
+def test_a_sort_on_a_gpu_is_several_launches() -> None:
+    """It sorts in steps, the more the larger it is, after copying what is read again."""
+
+    def sort_often(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 5, lambda i, x: jnp.sort(x * 3 % 7), x) + 1
+
+    x = jax.ShapeDtypeStruct((20_000,), jnp.float32)
+    (module,) = capture(lower(jax.jit(sort_often), "h100", x), "h100")
+    (sort,) = (k for k in build_module(module).kernels if "sort" in k.opcodes)
+    steps = len(re.findall(r"kCustomKernel .*\] sort_\S* grid", module.thunks))
+    assert steps > 1
+    assert sort.launches == 5 * sort.launches_per_iteration == 5 * steps
+    outside, _, body = _count_thunks(module.thunks)
+    assert build_module(module).launches == outside + 5 * body
+    assert sort.emitter == "sort"
+    reasons = {b.decision.reason for b in build_module(module).boundaries}
+    assert BoundaryReason.SORT in reasons and BoundaryReason.LIBRARY_CALL not in reasons
 
 
 def _count_thunks(text: str) -> tuple[int, int, int]:

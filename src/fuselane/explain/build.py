@@ -63,7 +63,7 @@ def build_module(
         strategy: What fused it, if that was not XLA.
     """
     module = captured.module()
-    launches = find_launches(module)
+    launches = find_launches(module, captured.parts)
     first, unfused = _first(captured), _unfused(captured)
     earlier = [read for read in (unfused and unfused.module, first) if read is not None]
     provenance = Provenance(module, launches.callers, earlier)

@@ -103,10 +103,16 @@ def get_wrapped(instruction: HloInstruction) -> HloInstruction:
     return instruction if first is None or second is not None else first
 
 
+def get_sort(kernel: HloInstruction) -> HloInstruction | None:
+    """Returns the sort a kernel is, or that a fusion ends in, as XLA:GPU makes them; else None."""
+    root = kernel.called_computations[0].root if kernel.opcode == "fusion" else kernel
+    return root if root.opcode == "sort" else None
+
+
 def is_library(instruction: HloInstruction) -> bool:
     """Whether a library's code runs, be it for one instruction or for a fusion."""
     if instruction.opcode == "fusion" and instruction.fusion_kind == "kCustom":
-        return get_emitter(instruction) not in ("triton", "dynamic-slice")
+        return get_emitter(instruction) not in ("triton", "dynamic-slice", "sort")
     return get_kind(instruction) == "library"
 
 
@@ -116,6 +122,8 @@ def _fusion_emitter(fusion: HloInstruction) -> str:
         return _CONFIG_EMITTERS.get(config, config.strip("_"))
     if fusion.fusion_kind == "kOutput":
         return "dot"
+    if get_sort(fusion) is not None:
+        return "sort"
     if fusion.fusion_kind != "kInput":
         return "loop"
     hero = _find_hero(fusion)

@@ -7,7 +7,7 @@ of that into one function, which makes it one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -49,21 +49,33 @@ _DONE_OPCODES: Final = frozenset(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel and how often it is launched.
+    """A kernel and how often it runs.
 
     Attributes:
         instruction: What the kernel computes: a fusion, a copy, a call of a library, ...
         loop: The innermost `while` it runs in, or None.
-        count: Launches per run, or None if only known at run time. A branch that may leave it out
+        count: How often in a run, or None if only known at run time. A branch that may leave it out
             does not lessen it.
-        per_iteration: Launches per iteration of `loop`, or per run outside of all; each of several
-            branches is taken to be as likely as the others.
+        per_iteration: How often in an iteration of `loop`, or in a run outside of all; each of
+            several branches is taken to be as likely as the others.
+        parts: Launches each time. A sort on a GPU is several: copies of its operands, and steps.
     """
 
     instruction: HloInstruction
     loop: HloInstruction | None
     count: int | None
     per_iteration: float
+    parts: int = 1
+
+    @property
+    def total(self) -> int | None:
+        """Launches per run, or None if only known at run time."""
+        return None if self.count is None else self.count * self.parts
+
+    @property
+    def total_per_iteration(self) -> float:
+        """Launches per iteration of `loop`."""
+        return self.per_iteration * self.parts
 
 
 @final
@@ -108,9 +120,14 @@ class Launches:
     callers: dict[HloComputation, HloInstruction] = field(default_factory=dict)
 
 
-def find_launches(module: HloModule) -> Launches:
-    """Returns what a run of a module launches, in the order of its schedule."""
-    walk = _Walk(_read_schedule(module))
+def find_launches(module: HloModule, parts: Mapping[str, int] | None = None) -> Launches:
+    """Returns what a run of a module launches, in the order of its schedule.
+
+    Args:
+        module: Scheduled.
+        parts: Launches of an instruction each time, by its name; 1 where not given.
+    """
+    walk = _Walk(_read_schedule(module), parts or {})
     walk.computation(module.entry, None, 1, 1.0)
     return walk.found
 
@@ -132,9 +149,10 @@ def is_kernel(instruction: HloInstruction) -> bool:
 class _Walk:
     """Visits computations as a run does."""
 
-    def __init__(self, schedule: dict[int, list[HloInstruction]]) -> None:
+    def __init__(self, schedule: dict[int, list[HloInstruction]], parts: Mapping[str, int]) -> None:
         self.found = Launches()
         self._schedule = schedule
+        self._parts = parts
 
     def computation(
         self,
@@ -163,7 +181,11 @@ class _Walk:
             count = None if count is None or before.count is None else count + before.count
             per_iteration += before.per_iteration
         self.found.kernels[instruction] = Launch(
-            instruction=instruction, loop=loop, count=count, per_iteration=per_iteration
+            instruction=instruction,
+            loop=loop,
+            count=count,
+            per_iteration=per_iteration,
+            parts=self._parts.get(instruction.name, 1),
         )
         if is_small_call(instruction):
             self._inside(instruction, instruction, loop, count, per_iteration)

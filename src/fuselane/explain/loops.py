@@ -52,7 +52,7 @@ class _Counter:
         self._own: dict[HloInstruction | None, list[tuple[int | None, float]]] = {}
         for launch in launches.kernels.values():
             own = self._own.setdefault(launch.loop, [])
-            own.append((launch.count, launch.per_iteration))
+            own.append((launch.total, launch.total_per_iteration))
 
     def per_iteration(self, loop: Loop) -> float | None:
         """Returns the kernels of one iteration, those of inner loops included."""
@@ -70,7 +70,7 @@ class _Counter:
         """Returns the kernels of a run, those of inner loops included; the small call itself for a
         loop in one."""
         if loop.kernel is not None:
-            return self._launches.kernels[loop.kernel].count
+            return self._launches.kernels[loop.kernel].total
         return _sum(self._own_launches(loop), map(self.launches, self._inner(loop)))
 
     def fuselane_launches(self, loop: Loop) -> int | None:

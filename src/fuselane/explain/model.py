@@ -82,9 +82,11 @@ class KernelModel:
         operands: What it reads.
         outputs: What it writes.
         loop: Name of the innermost loop it runs in, or "" outside of all.
-        launches: Launches per run: the product of the trip counts around it. None if one of them is
-            only known at run time.
-        launches_per_iteration: Of its innermost loop; 1 unless a branch may leave it out.
+        launches: Launches per run: the product of the trip counts around it, times the launches it
+            takes, which for a sort on a GPU are several. None if one of them is only known at run
+            time.
+        launches_per_iteration: Of its innermost loop; 1 unless a branch may leave it out, or it
+            takes several.
         flops: Floating-point operations per launch.
         bytes_read: Per launch, each element counted as often as XLA's cost analysis does.
         bytes_written: Per launch.

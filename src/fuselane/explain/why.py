@@ -19,6 +19,7 @@ from fuselane.explain.emitters import (
     LIBRARY_OPCODES,
     get_emitter,
     get_kind,
+    get_sort,
     get_wrapped,
     is_library,
 )
@@ -178,8 +179,9 @@ def _decide_side(side: HloInstruction, edge: Edge) -> BoundaryDecision | None:
         return _decide(BoundaryReason.COLLECTIVE, detail, edge)
     if opcode in _SIDE_EFFECTS:
         return _decide(BoundaryReason.SIDE_EFFECT, f"{name} is an {opcode}.", edge)
-    if get_wrapped(side).opcode == "sort":
-        detail = f"{name} sorts {plural(side.operands[0].shape.num_elements, 'element')}"
+    sort = get_sort(side)
+    if sort is not None:
+        detail = f"{name} sorts {plural(sort.operands[0].shape.num_elements, 'element')}"
         return _decide(BoundaryReason.SORT, f"{detail} in a kernel of its own.", edge)
     return None
 

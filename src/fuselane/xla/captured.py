@@ -92,6 +92,8 @@ class CapturedModule:
         ptx: The PTX of each kernel, by XLA's name of the kernel; empty on a CPU.
         usage: What each kernel takes, by the name of the instruction of the final module that
             launches it; empty on a CPU or without ptxas.
+        parts: Launches of each instruction of the final module, each time it runs, where XLA wrote
+            them down; a sort on a GPU takes several.
         refusals: What XLA said about fusions it did not do; empty on a CPU.
         gpu: The GPU it was compiled for; None on a CPU.
         compile_s: Seconds XLA took, or 0 if unknown.
@@ -105,6 +107,7 @@ class CapturedModule:
     thunks: str = ""
     ptx: Mapping[str, str] = field(default_factory=dict)
     usage: Mapping[str, KernelUsage] = field(default_factory=dict)
+    parts: Mapping[str, int] = field(default_factory=dict)
     refusals: tuple[XlaRefusal, ...] = ()
     gpu: GpuDescription | None = None
     compile_s: float = 0

@@ -28,7 +28,7 @@ from fuselane.gpu import GPUS
 from fuselane.hlo.container import module_in
 from fuselane.hlo.proto import HloModuleProto
 from fuselane.xla.captured import CapturedModule, CapturedStage, KernelUsage
-from fuselane.xla.gpu_dump import read_launches, read_ptx, read_refusals
+from fuselane.xla.gpu_dump import count_launches, read_launches, read_ptx, read_refusals
 from fuselane.xla.ptxas import assemble
 from fuselane.xla.targets import CPU, Target, find_target
 
@@ -158,6 +158,7 @@ def _read_module(
         thunks=_thunks(files),
         ptx=ptx,
         usage=usage,
+        parts=count_launches(_bytes(files, "thunk_metadata.pb")),
         refusals=read_refusals(_bytes(files, "priority_fusion_dump.pb")),
         gpu=target.gpu,
         compile_s=compile_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,25 @@ def read_launches(thunks: str, metadata: bytes) -> dict[str, Launch]:
         for thunk in _parse("ThunkMetadataList", metadata).thunk_metadata
         if thunk.thunk_info.thunk_id in by_id
     }
+
+
+def count_launches(metadata: bytes) -> dict[str, int]:
+    """Returns how many launches XLA makes of an instruction, by its name.
+
+    Args:
+        metadata: XLA's `thunk_metadata.pb`.
+    """
+    return Counter(
+        thunk.thunk_info.profile_annotation
+        for thunk in _parse("ThunkMetadataList", metadata).thunk_metadata
+        if thunk.thunk_info.profile_annotation and thunk.thunk_kind not in _HOLDERS
+    )
+
+
+_HOLDERS: Final = frozenset(
+    {"kCommandBuffer", "kConditional", "kDynamicSliceFusion", "kSequential", "kWhile"}
+)
+"""Thunks that run others."""
 
 
 def _launch(match: re.Match[str]) -> Launch:

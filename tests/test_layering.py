@@ -71,6 +71,7 @@ LAYERS: Final = FOUNDATION | {
         "explain",
         "pipeline",
         "runtime",
+        "tuning.tuned",
         "xla.captured",
         *FOUNDATION,
     },

@@ -75,7 +75,7 @@ class BoundaryReason(enum.Enum):
     CONSTANT = ("constant", "The value is a constant that is kept in memory.")
     FUSELANE_KERNEL = (
         "fuselane-kernel",
-        "One side is a loop that Fuselane runs as one kernel.",
+        "One side is code that Fuselane runs as one kernel.",
     )
     UNKNOWN = ("unknown", "The reason is not known.")
 

@@ -115,15 +115,12 @@ def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
     forget that large arguments are donated.
     """
     module = loops.module
-    if refines(strategy) and count_donated_bytes(module) > MAX_DONATED_BYTES:
+    if leaves_donated(strategy, module):
         return None
+    backend = loops.backend
     passes = strategy
-    if isinstance(loops.backend, CpuBackend):
-        make_kernel = functools.partial(loops.replace_straight, loops.backend)
-        passes = tuple(
-            replace(p, make_kernel=make_kernel) if isinstance(p, LaneKernels) else p
-            for p in strategy
-        )
+    if isinstance(backend, CpuBackend):
+        passes = _with_kernels(strategy, loops, backend)
     try:
         with budget.until(loops.deadline_s):
             steps = apply(module, passes)
@@ -140,6 +137,35 @@ def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         warn_once(f"Fuselane could not fuse {module.name} and left that to XLA: {detail}")
         return None
+
+
+def leaves_donated(strategy: Pipeline, module: HloModule) -> bool:
+    """Whether a strategy that goes on from XLA's fusions leaves a module for the sake of large
+    arguments, of which XLA would forget that they are donated."""
+    return refines(strategy) and count_donated_bytes(module) > MAX_DONATED_BYTES
+
+
+def with_kernels(
+    strategy: Pipeline, module: HloModule, options: Options, log: DecisionLog, backend: CpuBackend
+) -> Pipeline:
+    """Returns a strategy whose pass `lane-kernels` makes kernels of a module's code.
+
+    Args:
+        strategy: To be run on the module, within `options.max_compile_s` from now.
+        module: Which module.
+        options: What the user set.
+        log: Gets a decision for each kernel.
+        backend: Who makes them.
+    """
+    deadline_s = time.monotonic() + options.max_compile_s
+    return _with_kernels(strategy, _Loops(module, options, log, backend, deadline_s), backend)
+
+
+def _with_kernels(strategy: Pipeline, loops: _Loops, backend: CpuBackend) -> Pipeline:
+    make_kernel = functools.partial(loops.replace_straight, backend)
+    return tuple(
+        replace(p, make_kernel=make_kernel) if isinstance(p, LaneKernels) else p for p in strategy
+    )
 
 
 def check(module: HloModule, options: Options) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,8 +12,11 @@ import pytest
 import fuselane
 from fuselane import explaining
 from fuselane.boundary import BoundaryReason
+from fuselane.config import Options
 from fuselane.explain.model import ModuleModel
-from fuselane.explaining import STRATEGY_NOTE
+from fuselane.explaining import STRATEGY_NOTE, UNCHANGED_NOTE, report_on
+from fuselane.fusion.pipelines import PIPELINES, Pipeline
+from fuselane.xla.capture import capture
 
 
 def rollout(x: jax.Array) -> Any:
@@ -67,3 +71,45 @@ def test_a_strategy_that_fails_leaves_xlas_own(monkeypatch: pytest.MonkeyPatch) 
     assert module.kernels == plain.kernels
     (note,) = module.notes
     assert note.startswith("The fusion strategy failed") and "of no use" in note
+
+
+def statistics(x: jax.Array) -> jax.Array:
+    for _ in range(4):
+        mean, largest = x.sum(0), x.max(0)
+        x = jnp.sin(x) * mean + jnp.cos(x * largest)
+    return x
+
+
+def test_kernels_of_straight_line_code_are_shown() -> None:
+    x = jnp.ones((512, 64))
+    (plain,) = fuselane.explain(statistics, x).modules
+    with fuselane.enabled(fusion="fuselane"):
+        (module,) = fuselane.explain(statistics, x).modules
+    (kernel,) = (kernel for kernel in module.kernels if kernel.kind == "fuselane")
+    assert len(module.kernels) < len(plain.kernels)
+    assert (kernel.bytes_read, kernel.bytes_written) == (x.nbytes, x.nbytes)
+    assert 1 < kernel.modelled_us < sum(kernel.modelled_us for kernel in plain.kernels)
+    assert kernel.source is not None and kernel.source.file == __file__
+    (note,) = module.notes
+    assert "goes on from XLA's fusions: it makes 1 kernel of Fuselane's of " in note
+    assert BoundaryReason.UNKNOWN not in {b.decision.reason for b in module.boundaries}
+
+
+def test_what_goes_on_from_xlas_fusions_and_changes_nothing_leaves_them() -> None:
+    with fuselane.enabled(fusion="fuselane"):
+        unchanged = explained(jnp.negative)
+    plain = explained(jnp.negative)
+    assert (unchanged.kernels, unchanged.boundaries) == (plain.kernels, plain.boundaries)
+    assert unchanged.notes == (UNCHANGED_NOTE,)
+
+
+def test_tuned_says_which_fusions_it_takes() -> None:
+    captured = capture(jax.jit(rollout).lower(jnp.ones(500)))
+    for passes, name in ((None, "XLA's own fusions"), (PIPELINES["xla-2021"], "`xla-2021`")):
+        (module,) = report_on(captured, Options(tuned=True), _always(passes)).modules
+        assert module.notes[0] == f"With the option tuned, this module gets {name}."
+        assert len(module.notes) == (1 if passes is None else 2)
+
+
+def _always(passes: Pipeline | None) -> Callable[[bytes], Pipeline | None]:
+    return lambda _: passes

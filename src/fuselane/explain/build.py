@@ -68,11 +68,14 @@ def build_module(
     earlier = [read for read in (unfused and unfused.module, first) if read is not None]
     provenance = Provenance(module, launches.callers, earlier)
     machine = costs or MachineCosts()
-    clock = _choose_clock(captured, machine, num_cores)
+    clock = _choose_clock(captured, machine, num_cores, strategy)
     own = [d for d in decisions if d.module == captured.name]
     rules: Rules
     if strategy is not None:
-        rules = StrategyRefusals(strategy, module).why
+        rest = None
+        if strategy.has_xlas:
+            rest = CpuRefusals(module, captured.module(), unfused and unfused.module).why
+        rules = StrategyRefusals(strategy, module, rest).why
     elif captured.gpu is None:
         rules = CpuRefusals(module, captured.module(), unfused and unfused.module).why
     else:
@@ -127,7 +130,9 @@ def _view(
     )
 
 
-def _choose_clock(captured: CapturedModule, costs: MachineCosts, num_cores: int) -> Clock:
+def _choose_clock(
+    captured: CapturedModule, costs: MachineCosts, num_cores: int, strategy: StrategyRun | None
+) -> Clock:
     """Returns the target's model of how long kernels take."""
     gpu = captured.gpu
     if gpu is not None:
@@ -136,6 +141,9 @@ def _choose_clock(captured: CapturedModule, costs: MachineCosts, num_cores: int)
         )
 
     def time_us(launch: Launch, cost: HloCost) -> float:
+        own_us = None if strategy is None else strategy.kernel_us(launch.instruction.name)
+        if own_us is not None:
+            return own_us
         carried = launch.loop.shape.byte_size if launch.loop else int(cost.num_bytes)
         return estimate_thunk_us(launch.instruction, costs, footprint=carried, num_cores=num_cores)
 

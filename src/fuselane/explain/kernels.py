@@ -51,14 +51,19 @@ def _add_usage(kernel: KernelModel, captured: CapturedModule) -> KernelModel:
 
 def _describe(launch: Launch, provenance: Provenance, clock: Clock) -> KernelModel:
     instruction = launch.instruction
-    cost = compute_cost(instruction)
+    kind, cost = get_kind(instruction), compute_cost(instruction)
+    operands = tuple(map(_describe_array, dict.fromkeys(instruction.operands)))
+    outputs = tuple(_describe_outputs(instruction))
+    if kind == "fuselane":  # XLA knows nothing of what a call of ours moves.
+        read, written = (sum(array.num_bytes for array in arrays) for arrays in (operands, outputs))
+        cost = replace(cost, bytes_read=read, bytes_written=written)
     return KernelModel(
         name=instruction.name,
-        kind=get_kind(instruction),
+        kind=kind,
         emitter=get_emitter(instruction),
         opcodes=_count_opcodes(instruction),
-        operands=tuple(map(_describe_array, dict.fromkeys(instruction.operands))),
-        outputs=tuple(_describe_outputs(instruction)),
+        operands=operands,
+        outputs=outputs,
         loop=launch.loop.name if launch.loop else "",
         launches=launch.total,
         launches_per_iteration=launch.total_per_iteration,

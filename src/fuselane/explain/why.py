@@ -155,7 +155,7 @@ def _decide_side(side: HloInstruction, edge: Edge) -> BoundaryDecision | None:
     """Answers for one side that no fusion can hold."""
     kind, opcode, name = get_kind(side), side.opcode, f"`{side.name}`"
     if kind == "fuselane":
-        detail = f"{name} is a loop that Fuselane runs as one kernel."
+        detail = f"{name} is code that Fuselane runs as one kernel."
         return _decide(BoundaryReason.FUSELANE_KERNEL, detail, edge)
     if is_library(side):
         detail = f"{name} is computed by a library ({get_emitter(side)}), which XLA cannot fuse"

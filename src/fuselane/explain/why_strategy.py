@@ -13,6 +13,7 @@ from typing import final
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.explain.edges import Edge
 from fuselane.explain.same_values import SameValues
+from fuselane.explain.why import Rules
 from fuselane.fusion.decision import FusionDecision, FusionLog
 from fuselane.hlo.module import HloModule
 
@@ -25,24 +26,33 @@ class StrategyRun:
     Attributes:
         log: What its passes asked and decided.
         unfused: What they were given.
+        has_xlas: Whether that were XLA's fusions.
     """
 
     log: FusionLog
     unfused: HloModule
+    has_xlas: bool = False
+
+    def kernel_us(self, name: str) -> float | None:
+        """Returns the modelled time of a kernel that it made with Fuselane, or None for others."""
+        made = (step.decision for step in self.log if step.fusion == name)
+        return next((d.numbers["kernel_us"] for d in made if "kernel_us" in d.numbers), None)
 
 
 @final
 class StrategyRefusals:
     """Answers of a strategy for the kernels of one module."""
 
-    def __init__(self, run: StrategyRun, module: HloModule) -> None:
+    def __init__(self, run: StrategyRun, module: HloModule, rest: Rules | None = None) -> None:
         """Sorts what the passes said.
 
         Args:
             run: Of the strategy.
             module: What came of it, whose edges are asked about.
+            rest: Answers for what the passes said nothing about.
         """
         self._values = SameValues(module, run.unfused)
+        self._rest = rest
         self._pairs = run.log.refusals()
         self._of_producer: dict[str, FusionDecision] = {}
         for (producer, _), decision in self._pairs.items():
@@ -59,5 +69,8 @@ class StrategyRefusals:
         decision = next((d for d in found if d is not None), None)
         if decision is not None:
             return decision.boundary()
+        answer = None if self._rest is None else self._rest(edge)
+        if answer is not None:
+            return answer
         detail = f"No pass tried to fuse `{edge.producer.name}` into `{edge.consumer.name}`."
         return BoundaryDecision(reason=BoundaryReason.NOT_FUSIBLE, detail=detail)

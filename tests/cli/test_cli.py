@@ -244,6 +244,14 @@ def test_bad_input_gets_one_sentence(
     assert expected in said.err
 
 
+def test_reports_are_only_overwritten_by_reports(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.html", tmp_path / "new.json"
+    old.write_text("a report of yesterday")
+    arguments = ("explain", "/no/such/module.pb", "--html", str(old), "--json", str(new))
+    assert exit_code_of(*arguments) == cli.BAD_INPUT
+    assert old.read_text() == "a report of yesterday" and not new.exists()
+
+
 @pytest.mark.parametrize(
     ("variable", "value"), [("FUSELANE", "perhaps"), ("FUSELANE_VECTOR_BITS", "99")]
 )

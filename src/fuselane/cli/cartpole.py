@@ -20,7 +20,16 @@ from fuselane.cartpole.problem import make_problem
 from fuselane.cartpole.results import Settings
 from fuselane.cartpole.table import make_table
 from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
-from fuselane.cli.common import OK, WRONG, natural, positive, say, stay_on_the_cpu, write
+from fuselane.cli.common import (
+    OK,
+    WRONG,
+    check_writable,
+    natural,
+    positive,
+    say,
+    stay_on_the_cpu,
+    write,
+)
 from fuselane.comparing import XLA, StrategyCosts, compare_strategies, measure
 from fuselane.errors import InputError
 from fuselane.explaining import OFF_NOTE
@@ -70,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.strategies:
         return _compare_strategies(options)
     if options.json is not None:
-        write(options.json, "")  # rather now than after minutes of measuring
+        check_writable(options.json)
     settings = Settings(
         num_envs=options.envs,
         num_steps=options.steps,
@@ -87,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compare_strategies(options: argparse.Namespace) -> int:
     if options.json is not None:
-        write(options.json, "")
+        check_writable(options.json)
     stay_on_the_cpu()
     problem = make_problem(options.envs, options.steps)
     strategies = [*PIPELINES, PAPERS_CHANGE]

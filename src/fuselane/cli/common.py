@@ -25,7 +25,26 @@ def write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+        raise _unwritable(path, error) from None
+
+
+def check_writable(path: Path) -> None:
+    """Finds out now, rather than after minutes, whether a file can be written; leaves it as it is.
+
+    Raises:
+        InputError: if it cannot be written.
+    """
+    is_new = not path.exists()
+    try:
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{str(path)!r} cannot be written: {error.strerror}.")
 
 
 def say(line: str) -> None:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fuselane.cli.common import OK, STDOUT, WRONG, progress, say, seconds, stay_on_the_cpu, write
+from fuselane.cli.common import (
+    OK,
+    STDOUT,
+    WRONG,
+    check_writable,
+    progress,
+    say,
+    seconds,
+    stay_on_the_cpu,
+    write,
+)
 from fuselane.errors import InputError
 from fuselane.explain.report import Report
 from fuselane.explaining import report_on
@@ -58,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError("Name one script, module, file or folder to explain.")
     for path in (options.html, options.json):
         if path not in (None, STDOUT):
-            write(path, "")  # rather now than after minutes of compiling
+            check_writable(path)
     stay_on_the_cpu()
     command = ["-m", options.module] if options.input is None else [options.input]
     command += options.arguments

@@ -9,7 +9,17 @@ import secrets
 from pathlib import Path
 
 from fuselane import config
-from fuselane.cli.common import OK, WRONG, minutes, names, natural, positive, say, write
+from fuselane.cli.common import (
+    OK,
+    WRONG,
+    check_writable,
+    minutes,
+    names,
+    natural,
+    positive,
+    say,
+    write,
+)
 from fuselane.errors import InputError
 from fuselane.explaining import OFF_NOTE
 from fuselane.fuzz.campaign import Settings as CampaignSettings
@@ -46,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(f"{OFF_NOTE} There is nothing to compare.")
     choice = make_choice(options.opcodes, options.dtypes)
     if options.json is not None:
-        write(options.json, "")
+        check_writable(options.json)
     seed = secrets.randbelow(10**12) if options.seed is None else options.seed
     say(f"seed {seed}")
     minutes = options.minutes or (None if options.programs else 1.0)

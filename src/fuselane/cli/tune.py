@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final, final
 
-from fuselane.cli.common import OK, natural, seconds, write
+from fuselane.cli.common import OK, check_writable, natural, seconds, write
 from fuselane.tuner import tune_input
 from fuselane.tuning.evaluation import Progress
 from fuselane.tuning.searches import SEARCHES
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
         fresh=options.fresh,
     )
     if options.json is not None:
-        write(options.json, "")  # rather now than after minutes of searching
+        check_writable(options.json)
     line = _ProgressLine(settings.budget_s)
     results = tune_input([options.input, *options.arguments], settings, line.show)
     line.end()

@@ -46,13 +46,18 @@ def _remove_repetitions(body: HloComputation) -> bool:
     opcodes = [member.opcode for member in body.instructions]
     if len(set(opcodes)) == len(opcodes):
         return False
+    alike: dict[object, HloInstruction] = {}
     first: dict[object, HloInstruction] = {}
     changed = False
     for member in body.post_order():
         if member.opcode in _KEPT:
             continue
-        key = (work_of(member), tuple(member.operands))
-        same = first.setdefault(key, member)
+        key = (member.opcode, member.shape, *member.operands)
+        other = alike.setdefault(key, member)
+        if other is member:
+            continue
+        first.setdefault((work_of(other), key), other)
+        same = first.setdefault((work_of(member), key), member)
         if same is not member and not member.is_root:
             member.replace_all_uses_with(same)
             changed = True

@@ -22,6 +22,7 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allo
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.classic import ClassicRules, kind_of
+from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.early_model import compute_times
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.growing import RECOMPUTED_INDICES, GrowingFusion
@@ -88,6 +89,8 @@ class _Walk:
         self.model = PerformanceModel(options.gpu)
         self.candidates: dict[HloInstruction, Candidate] = {}
         self.growing: dict[HloInstruction, GrowingFusion] = {}
+        self.grown: set[HloInstruction] = set()
+        """Fusions whose operations were summed up merge by merge."""
 
     def run(self) -> bool:
         changed = False
@@ -105,17 +108,29 @@ class _Walk:
             self._note(producer, user, decision)
             return False
         for user in users:
-            kind = kind_of(self._candidate(user))
-            fusion, _ = self.fuser.fuse(producer, user, kind)
+            fusion = self._fuse(producer, user)
             self._note(producer, user, decision, fusion)
             for changed in (user, fusion):
                 self.candidates.pop(changed, None)
                 self.growing.pop(changed, None)
-                self.model.forget(changed)
             for reader in fusion.users:  # what is known of them names `user` as an operand
                 self.growing.pop(reader, None)
-                self.model.forget(reader)
+                self.model.forget_operands(reader)
         return True
+
+    def _fuse(self, producer: HloInstruction, user: HloInstruction) -> HloInstruction:
+        kind = kind_of(self._candidate(user))
+        if not self.options.priced:
+            return self.fuser.fuse(producer, user, kind)[0]
+        opcodes = self.model.region(user, producer).opcodes
+        cost, places = fuse_cost(producer, user, self.model.cost(user))
+        fusion, _ = self.fuser.fuse(producer, user, kind)
+        cost.settle([places[operand] for operand in fusion.operands])
+        self.model.forget(user)
+        self.model.forget(fusion)
+        self.model.learn(fusion, cost, opcodes)
+        self.grown.add(fusion)
+        return fusion
 
     def _decide(
         self, producer: HloInstruction, users: Sequence[HloInstruction]
@@ -224,6 +239,8 @@ class _Walk:
     # The second form: time.
 
     def _price(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> FusionDecision:
+        if producer in self.grown:  # summed up as in one piece
+            self.model.forget(producer)
         times = compute_times(producer, users, self.model)
         unfused_us, fused_us = times.unfused * 1e6, times.fused * 1e6
         numbers = {"unfused_us": unfused_us, "fused_us": fused_us, "users": len(users)}

@@ -6,8 +6,6 @@ of 2026, by `xla_fusion_facts.md` section 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
 from fuselane.fusion.opcodes import is_elementwise
@@ -48,12 +46,11 @@ def check_in_place(producer: HloInstruction, consumer: HloInstruction) -> Fusion
     return None
 
 
-def members(instruction: HloInstruction) -> Iterator[HloInstruction]:
-    """Yields what a fusion computes, its parameters left out; another instruction itself."""
+def members(instruction: HloInstruction) -> list[HloInstruction]:
+    """Returns what a fusion computes, its parameters left out; another instruction itself."""
     if instruction.opcode != "fusion":
-        yield instruction
-        return
-    yield from (i for i in instruction.to_apply.instructions if i.opcode != "parameter")
+        return [instruction]
+    return [i for i in instruction.to_apply.instructions if i.opcode != "parameter"]
 
 
 def overwritten_parameters(member: HloInstruction) -> list[HloInstruction]:

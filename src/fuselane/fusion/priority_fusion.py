@@ -24,9 +24,11 @@ from fuselane.fusion.gpu.emitters import Emission, choose_emitter
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
 from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.gpu.rules import (
+    Demands,
     GpuRules,
     check_pair,
     check_scatter,
+    demands_of,
     is_free_bitcast,
     is_small_constant,
 )
@@ -109,6 +111,7 @@ class _Queue:
         self.model = PerformanceModel(options.gpu)
         self.pairs: dict[HloInstruction, dict[HloInstruction, _Pair]] = {}
         """By producer and user; dropped when either changes."""
+        self.demands: dict[HloInstruction, Demands] = {}
         self.priority: dict[HloInstruction, int] = {}
         self.heap: list[tuple[int, int, int, HloInstruction]] = []
         self.changed = False
@@ -200,10 +203,16 @@ class _Queue:
             user,
             of=self.model.cost(producer),
             into=self.model.cost(user),
-            region=region,
+            demands=(self._demands_of(producer), self._demands_of(user)),
             emission=emission,
         )
         return _Pair(decision, region, emission)
+
+    def _demands_of(self, instruction: HloInstruction) -> Demands:
+        demands = self.demands.get(instruction)
+        if demands is None:
+            demands = self.demands[instruction] = demands_of(self.model.region(instruction))
+        return demands
 
     # Fusing.
 
@@ -271,6 +280,7 @@ class _Queue:
     def _forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that changed or is gone."""
         self.model.forget(instruction)
+        self.demands.pop(instruction, None)
         self.pairs.pop(instruction, None)
         for operand in instruction.operands:
             self.pairs.get(operand, {}).pop(instruction, None)

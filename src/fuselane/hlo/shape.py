@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, final
 
 import ml_dtypes
@@ -118,6 +118,9 @@ class Shape:
         minor_to_major: Layout of an array: dimension numbers, fastest-varying first.
         details: For an array with more to it than the above (tiles, packed elements, memory space,
             dynamic dimensions), its whole serialized ShapeProto; else empty.
+        num_elements: Number of elements of an array; 1 for a scalar.
+        byte_size: Bytes of an array's elements, not packed; for a tuple the sum over its elements,
+            without its table.
     """
 
     element_type: PrimitiveType
@@ -125,6 +128,14 @@ class Shape:
     tuple_shapes: tuple[Shape, ...] = ()
     minor_to_major: tuple[int, ...] = ()
     details: bytes = b""
+    num_elements: int = field(init=False, repr=False, compare=False)
+    byte_size: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        size = sum([shape.byte_size for shape in self.tuple_shapes])
+        num_elements = math.prod(self.dimensions)
+        object.__setattr__(self, "num_elements", num_elements)
+        object.__setattr__(self, "byte_size", size or num_elements * self.element_type.byte_size)
 
     @classmethod
     def array(cls, element_type: PrimitiveType, dimensions: tuple[int, ...] | list[int]) -> Shape:
@@ -187,19 +198,6 @@ class Shape:
     def rank(self) -> int:
         """Number of dimensions."""
         return len(self.dimensions)
-
-    @property
-    def num_elements(self) -> int:
-        """Number of elements of an array; 1 for a scalar."""
-        return math.prod(self.dimensions)
-
-    @property
-    def byte_size(self) -> int:
-        """Bytes of an array's elements, not packed; for a tuple the sum over its elements, without
-        its table."""
-        if self.tuple_shapes:
-            return sum(shape.byte_size for shape in self.tuple_shapes)
-        return self.num_elements * self.element_type.byte_size
 
     @property
     def strides(self) -> tuple[int, ...]:

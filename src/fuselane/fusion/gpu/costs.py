@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.fusion.gpu.profiles import flops_per_element
-from fuselane.fusion.opcodes import is_elementwise, leaf_shapes
+from fuselane.fusion.opcodes import ELEMENTWISE, is_elementwise, leaf_shapes
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
@@ -194,7 +194,8 @@ def _walk(
     """Adds members, operands before users, to a fusion's cost, and what they read to `places`."""
     utilization, emissions = cost.utilization, cost.emissions
     for member in reversed(members):
-        roots = places[member].roots if member in places else set()
+        found = places.get(member)
+        roots = found.roots if found is not None else set()
         used = to_f32(sum([utilization[root] for root in roots]))
         times = sum([emissions[root] for root in roots])
         cost.member_size += times
@@ -315,6 +316,8 @@ def _flops(instruction: HloInstruction) -> float:
     match instruction.opcode:
         case "copy" | "constant":
             return 0
+        case opcode if opcode in ELEMENTWISE:
+            return elements * flops_per_element(instruction)
         case "reduce":
             count = instruction.operands[0].shape.num_elements - elements
             return count * _flops_of_applied(instruction)
@@ -350,4 +353,4 @@ def _window_size(instruction: HloInstruction) -> int:
 
 
 def _first(shape: Shape) -> Shape:
-    return leaf_shapes(shape)[0]
+    return leaf_shapes(shape)[0] if shape.is_tuple else shape

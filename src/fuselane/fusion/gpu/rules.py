@@ -14,9 +14,9 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.gpu.costs import KernelCost
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
-from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of, roots_of
+from fuselane.fusion.gpu.region import Region, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
-from fuselane.fusion.in_place import check_in_place, members
+from fuselane.fusion.in_place import check_in_place
 from fuselane.fusion.opcodes import is_effective_scalar, is_elementwise, leaf_shapes, opcodes
 from fuselane.fusion.rules import reason_of
 from fuselane.hlo.instruction import HloInstruction
@@ -48,6 +48,40 @@ def is_free_bitcast(instruction: HloInstruction) -> bool:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What the reductions and transposes in a kernel ask for.
+
+    Attributes:
+        shared_bytes: Shared memory of a block.
+        reductions: Reductions that the reduction emitter makes.
+        is_significant: Whether anything in it reduces at least 16 elements to one.
+        is_reduction: Whether the kernel itself is the reduction emitter's.
+    """
+
+    shared_bytes: int = 0
+    reductions: int = 0
+    is_significant: bool = False
+    is_reduction: bool = False
+
+
+_NO_DEMANDS: Final = Demands()
+
+
+def demands_of(region: Region) -> Demands:
+    """Returns what a kernel asks for."""
+    if region.opcodes.isdisjoint(_SHARING):
+        return _NO_DEMANDS
+    heavy = [member for member in region.members() if member.opcode in _SHARING]
+    return Demands(
+        shared_bytes=sum(map(shared_bytes, heavy)),
+        reductions=sum(unnested_form(member) is not None for member in heavy),
+        is_significant=any(map(_is_significant, heavy)),
+        is_reduction=choose_emitter(region).emitter is Emitter.REDUCTION,
+    )
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRules:
     """Limits of XLA:GPU's kernels.
@@ -74,65 +108,45 @@ class GpuRules:
         *,
         of: KernelCost,
         into: KernelCost,
-        region: Region,
+        demands: tuple[Demands, Demands],
         emission: Emission,
     ) -> FusionDecision:
-        """Returns XLA:GPU's answer for an edge, its gain left aside.
+        """Returns XLA:GPU's answer for an edge that `check_pair` allows, its gain left aside.
 
         Args:
             producer: An operand of `consumer`.
             consumer: A fusion or any other instruction.
             of: The producer's cost.
             into: The consumer's.
-            region: Both as one kernel.
-            emission: How that kernel would be made.
+            demands: Of the producer and of the consumer.
+            emission: How both would be made as one kernel.
         """
         refusal = (
-            check_pair(producer, consumer)
-            or check_scatter(producer, consumer)
-            or _check_reductions(producer, consumer, region, emission)
-            or self.check_budget(producer, consumer, opcodes=region.opcodes)
+            check_scatter(producer, consumer)
+            or _check_reductions(producer, consumer, *demands, emission)
+            or self._check_demands(*demands)
+            or self.check_operands(producer, consumer, is_vertical=True)
             or self.check_code(producer, consumer, of, into)
             or check_in_place(producer, consumer)
         )
         return refusal or allow(f"`{producer.name}` can be computed in `{consumer.name}`.")
 
-    def check_budget(
-        self,
-        left: HloInstruction,
-        right: HloInstruction,
-        *,
-        is_vertical: bool = True,
-        opcodes: Opcodes = _SHARING,
-    ) -> FusionDecision | None:
-        """Refuses kernels that would have too many operands or take too much shared memory.
-
-        Args:
-            left: The producer, or a sibling.
-            right: The consumer, or another sibling.
-            is_vertical: Whether `left` is an operand of `right`, which is accepted if the number of
-                operands does not grow.
-            opcodes: What may be among the members' opcodes.
-        """
-        refusal = None if opcodes.isdisjoint(_SHARING) else self.check_memory(left, right)
-        return refusal or self.check_operands(left, right, is_vertical=is_vertical)
-
-    def check_memory(self, left: HloInstruction, right: HloInstruction) -> FusionDecision | None:
-        """Refuses kernels that would take too much shared memory or hold too many reductions."""
-        return self.check_heavy(
-            member
-            for side in (left, right)
-            if not opcodes_of(side).isdisjoint(_SHARING)
-            for member in members(side)
-        )
-
     def check_heavy(self, members: Iterable[HloInstruction]) -> FusionDecision | None:
-        """As `check_memory`, for the members of a kernel; such that share nothing may be left
-        out."""
+        """Refuses kernels of these members that would take too much shared memory or hold too many
+        reductions."""
         if not self.tiled_emitters:
             return None
         heavy = [member for member in members if member.opcode in _SHARING]
-        shared = sum(map(shared_bytes, heavy))
+        reductions = sum(unnested_form(member) is not None for member in heavy)
+        return self._check_sharing(sum(map(shared_bytes, heavy)), reductions)
+
+    def _check_demands(self, of: Demands, into: Demands) -> FusionDecision | None:
+        shared = of.shared_bytes + into.shared_bytes
+        return self._check_sharing(shared, of.reductions + into.reductions)
+
+    def _check_sharing(self, shared: int, reductions: int) -> FusionDecision | None:
+        if not self.tiled_emitters:
+            return None
         if shared > self.max_shared_bytes:
             detail = f"The kernel would need {shared} bytes of shared memory per block."
             return refuse(
@@ -142,7 +156,6 @@ class GpuRules:
                 shared_bytes=shared,
                 limit=self.max_shared_bytes,
             )
-        reductions = sum(unnested_form(member) is not None for member in heavy)
         if reductions > self.max_reductions:
             detail = f"The kernel would compute {reductions} reductions."
             return refuse(
@@ -157,7 +170,14 @@ class GpuRules:
     def check_operands(
         self, left: HloInstruction, right: HloInstruction, *, is_vertical: bool
     ) -> FusionDecision | None:
-        """Refuses kernels that would have too many operands and results; see `check_budget`."""
+        """Refuses kernels that would have too many operands and results.
+
+        Args:
+            left: The producer, or a sibling.
+            right: The consumer, or another sibling.
+            is_vertical: Whether `left` is an operand of `right`, which is accepted if the number of
+                operands does not grow.
+        """
         outputs = _num_outputs(left) + _num_outputs(right)
         if len(left.operands) + len(right.operands) - 1 + outputs <= self.max_operands:
             return None
@@ -232,28 +252,27 @@ def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionD
 
 
 def _check_reductions(
-    producer: HloInstruction, consumer: HloInstruction, region: Region, emission: Emission
+    producer: HloInstruction,
+    consumer: HloInstruction,
+    of: Demands,
+    into: Demands,
+    emission: Emission,
 ) -> FusionDecision | None:
-    if "reduce" not in region.opcodes:
-        return None
-    if has_significant_reduction(producer) and has_significant_reduction(consumer):
+    if of.is_significant and into.is_significant:
         detail = f"`{producer.name}` and `{consumer.name}` both reduce."
         return refuse(BoundaryReason.REDUCTION_INTO_REDUCTION, detail, xla="both contain a reduce")
-    alone = choose_emitter(Region(producer)).emitter
-    if alone is Emitter.REDUCTION and emission.emitter is Emitter.LOOP:
+    if of.is_reduction and emission.emitter is Emitter.LOOP:
         detail = f"The reduction `{producer.name}` would be computed by single threads."
         return refuse(BoundaryReason.REDUCTION_REUSE, detail, xla="would create a loop fusion")
     return None
 
 
-def has_significant_reduction(instruction: HloInstruction) -> bool:
-    """Whether an instruction reduces at least 16 elements to each of an array's."""
-    return "reduce" in opcodes_of(instruction) and any(
-        member.opcode == "reduce"
-        and member.shape.is_array
-        and member.operands[0].shape.num_elements >= _SIGNIFICANT_RATIO * member.shape.num_elements
-        for member in members(instruction)
-    )
+def _is_significant(member: HloInstruction) -> bool:
+    """Whether a member reduces at least 16 elements to each of an array's."""
+    if member.opcode != "reduce" or not member.shape.is_array:
+        return False
+    read = member.operands[0].shape.num_elements
+    return read >= _SIGNIFICANT_RATIO * member.shape.num_elements
 
 
 def shared_bytes(member: HloInstruction) -> int:

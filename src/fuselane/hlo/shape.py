@@ -121,6 +121,7 @@ class Shape:
         num_elements: Number of elements of an array; 1 for a scalar.
         byte_size: Bytes of an array's elements, not packed; for a tuple the sum over its elements,
             without its table.
+        num_leaves: Arrays, tokens and the like it is made of; 1 for what is no tuple.
     """
 
     element_type: PrimitiveType
@@ -130,12 +131,15 @@ class Shape:
     details: bytes = b""
     num_elements: int = field(init=False, repr=False, compare=False)
     byte_size: int = field(init=False, repr=False, compare=False)
+    num_leaves: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         size = sum([shape.byte_size for shape in self.tuple_shapes])
         num_elements = math.prod(self.dimensions)
         object.__setattr__(self, "num_elements", num_elements)
         object.__setattr__(self, "byte_size", size or num_elements * self.element_type.byte_size)
+        leaves = sum([shape.num_leaves for shape in self.tuple_shapes]) if self.is_tuple else 1
+        object.__setattr__(self, "num_leaves", leaves)
 
     @classmethod
     def array(cls, element_type: PrimitiveType, dimensions: tuple[int, ...] | list[int]) -> Shape:

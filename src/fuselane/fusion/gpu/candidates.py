@@ -14,7 +14,7 @@ from fuselane.fusion.gpu.emitters import find_hero, is_real_reduction_hero
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.shapes import is_bitcast_transpose, tiled_transpose, unnested_form
 from fuselane.fusion.growing import HEAVY
-from fuselane.fusion.in_place import members
+from fuselane.fusion.in_place import members, without_bitcasts
 from fuselane.fusion.opcodes import is_elementwise, is_fusible, opcodes
 from fuselane.hlo.instruction import HloInstruction
 
@@ -124,6 +124,11 @@ class Candidate:
             or (member.opcode == "transpose" and not is_bitcast_transpose(member))
             for member in self.heavy
         )
+
+    @cached_property
+    def has_updates(self) -> bool:
+        """Whether any result is an array of which a slice is updated in place."""
+        return any(without_bitcasts(r).opcode == "dynamic-update-slice" for r in self.roots)
 
     @property
     def is_input_fusible(self) -> bool:

@@ -67,7 +67,7 @@ def check_slices(
 def check_updates(first: Candidate, second: Candidate) -> FusionDecision | None:
     """Refuses siblings of which one updates a slice in place."""
     for side in (first, second):
-        if any(_without_bitcasts(root).opcode == "dynamic-update-slice" for root in side.roots):
+        if side.has_updates:
             return refuse(
                 BoundaryReason.IN_PLACE,
                 f"`{side.name}` updates a slice in place.",
@@ -120,12 +120,6 @@ def _unique_slice(parent: HloInstruction, sibling: HloInstruction) -> HloInstruc
     if len(parameter.users) != 1 or parameter.users[0].opcode != "slice":
         return None
     return parameter.users[0]
-
-
-def _without_bitcasts(root: HloInstruction) -> HloInstruction:
-    while root.opcode == "bitcast":
-        root = root.operands[0]
-    return root
 
 
 def _refuse(left: Candidate, right: Candidate, xla: str) -> FusionDecision:

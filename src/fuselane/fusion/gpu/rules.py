@@ -293,5 +293,5 @@ def is_small_constant(instruction: HloInstruction) -> bool:
 
 
 def _num_outputs(instruction: HloInstruction) -> int:
-    shapes = len(leaf_shapes(instruction.shape))
+    shapes = instruction.shape.num_leaves
     return shapes + 1 if instruction.shape.is_tuple else shapes

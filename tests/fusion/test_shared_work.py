@@ -18,6 +18,8 @@ one { p = f32[256] parameter(0) q = f32[256] parameter(1) s = f32[256] sine(p)
   ROOT r = f32[256] add(s, q) }
 two { p = f32[256] parameter(0) q = f32[256] parameter(1) s = f32[256] sine(p)
   ROOT r = f32[256] multiply(s, q) }
+again { p = f32[256] parameter(0) q = f32[256] parameter(1) s = f32[256] sine(p)
+  ROOT r = f32[256] add(s, q) }
 half { p = f32[128] parameter(0) ROOT r = f32[128] sine(p) }
 sum { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = f32[] add(a, b) }
 total { p = f32[256] parameter(0) z = f32[] constant(0)
@@ -76,7 +78,7 @@ def test_three_become_one() -> None:
     """As the moments and the parameters of an optimizer."""
     module, _ = join(f"""{XYZ} a = f32[256] fusion(x, y), kind=kLoop, calls=one
         c = f32[256] fusion(x, z), kind=kLoop, calls=two
-        b = f32[256] fusion(a, c), kind=kLoop, calls=one
+        b = f32[256] fusion(a, c), kind=kLoop, calls=again
         ROOT t = (f32[256], f32[256], f32[256]) tuple(a, b, c)""")
     assert len(kernels(module)) == 1
 

@@ -83,9 +83,13 @@ class Candidate:
         return root.operands if root.opcode == "tuple" else [root]
 
     @cached_property
+    def _may_have_heroes(self) -> bool:
+        return self.tiled and any(member.opcode in _HEROIC for member in self.heavy)
+
+    @cached_property
     def heroes(self) -> list[HloInstruction]:
         """For each root, the reduction or tiled transpose it comes from, or the root itself."""
-        if not self.tiled or all(member.opcode not in _HEROIC for member in self.heavy):
+        if not self._may_have_heroes:
             return self.roots
         region = Region(self.instruction)
         return [root if self.is_unnested(root) else find_hero(region, root) for root in self.roots]
@@ -93,22 +97,23 @@ class Candidate:
     @cached_property
     def hero(self) -> HloInstruction:
         """The first hero that an emitter is chosen by, or the first root."""
-        for root, hero in zip(self.roots, self.heroes, strict=True):
-            if self.tiled and (
-                is_real_reduction_hero(root, hero) or tiled_transpose(hero) is not None
-            ):
-                return hero
+        if self._may_have_heroes:
+            for root, hero in zip(self.roots, self.heroes, strict=True):
+                if is_real_reduction_hero(root, hero) or tiled_transpose(hero) is not None:
+                    return hero
         return self.roots[0]
 
     @cached_property
     def is_reduction(self) -> bool:
         """Whether any result comes from a reduction with an emitter of its own."""
-        return self.tiled and any(map(is_real_reduction_hero, self.roots, self.heroes))
+        return self._may_have_heroes and any(map(is_real_reduction_hero, self.roots, self.heroes))
 
     @cached_property
     def is_transpose(self) -> bool:
         """Whether any result comes from a transpose with an emitter of its own."""
-        return self.tiled and any(tiled_transpose(hero) is not None for hero in self.heroes)
+        return self._may_have_heroes and any(
+            tiled_transpose(hero) is not None for hero in self.heroes
+        )
 
     @property
     def is_scatter(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jaxlib import _hlo  # type: ignore[attr-defined]
 
+from fuselane import collector
 from fuselane.fusion.pipelines import PIPELINES, for_cpu, parse_pipeline, run_pipeline
 from fuselane.hlo import HloModule
 
@@ -111,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             num = sum(len(c.instructions) for c in module.computations)
             pipeline = parse_pipeline(name)
             start = time.process_time()
-            run_pipeline(for_cpu(pipeline) if options.cpu else pipeline, module)
+            with collector.paused():  # as while XLA compiles
+                run_pipeline(for_cpu(pipeline) if options.cpu else pipeline, module)
             seconds = time.process_time() - start
             kernels = sum(i.opcode == "fusion" for i in module.entry.instructions)
             row = f"{program.__name__:12}{num:14,}  {name:{width}}{kernels:8,}{seconds:8.2f}"

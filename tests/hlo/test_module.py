@@ -206,7 +206,7 @@ def test_broken_modules_are_refused(edit: str) -> None:
 _GOOD = xla.parse(programs.ALL["calls"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(_GOOD) - 1), st.integers(0, 255)), max_size=4))
 def test_damaged_bytes_are_refused_or_read(changes: list[tuple[int, int]]) -> None:
     damaged = bytearray(_GOOD)

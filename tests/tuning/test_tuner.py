@@ -73,7 +73,7 @@ def _here() -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_measured(search: str, own_directory: Path) -> None:
+def test_measured(search: str, own_cache: Path) -> None:
     """Candidates are looked at until the budget is over, and the result is kept."""
     reports: list[Progress] = []
     result = tune(search=search, on_progress=reports.append)
@@ -82,7 +82,7 @@ def test_measured(search: str, own_directory: Path) -> None:
     assert not result.is_complete
     assert 0 < result.best_us <= result.xla_us
     assert [report.num_asked for report in reports] == [1, 2, 3, 4, 5]
-    (found,) = Store(own_directory).found(*_here())
+    (found,) = Store(own_cache).found(*_here())
     assert (found.name, found.candidate) == ("jit_step", result.best)
     assert str(result.best) in result.text()
 
@@ -108,12 +108,12 @@ def test_going_on() -> None:
     assert [report.num_asked for report in reports] == [1, 2, 3]
 
 
-def test_tuned_is_used_and_right(own_directory: Path) -> None:
+def test_tuned_is_used_and_right(own_cache: Path) -> None:
     """The program is fused as was found best; another one as without."""
     fused, single = num_kernels(), num_kernels(fusion="none")
     assert fused < single
     assert num_kernels(tuned=True) == fused
-    keep("none", own_directory)
+    keep("none", own_cache)
     assert num_kernels(tuned=True) == single
     assert num_kernels(tuned=True, fusion="xla-today-cpu") == single
     with fuselane.enabled(loops=False, tuned=True):
@@ -122,9 +122,9 @@ def test_tuned_is_used_and_right(own_directory: Path) -> None:
         np.testing.assert_allclose(value, plain, rtol=1e-5)
 
 
-def test_jit_with_a_strategy_of_its_own(own_directory: Path) -> None:
+def test_jit_with_a_strategy_of_its_own(own_cache: Path) -> None:
     """It has its way, whatever was found."""
-    keep("none", own_directory)
+    keep("none", own_cache)
     fuselane.enable(tuned=True, loops=False)
     compiled = [
         f.lower(X).compile()
@@ -138,36 +138,36 @@ def test_jit_with_a_strategy_of_its_own(own_directory: Path) -> None:
     "changes",
     [{"fingerprint": "0" * 32}, {"name": "jit_other"}],
 )
-def test_another_program(own_directory: Path, changes: dict[str, str]) -> None:
+def test_another_program(own_cache: Path, changes: dict[str, str]) -> None:
     """What was found for another program, or another one of the same name, is left alone."""
-    keep("", own_directory)
-    keep("none", own_directory, **changes)
+    keep("", own_cache)
+    keep("none", own_cache, **changes)
     assert num_kernels(tuned=True) == num_kernels()
 
 
-def test_text_that_is_no_pipeline(own_directory: Path) -> None:
+def test_text_that_is_no_pipeline(own_cache: Path) -> None:
     """A result of a pass that is gone is as good as none."""
-    keep("no-such-pass", own_directory)
+    keep("no-such-pass", own_cache)
     assert len(load_tuned()) == 0
     assert num_kernels(tuned=True) == num_kernels()
 
 
-def test_new_results_are_new_programs(own_directory: Path) -> None:
+def test_new_results_are_new_programs(own_cache: Path) -> None:
     """JAX's caches tell programs apart that were compiled with other results at hand."""
     function = jax.jit(make())
     with fuselane.enabled(tuned=True, loops=False):
         function(X)
         assert function._cache_size() == 1  # type: ignore[attr-defined]
-    keep("none", own_directory)
+    keep("none", own_cache)
     with fuselane.enabled(tuned=True, loops=False):
         function(X)
         function(X)
     assert function._cache_size() == 2  # type: ignore[attr-defined]
 
 
-def test_only_known_names_are_read(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_known_names_are_read(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules nobody has tuned cost a look at their name."""
-    keep("none", own_directory)
+    keep("none", own_cache)
     tuned = load_tuned()
 
     def other(x: jax.Array) -> jax.Array:
@@ -285,12 +285,12 @@ def test_a_script_that_compiles_nothing(tmp_path: Path) -> None:
 
 
 @needs_gpu_extra
-def test_a_gpu_that_is_not_there(own_directory: Path) -> None:
+def test_a_gpu_that_is_not_there(own_cache: Path) -> None:
     """By model, from XLA:GPU's own module; kept under the GPU's name."""
     result = tune(metric="modelled", target="h100", search="greedy", starts=("none",))
     assert result.target == "h100"
     assert 0 < result.best_us <= result.xla_us
     assert "modelled for h100" in result.text()
-    (found,) = Store(own_directory).found("h100", versions())
+    (found,) = Store(own_cache).found("h100", versions())
     assert found.place.device == "h100"
     assert len(load_tuned()) == 0

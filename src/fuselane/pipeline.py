@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
-from fuselane import budget
+from fuselane import budget, collector
 from fuselane.analysis.gain import Gain, check_duration
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
@@ -57,7 +57,6 @@ from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_lo
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
 from fuselane.runtime.ffi import TARGET
-from fuselane.runtime.garbage import not_collected
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
 
@@ -94,7 +93,7 @@ def transform(
     if not has_loops and strategy is None:
         return None
     deadline_s = time.monotonic() + options.max_compile_s
-    with not_collected():
+    with collector.paused():
         with budget.until(deadline_s):
             module = HloModule.from_bytes(data)
         check(module, options)

@@ -13,8 +13,8 @@ from jax import lax
 
 import fuselane
 from fuselane import pipeline
+from fuselane.collector import paused
 from fuselane.lanes.form import form
-from fuselane.runtime.garbage import not_collected
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_nothing_is_collected_while_a_loop_is_compiled(monkeypatch: pytest.Monke
 
 def test_it_goes_on_behind_a_failure() -> None:
     """An exception switches it on again."""
-    with pytest.raises(ValueError), not_collected():
+    with pytest.raises(ValueError), paused():
         raise ValueError
     assert gc.isenabled()
 
@@ -55,7 +55,7 @@ def test_it_goes_on_behind_a_failure() -> None:
 def test_it_stays_off_where_it_was_off() -> None:
     """Who has switched it off finds it so."""
     gc.disable()
-    with not_collected():
+    with paused():
         pass
     assert not gc.isenabled()
 
@@ -65,14 +65,14 @@ def test_it_waits_for_the_last_of_several_threads() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def compile_long() -> None:
-        with not_collected():
+        with paused():
             entered.set()
             leave.wait(30)
 
     thread = threading.Thread(target=compile_long)
     thread.start()
     assert entered.wait(30)
-    with not_collected():
+    with paused():
         pass
     assert not gc.isenabled()
     leave.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Protocol, final
 
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 
@@ -73,6 +73,14 @@ class FusionStep:
     fusion: str = ""
 
 
+class Named(Protocol):
+    """An instruction, or what stands for one."""
+
+    @property
+    def name(self) -> str:
+        """The instruction's name."""
+
+
 @final
 class FusionLog:
     """The steps of a pipeline over one module, oldest first."""
@@ -83,6 +91,25 @@ class FusionLog:
     def append(self, step: FusionStep) -> None:
         """Adds a step."""
         self.steps.append(step)
+
+    def note(
+        self,
+        pass_name: str,
+        producer: Named,
+        consumer: Named | None,
+        decision: FusionDecision,
+        fusion: Named | None = None,
+    ) -> None:
+        """Adds a step about instructions as they are called now; None for no consumer or fusion."""
+        self.append(
+            FusionStep(
+                pass_name=pass_name,
+                producer=producer.name,
+                consumer=consumer.name if consumer is not None else "",
+                decision=decision,
+                fusion=fusion.name if fusion is not None else "",
+            )
+        )
 
     def __iter__(self) -> Iterator[FusionStep]:
         return iter(self.steps)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.classic import ClassicRules, kind_of
@@ -105,11 +105,11 @@ class _Walk:
         users = list(producer.users)
         user, decision = self._decide(producer, users)
         if not decision.can_fuse:
-            self._note(producer, user, decision)
+            self.log.note(self.options.name, producer, user, decision)
             return False
         for user in users:
             fusion = self._fuse(producer, user)
-            self._note(producer, user, decision, fusion)
+            self.log.note(self.options.name, producer, user, decision, fusion)
             for changed in (user, fusion):
                 self.candidates.pop(changed, None)
                 self.growing.pop(changed, None)
@@ -302,23 +302,6 @@ class _Walk:
         if fusion not in self.growing:
             self.growing[fusion] = GrowingFusion(fusion)
         return self.growing[fusion]
-
-    def _note(
-        self,
-        producer: HloInstruction,
-        user: HloInstruction | None,
-        decision: FusionDecision,
-        fusion: HloInstruction | None = None,
-    ) -> None:
-        self.log.append(
-            FusionStep(
-                pass_name=self.options.name,
-                producer=producer.name,
-                consumer=user.name if user is not None else "",
-                decision=decision,
-                fusion=fusion.name if fusion is not None else "",
-            )
-        )
 
 
 def bytes_read(fusion: HloInstruction) -> int:

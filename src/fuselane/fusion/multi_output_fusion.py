@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.early_model import compute_times
@@ -126,7 +126,7 @@ class _Walk:
         for second in siblings[position + 1 :]:
             decision = self._check_siblings(parent, first, second)
             fusion = self._merge(first, second) if decision.can_fuse else None
-            self._note(first, second, decision, fusion)
+            self.log.note(self.options.name, first, second, decision, fusion)
             if fusion is not None:
                 changed = True
                 siblings.remove(second)
@@ -169,19 +169,19 @@ class _Walk:
         of = self._candidate(producer)
         refusal = _check_producer(of)
         if refusal is not None:
-            self._note(of, None, refusal)
+            self.log.note(self.options.name, of, None, refusal)
             return False
         best: tuple[Candidate, FusionDecision] | None = None
         for user in users:
             into = self._candidate(user)
             decision = self._check_consumer(of, into)
             if not decision.can_fuse:
-                self._note(of, into, decision)
+                self.log.note(self.options.name, of, into, decision)
             elif best is None or _rank(into) > _rank(best[0]):
                 best = into, decision
         if best is None:
             return False
-        self._note(of, *best, self._merge(best[0], of))
+        self.log.note(self.options.name, of, *best, self._merge(best[0], of))
         return True
 
     def _check_consumer(self, of: Candidate, into: Candidate) -> FusionDecision:
@@ -273,23 +273,6 @@ class _Walk:
             tiled = self.rules.tiled_emitters
             self.candidates[instruction] = Candidate(instruction, tiled=tiled)
         return self.candidates[instruction]
-
-    def _note(
-        self,
-        producer: Candidate,
-        consumer: Candidate | None,
-        decision: FusionDecision,
-        fusion: HloInstruction | None = None,
-    ) -> None:
-        self.log.append(
-            FusionStep(
-                pass_name=self.options.name,
-                producer=producer.name,
-                consumer=consumer.name if consumer is not None else "",
-                decision=decision,
-                fusion=fusion.name if fusion is not None else "",
-            )
-        )
 
 
 def _rank(candidate: Candidate) -> int:

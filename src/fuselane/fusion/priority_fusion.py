@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.costs import KernelCost, fuse_cost
 from fuselane.fusion.gpu.emitters import Emission, choose_emitter
@@ -146,7 +146,7 @@ class _Queue:
         if priority is None:
             return
         if priority < 0:
-            self._note(producer, None, _refuse_slower(producer, priority))
+            self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
             return
         self.priority[producer] = priority
         heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
@@ -155,7 +155,8 @@ class _Queue:
         """Whether a producer can be fused into all its users but bitcasts, of which one is none."""
         users = [user for user in producer.users if not is_free_bitcast(user)]
         if not users:
-            self._note(
+            self.log.note(
+                self.options.name,
                 producer,
                 None,
                 refuse(
@@ -167,7 +168,7 @@ class _Queue:
         for user in users:
             decision = self._pair(producer, user).decision
             if not decision.can_fuse:
-                self._note(producer, user, decision)
+                self.log.note(self.options.name, producer, user, decision)
                 return False
         return bool(users)
 
@@ -273,7 +274,7 @@ class _Queue:
         if fusion is not user:
             for reader in fusion.users:
                 self.model.forget_operands(reader)
-        self._note(producer, user, decision, fusion)
+        self.log.note(self.options.name, producer, user, decision, fusion)
         self.changed = True
         return fusion
 
@@ -292,23 +293,6 @@ class _Queue:
                 if check_pair(constant, user) is None and check_scatter(constant, user) is None:
                     detail = f"`{constant.name}` is a constant of one element."
                     self._fuse(constant, user, allow(detail))
-
-    def _note(
-        self,
-        producer: HloInstruction,
-        user: HloInstruction | None,
-        decision: FusionDecision,
-        fusion: HloInstruction | None = None,
-    ) -> None:
-        self.log.append(
-            FusionStep(
-                pass_name=self.options.name,
-                producer=producer.name,
-                consumer=user.name if user is not None else "",
-                decision=decision,
-                fusion=fusion.name if fusion is not None else "",
-            )
-        )
 
 
 def _refuse_slower(producer: HloInstruction, gain: int) -> FusionDecision:

@@ -29,10 +29,11 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import get_known_trip_count
 from fuselane.decisions import Reason
-from fuselane.hlo.computation import HloComputation, reachable_computations
-from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
-from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes import layout
+from fuselane.lanes.admission import Admission
 from fuselane.lanes.applied import lower_map
 from fuselane.lanes.builder import (
     Attributes,
@@ -42,7 +43,6 @@ from fuselane.lanes.builder import (
 )
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.complex import COMPLEX_OPCODES, is_complex, lower_complex
-from fuselane.lanes.complex_parts import joined_shape
 from fuselane.lanes.conditionals import lower_conditional
 from fuselane.lanes.constants import is_cheap, is_constant, transplant
 from fuselane.lanes.conversions import convert_back, read_unconverted
@@ -109,25 +109,6 @@ _PASSING_OPCODES: Final = frozenset(
 )
 """Opcodes that pass values on, whatever their types."""
 
-_CONDITION_REDUCTIONS: Final = frozenset({"reduce-window", "sort", "dot", "custom-call"})
-_LANE_TYPES: Final = frozenset(
-    {
-        PrimitiveType.PRED,
-        PrimitiveType.S8,
-        PrimitiveType.S16,
-        PrimitiveType.S32,
-        PrimitiveType.S64,
-        PrimitiveType.U8,
-        PrimitiveType.U16,
-        PrimitiveType.U32,
-        PrimitiveType.U64,
-        PrimitiveType.F16,
-        PrimitiveType.BF16,
-        PrimitiveType.F32,
-        PrimitiveType.F64,
-    }
-)
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,9 +155,8 @@ class _Normaliser:
         self._region = ComputationBuilder(loop.name)
         self._operands: list[HloInstruction] = []
         self._applied: dict[HloComputation, HloComputation] = {}
-        self._twins: list[HloInstruction] = []
-        self._row_major: dict[int, Shape] = {}
-        self._in_condition = 0
+        self._twins: list[HloInstruction] = []  # kept alive for the admission's sake
+        self._admission = Admission(loop)
         self._kept_elements: Sequence[int] = ()
 
     def run(self) -> NormalLoop:
@@ -251,7 +231,7 @@ class _Normaliser:
 
     def _parameter(self, operand: HloInstruction) -> HloInstruction:
         """Returns a new parameter of the region for a value of the user's module."""
-        shape = self._check_shape(operand, operand.shape)
+        shape = self._admission.check_shape(operand, operand.shape)
         self._operands.append(operand)
         return self._region.parameter(len(self._operands) - 1, shape, operand)
 
@@ -288,8 +268,8 @@ class _Normaliser:
             return visit(self, instruction, operands, builder)
         lower = _LOWERINGS.get(instruction.opcode)
         if lower is None:
-            raise self._unsupported(instruction)
-        self._check_shape(instruction, instruction.shape)
+            raise self._admission.refuse_opcode(instruction)
+        self._admission.check_shape(instruction, instruction.shape)
         value = lower(builder, instruction, [array_of(operand) for operand in operands])
         return read_unconverted(builder, value)
 
@@ -330,14 +310,14 @@ class _Normaliser:
     ) -> Value:
         if not isinstance(operands[0], HloInstruction):
             return operands[0]
-        self._check_shape(instruction, instruction.shape)
+        self._admission.check_shape(instruction, instruction.shape)
         return layout.lower_copy(builder, instruction, [operands[0]])
 
     def _visit_elementwise(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> HloInstruction:
         opcode = instruction.opcode
-        shape = self._check_shape(instruction, instruction.shape)
+        shape = self._admission.check_shape(instruction, instruction.shape)
         if opcode == "bitcast-convert" and _bits(array_of(operands[0])) != shape.element_type.bits:
             raise refuse(
                 Reason.UNSUPPORTED_OPCODE, instruction, detail=" between types of different width"
@@ -363,8 +343,7 @@ class _Normaliser:
     ) -> Value:
         if instruction.opcode == "copy" and instruction.shape.is_tuple:
             return operands[0]
-        for shape in instruction.shape.tuple_shapes or (instruction.shape,):
-            self._check_shape(instruction, shape)
+        self._admission.check_shapes(instruction)
 
         def visit(twin: HloInstruction, values: Sequence[Value]) -> Value:
             self._twins.append(twin)
@@ -375,7 +354,7 @@ class _Normaliser:
     def _visit_bitcast(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
-        shape = self._check_shape(instruction, instruction.shape)
+        shape = self._admission.check_shape(instruction, instruction.shape)
         value = array_of(operands[0])
         if value.shape.element_type is not shape.element_type:
             types = {value.shape.element_type, shape.element_type}
@@ -391,8 +370,7 @@ class _Normaliser:
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
         """Emits an instruction that applies a computation of scalars, such as a reduce."""
-        for shape in instruction.shape.tuple_shapes or (instruction.shape,):
-            self._check_shape(instruction, shape)
+        self._admission.check_shapes(instruction)
         arrays = [array_of(operand) for operand in operands]
         lower = _APPLYING_LOWERINGS[instruction.opcode]
         return lower(builder, instruction, arrays, self._applied_by(instruction))
@@ -401,7 +379,7 @@ class _Normaliser:
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
         if not is_plain_window(instruction):
-            raise self._unsupported(instruction)
+            raise self._admission.refuse_opcode(instruction)
         return self._visit_applying(instruction, operands, builder)
 
     def _visit_custom_call(
@@ -410,9 +388,8 @@ class _Normaliser:
         if instruction.custom_call_target == TOP_K_TARGET:
             return self._visit_applying(instruction, operands, builder)
         if not is_small_factorisation(instruction):
-            raise self._unsupported(instruction)
-        for shape in instruction.shape.tuple_shapes or (instruction.shape,):
-            self._check_shape(instruction, shape)
+            raise self._admission.refuse_opcode(instruction)
+        self._admission.check_shapes(instruction)
         return lower_factorisation(builder, instruction, arrays_of(operands))
 
     def _applied_by(self, instruction: HloInstruction) -> HloComputation:
@@ -426,7 +403,7 @@ class _Normaliser:
         """Returns an applied computation in normal form: elementwise opcodes on scalars."""
         builder = ComputationBuilder(original.name)
         parameters = [
-            builder.parameter(i, self._check_shape(p, p.shape), p)
+            builder.parameter(i, self._admission.check_shape(p, p.shape), p)
             for i, p in enumerate(original.parameters)
         ]
         value = self._inline(original, parameters, builder)
@@ -516,49 +493,9 @@ class _Normaliser:
         _passed: Mapping[int, Value],
         builder: ComputationBuilder,
     ) -> HloComputation:
-        self._in_condition += 1
-        value = self._inline(computation, (argument,), builder)
-        self._in_condition -= 1
+        with self._admission.inside_condition():
+            value = self._inline(computation, (argument,), builder)
         return builder.finish(array_of(value))
-
-    # Refusals.
-
-    def _check_shape(self, instruction: HloInstruction, shape: Shape) -> Shape:
-        """Returns the row-major form of an array shape that lane programs can hold."""
-        known = self._row_major.get(id(shape))
-        if known is not None:
-            return known
-        if shape.element_type is PrimitiveType.TOKEN:
-            raise refuse(Reason.SIDE_EFFECT, _find_side_effect(self._loop) or instruction)
-        real = joined_shape(shape) if shape.element_type.is_complex else shape
-        if real.element_type not in _LANE_TYPES:
-            raise refuse(Reason.UNSUPPORTED_TYPE, instruction, type=shape.element_type.lower)
-        if not shape.is_plain:
-            raise refuse(
-                Reason.LAYOUT, instruction, detail=f"{shape} is tiled, packed or of dynamic size"
-            )
-        if 0 in shape.dimensions:
-            raise refuse(
-                Reason.UNSUPPORTED_STRUCTURE, instruction, detail=f"{shape} has no elements"
-            )
-        # The user's module keeps its shapes alive, and so do twins, so that ids stay unique.
-        self._row_major[id(shape)] = result = layout.physical_shape(real)
-        return result
-
-    def _unsupported(self, instruction: HloInstruction) -> Exception:
-        opcode = instruction.opcode
-        if opcode in SIDE_EFFECT_OPCODES or instruction.has_side_effect:
-            return refuse(Reason.SIDE_EFFECT, instruction)
-        if self._in_condition and opcode in _CONDITION_REDUCTIONS:
-            return refuse(
-                Reason.DATA_DEPENDENT_TRIP_COUNT,
-                instruction,
-                detail=f"its condition combines many values by `{opcode}`",
-            )
-        target = instruction.custom_call_target
-        return refuse(
-            Reason.UNSUPPORTED_OPCODE, instruction, detail=f" (target {target})" if target else ""
-        )
 
 
 _Visit = Callable[
@@ -587,15 +524,6 @@ _VISITS: Final[dict[str, _Visit]] = {
 
 HANDLED_OPCODES: Final = ELEMENTWISE_OPCODES | COMPLEX_OPCODES | _VISITS.keys() | _LOWERINGS.keys()
 """Opcodes that have a normal form, perhaps under conditions."""
-
-
-def _find_side_effect(loop: HloInstruction) -> HloInstruction | None:
-    """Returns an instruction that makes a loop's order of execution matter, or None."""
-    for computation in reachable_computations([loop.body]):
-        for instruction in computation.instructions:
-            if instruction.has_side_effect and not instruction.called_computations:
-                return instruction
-    return None
 
 
 def _bits(value: HloInstruction) -> int:

@@ -49,7 +49,8 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify, verify_computation
 from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
-from fuselane.lanes.form import LEFT_OUT, describe, form
+from fuselane.lanes.form import form
+from fuselane.lanes.fused_decision import LEFT_OUT, describe
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals, find_residuals

@@ -8,8 +8,10 @@ from fuselane.decisions import Decision, Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-from fuselane.lanes.form import MAX_LANE_ELEMENTS, describe, form
+from fuselane.lanes.form import form
+from fuselane.lanes.fused_decision import describe
 from fuselane.lanes.program import ElementKind, LaneProgram
+from fuselane.lanes.size import MAX_LANE_ELEMENTS
 from tests.lanes.loops import counting_loop, loop_of
 
 LINE = 'metadata={source_file="user.py" source_line=7}'

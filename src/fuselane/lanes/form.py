@@ -5,7 +5,7 @@ normalise   the loop as a region of row-major arrays          fuselane.lanes.nor
 find lanes  the dimension along which nothing is mixed        fuselane.analysis.lanes
 take out    reductions over lanes that leave the loop         fuselane.lanes.partials
 streams     what is updated in place, what is state           fuselane.analysis.streams
-size        does one lane fit                                 below
+size        does one lane fit                                 fuselane.lanes.size
 guards      what a block of lanes may leave out               fuselane.lanes.guards
     pieces      what is emitted in two versions                   fuselane.lanes.pieces
 """
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
-from fuselane.analysis.cost import residual_elements, total_cost
-from fuselane.analysis.dimension_classes import LeafSplit, is_leaf
+from fuselane.analysis.cost import total_cost
+from fuselane.analysis.dimension_classes import LeafSplit
 from fuselane.analysis.lane_conditions import LaneCondition
 from fuselane.analysis.lanes import (
     LaneAnalysis,
@@ -51,19 +50,11 @@ from fuselane.lanes.program import (
     Piecewise,
 )
 from fuselane.lanes.residuals import Residuals, recompute
+from fuselane.lanes.size import check_size
 
 MAX_SCALAR_COST: Final = 200_000
 """Operations of one step without lanes above which loops in the loop had better run by
 themselves, where they may have lanes."""
-
-MAX_LANE_ELEMENTS: Final = 65_536
-"""Values one lane may need at once: its state and the largest value in between."""
-
-RECOMPUTED: Final = "residuals_recomputed"
-LEFT_OUT: Final = "residuals_left_out"
-"""Names of numbers in decisions."""
-
-_NO_ESTIMATES: Final[Mapping[str, float]] = MappingProxyType({})
 
 MIN_MEETING_LANES: Final = 16
 """Lanes that meet in every step are worth vectors from this many on."""
@@ -91,54 +82,6 @@ def form(
     if program.obstacle is None:
         return program
     return replace(program, obstacle=_with_source(program.obstacle, module, loop))
-
-
-def describe(
-    program: LaneProgram, source: str = "", estimates: Mapping[str, float] = _NO_ESTIMATES
-) -> Decision:
-    """Returns the decision to fuse, with the numbers it rests on.
-
-    Args:
-        program: What was formed.
-        source: The user's source line of the loop.
-        estimates: Further numbers, by name.
-    """
-    loop = program.loop
-    numbers = {
-        "lanes": float(program.num_lanes),
-        "cost_per_step": program.cost,
-        "guards": float(sum(map(len, program.guards.values()))),
-        "pieces": float(sum(map(len, program.pieces.values()))),
-        "streams": float(sum(e.kind is ElementKind.STREAM for e in loop.elements)),
-    }
-    if loop.trip_count is not None:
-        numbers["trip_count"] = float(loop.trip_count)
-    if program.num_recomputed:
-        numbers[RECOMPUTED] = float(program.num_recomputed)
-    numbers.update(estimates)
-    extent = f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes"
-    return Reason.FUSED.decide(
-        instruction=program.name,
-        opcode="while",
-        source=source,
-        numbers=numbers,
-        extent=extent + _describe_residuals(numbers),
-    )
-
-
-def _describe_residuals(numbers: Mapping[str, float]) -> str:
-    """Returns what a sentence about a loop says of stacks that it computes, or leaves out."""
-    recomputed, left_out = (int(numbers.get(name, 0)) for name in (RECOMPUTED, LEFT_OUT))
-    text = ""
-    if recomputed:
-        text += f", computing {_count_residuals(recomputed)} instead of reading"
-    if left_out:
-        text += f", leaving out {_count_residuals(left_out)} that the loop behind it computes"
-    return text
-
-
-def _count_residuals(count: int) -> str:
-    return f"{count} cheap residual{'s' if count > 1 else ''}"
 
 
 def _form(user_loop: HloInstruction, residuals: Residuals | None) -> LaneProgram:
@@ -240,7 +183,7 @@ def _form_lanes(
     if any(lane != 0 for lane in (*shares, *map(lane_dimensions.get, folds))):
         raise refuse(Reason.CROSS_LANE, loop, detail="sums over what can't be its lanes")
     mutable = _stream_instructions(streams)
-    _check_size(region, loops, mutable, lane_dimensions)
+    check_size(region, loops, mutable, lane_dimensions)
     trip_counts = {instruction: lane_loop.trip_count for instruction, lane_loop in loops.items()}
     cost = total_cost(loop.body.instructions, lane_dimensions.get, trip_counts.__getitem__)
     if analysis.obstacle is not None and len(bodies) > 1 and cost > MAX_SCALAR_COST:
@@ -440,43 +383,6 @@ def _but(
     is_movable: Callable[[HloInstruction], bool], taken: Collection[HloInstruction]
 ) -> Callable[[HloInstruction], bool]:
     return lambda instruction: instruction not in taken and is_movable(instruction)
-
-
-# Size.
-
-
-def _check_size(
-    region: HloComputation,
-    loops: Mapping[HloInstruction, LaneLoop],
-    mutable: Collection[HloInstruction],
-    lane_dimensions: Mapping[HloInstruction, int | None],
-) -> None:
-    """Refuses what needs too many values per lane: all state, and the largest other value."""
-    state = 0
-    largest, culprit = 0, region.root
-    for loop in loops.values():
-        state += sum(
-            _element_size(element) for element in loop.elements if element.kind is ElementKind.STATE
-        )
-        for instruction in instructions_with_branches(loop.instruction.body):
-            if not instruction.shape.is_array or instruction in mutable or is_leaf(instruction):
-                continue
-            if instruction.opcode == "get-tuple-element":
-                continue
-            size = residual_elements(instruction, lane_dimensions[instruction])
-            if size > largest:
-                largest, culprit = size, instruction
-    if state + largest > MAX_LANE_ELEMENTS:
-        if state > largest:
-            culprit = next(iter(loops))
-        raise refuse(Reason.TOO_LARGE, culprit, elements=state + largest, limit=MAX_LANE_ELEMENTS)
-
-
-def _element_size(element: LoopElement) -> int:
-    size = element.shape.num_elements
-    if element.lane_dimension is not None:
-        size //= element.shape.dimensions[element.lane_dimension]
-    return size
 
 
 def _with_source(decision: Decision, module: HloModule, loop: HloInstruction) -> Decision:

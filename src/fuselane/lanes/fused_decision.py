@@ -1,0 +1,64 @@
+"""The decision to fuse a loop, in a sentence and the numbers it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from fuselane.decisions import Decision, Reason
+from fuselane.lanes.program import ElementKind, LaneProgram
+
+RECOMPUTED: Final = "residuals_recomputed"
+LEFT_OUT: Final = "residuals_left_out"
+"""Names of numbers in decisions."""
+
+_NO_ESTIMATES: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+def describe(
+    program: LaneProgram, source: str = "", estimates: Mapping[str, float] = _NO_ESTIMATES
+) -> Decision:
+    """Returns the decision to fuse, with the numbers it rests on.
+
+    Args:
+        program: What was formed.
+        source: The user's source line of the loop.
+        estimates: Further numbers, by name.
+    """
+    loop = program.loop
+    numbers = {
+        "lanes": float(program.num_lanes),
+        "cost_per_step": program.cost,
+        "guards": float(sum(map(len, program.guards.values()))),
+        "pieces": float(sum(map(len, program.pieces.values()))),
+        "streams": float(sum(e.kind is ElementKind.STREAM for e in loop.elements)),
+    }
+    if loop.trip_count is not None:
+        numbers["trip_count"] = float(loop.trip_count)
+    if program.num_recomputed:
+        numbers[RECOMPUTED] = float(program.num_recomputed)
+    numbers.update(estimates)
+    extent = f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes"
+    return Reason.FUSED.decide(
+        instruction=program.name,
+        opcode="while",
+        source=source,
+        numbers=numbers,
+        extent=extent + _describe_residuals(numbers),
+    )
+
+
+def _describe_residuals(numbers: Mapping[str, float]) -> str:
+    """Returns what a sentence about a loop says of stacks that it computes, or leaves out."""
+    recomputed, left_out = (int(numbers.get(name, 0)) for name in (RECOMPUTED, LEFT_OUT))
+    text = ""
+    if recomputed:
+        text += f", computing {_count_residuals(recomputed)} instead of reading"
+    if left_out:
+        text += f", leaving out {_count_residuals(left_out)} that the loop behind it computes"
+    return text
+
+
+def _count_residuals(count: int) -> str:
+    return f"{count} cheap residual{'s' if count > 1 else ''}"

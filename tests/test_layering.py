@@ -140,7 +140,7 @@ LIBRARIES: Final = {
     "jax": {"api", "calibration", "cartpole", "cli", "doctor", "fuzz", "runtime", "tuner", "xla"},
     "jaxlib": {"api", "calibration", "cartpole", "cli", "doctor", "fuzz", "runtime", "xla"},
     "llvmlite": {"codegen"},
-    "ctypes": {"runtime"},
+    "ctypes": {"runtime", "xla.pjrt"},
     "google": {"hlo", "xla"},
     "rich": {"cartpole", "cli", "explain"},
     "torch": {"cartpole.peers"},

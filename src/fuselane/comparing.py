@@ -1,7 +1,8 @@
 """Fusion strategies on one program, side by side: kernels, bytes, modelled and measured time.
 
 On a CPU a strategy gets what XLA's hook shows, as when programs run; on a GPU, what XLA's compiler
-has just before its own fusion, whose model prices the result.
+has just before its own fusion, whose model prices the result. That compiler can then be handed the
+kernels a strategy has formed, and does to them what it does after its own fusion.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -27,13 +28,36 @@ from fuselane.gpu import GpuDescription
 from fuselane.hlo.module import HloModule
 from fuselane.runtime.costs import load_costs
 from fuselane.tuning.modelled import clock_of_cpu, clock_of_gpu, modelled_us
+from fuselane.xla.capture import MAX_SECONDS
 from fuselane.xla.captured import CapturedModule
+from fuselane.xla.compilation import Source, capture_sources
 from fuselane.xla.programs import CompiledProgram, Program
+from fuselane.xla.targets import Target
 
 XLA: Final = "xla"
 """Stands for what XLA does by itself."""
 
 _FUSION_ON_GPU: Final = "priority-fusion"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCode:
+    """What XLA's GPU compiler makes of the kernels of a strategy, for a GPU that need not be there.
+
+    Attributes:
+        refusal: Why it does not take them, in a sentence; "" if it does.
+        num_thunks: Launches of kernels, calls of libraries and copies in its code.
+        max_registers: Most registers that a thread of any kernel takes; None without ptxas.
+        spill_bytes: What threads of all kernels spill and fetch again, in sum.
+        min_occupancy: Least share of a multiprocessor's warps that a kernel fills, 0 to 1.
+    """
+
+    refusal: str = ""
+    num_thunks: int = 0
+    max_registers: int | None = None
+    spill_bytes: int = 0
+    min_occupancy: float = 1.0
 
 
 @final
@@ -50,6 +74,7 @@ class StrategyCosts:
         measured_us: Median microseconds of one run on this machine; None if it was not run.
         max_difference: Largest difference of any result from XLA's, relative to that result's
             largest value; None if it was not run.
+        code: What XLA makes of it for a GPU; None if it was not asked.
     """
 
     strategy: str
@@ -59,22 +84,70 @@ class StrategyCosts:
     modelled_us: float
     measured_us: float | None = None
     max_difference: float | None = None
+    code: GpuCode | None = None
 
 
 def compare_strategies(
-    captured: Sequence[CapturedModule], strategies: Sequence[str]
+    captured: Sequence[CapturedModule],
+    strategies: Sequence[str],
+    *,
+    compile_for: Target | None = None,
+    max_s: float = MAX_SECONDS,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> list[StrategyCosts]:
     """Returns what each strategy makes of a program, XLA's own first; nothing is run.
 
+    Args:
+        captured: The program's modules.
+        strategies: Names or texts.
+        compile_for: The GPU for which XLA shall compile what each strategy makes.
+        max_s: Seconds that may take for each.
+        on_progress: Called with a line about what is being done.
     Raises:
         OptionError: for bad text or an unknown name.
         CaptureError: if XLA for a GPU fused nothing, so that there is nothing to start from.
     """
     passes = [(text, find_strategy(text)) for text in strategies]
     rows = [_price(XLA, [module_before_hook(module) for module in captured], captured)]
+    if compile_for is not None:
+        rows[0] = replace(rows[0], code=_describe_code(captured))
     for text, pipeline in passes:
-        rows.append(_price(text, [fuse_module(m, pipeline) for m in captured], captured))
+        modules = [fuse_module(module, pipeline) for module in captured]
+        row = _price(text, modules, captured)
+        if compile_for is not None:
+            on_progress(f"compiling what {text} makes for {compile_for.name}")
+            row = replace(row, code=compile_fused(modules, compile_for, max_s=max_s))
+        rows.append(row)
     return rows
+
+
+def compile_fused(modules: Sequence[HloModule], target: Target, *, max_s: float) -> GpuCode:
+    """Compiles modules that `fuse_module` returned for a GPU, and returns what XLA made of them."""
+    sources = [Source(form="fused", data=module.to_bytes()) for module in modules]
+    try:
+        made, refused = capture_sources(sources, target, max_s=max_s)
+    except CaptureError as error:  # XLA aborts on some of what it refuses
+        return GpuCode(refusal=str(error))
+    if refused:
+        return GpuCode(refusal=f"{refused[0]}.")
+    return _describe_code(made)
+
+
+def _describe_code(captured: Sequence[CapturedModule]) -> GpuCode:
+    usage = [usage for module in captured for usage in module.usage.values()]
+    occupancies = [
+        module.gpu.occupancy(usage.block_threads, usage.registers, usage.shared_bytes)
+        for module in captured
+        if module.gpu is not None
+        for usage in module.usage.values()
+        if usage.block_threads
+    ]
+    return GpuCode(
+        num_thunks=sum(sum(module.parts.values()) for module in captured),
+        max_registers=max((kernel.registers for kernel in usage), default=None),
+        spill_bytes=sum(kernel.spill_bytes for kernel in usage),
+        min_occupancy=min(occupancies, default=1.0),
+    )
 
 
 def fuse_module(captured: CapturedModule, pipeline: Pipeline) -> HloModule:
@@ -117,15 +190,7 @@ def measure(
             compiled[index].run()
             times[index].append(time.perf_counter() - start)
     return [
-        StrategyCosts(
-            strategy=row.strategy,
-            num_kernels=row.num_kernels,
-            num_launches=row.num_launches,
-            num_bytes=row.num_bytes,
-            modelled_us=row.modelled_us,
-            measured_us=statistics.median(seconds) * 1e6,
-            max_difference=difference,
-        )
+        replace(row, measured_us=statistics.median(seconds) * 1e6, max_difference=difference)
         for row, seconds, difference in zip(rows, times, differences, strict=True)
     ]
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from fuselane.cli.common import OK, WRONG, positive, progress, say, stay_on_the_cpu
-from fuselane.comparing import XLA, StrategyCosts, compare_strategies, measure, plan_module
+from fuselane.comparing import (
+    XLA,
+    GpuCode,
+    StrategyCosts,
+    compare_strategies,
+    measure,
+    plan_module,
+)
 from fuselane.errors import InputError
 from fuselane.fusion.pipelines import PIPELINES
 from fuselane.fusion.plan import write_plan
-from fuselane.fusion.strategies import find_strategy, split_strategies
+from fuselane.fusion.strategies import find_strategy, is_for_cpus, names_for_gpus, split_strategies
 from fuselane.xla.capture import MAX_SECONDS
 from fuselane.xla.inputs import capture_input, load_function, split_function
 from fuselane.xla.programs import Program, program_of
-from fuselane.xla.targets import CPU
+from fuselane.xla.targets import CPU, Target, find_target
 from fuselane.xla.targets import NAMES as TARGETS
 
 
@@ -62,10 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    named = [options.pipeline] if options.pipeline else list(PIPELINES)
+    target = find_target(options.target)
+    known = list(PIPELINES) if target.gpu is None else names_for_gpus()
+    named = [options.pipeline] if options.pipeline else known
     strategies = list(dict.fromkeys([*named, *split_strategies(options.compare)]))
-    for text in strategies:
-        find_strategy(text)  # rather now than after minutes of compiling
+    for text in strategies:  # rather now than after minutes of compiling
+        if is_for_cpus(find_strategy(text)) and target.gpu is not None:
+            raise InputError(f"The strategy {text!r} goes on from XLA:CPU's fusions only.")
     if options.save is not None and not options.pipeline:
         raise InputError("--save writes what --pipeline fuses, so name one.")
     stay_on_the_cpu()
@@ -76,11 +87,19 @@ def _run(options: argparse.Namespace) -> int:
         say(f"XLA could not compile a module: {reason}.")
     if not captured.modules:
         raise InputError(f"{options.input!r} compiles nothing.")
-    rows = compare_strategies(captured.modules, strategies)
-    program = _program(options.input) if options.target == CPU else None
+    rows = compare_strategies(
+        captured.modules,
+        strategies,
+        compile_for=None if target.gpu is None else target,
+        on_progress=progress,
+    )
+    program = _program(options.input) if target.gpu is None else None
     if program is not None:
         rows = measure(program, [XLA, *strategies], rows, rounds=options.rounds)
-    Console().print(_table(rows, options.target))
+    Console().print(_table(rows, target))
+    for row in rows:
+        if row.code is not None and row.code.refusal:
+            say(f"XLA cannot compile what {row.strategy} makes: {row.code.refusal}")
     if options.save is not None:
         pipeline = find_strategy(options.pipeline)
         plans = [plan_module(module, pipeline) for module in captured.modules]
@@ -100,10 +119,12 @@ def _program(text: str) -> Program | None:
     return None if function is None else program_of(*load_function(*function))
 
 
-def _table(rows: Sequence[StrategyCosts], target: str) -> Table:
-    table = Table(title=f"Fusion strategies, target {target}", box=box.SIMPLE_HEAD)
-    table.add_column("strategy", overflow="fold", min_width=20)
-    for column in ("kernels", "launches", "MiB", "modelled\nus", "measured\nus", "largest\ndiff"):
+def _table(rows: Sequence[StrategyCosts], target: Target) -> Table:
+    title = f"Fusion strategies, target {target.name}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("strategy", overflow="fold", min_width=14)
+    last = ("measured\nus", "largest\ndiff") if target.gpu is None else _GPU_COLUMNS
+    for column in ("kernels", "launches", "MiB", "modelled\nus", *last):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -112,7 +133,29 @@ def _table(rows: Sequence[StrategyCosts], target: str) -> Table:
             f"{row.num_launches:,.0f}",
             f"{row.num_bytes / 2**20:,.2f}",
             f"{row.modelled_us:,.1f}",
-            "-" if row.measured_us is None else f"{row.measured_us:,.1f}",
-            "-" if row.max_difference is None else f"{row.max_difference:.1e}",
+            *(_run_cells(row) if row.code is None else _code_cells(row.code)),
         )
     return table
+
+
+_GPU_COLUMNS: Final = ("XLA's\nthunks", "most\nregs", "spilled\nbytes", "least\noccup.")
+
+
+def _run_cells(row: StrategyCosts) -> tuple[str, ...]:
+    return (
+        "-" if row.measured_us is None else f"{row.measured_us:,.1f}",
+        "-" if row.max_difference is None else f"{row.max_difference:.1e}",
+    )
+
+
+def _code_cells(code: GpuCode) -> tuple[str, ...]:
+    if code.refusal:
+        return "refused", "-", "-", "-"
+    if code.max_registers is None:
+        return f"{code.num_thunks:,}", "-", "-", "-"
+    return (
+        f"{code.num_thunks:,}",
+        f"{code.max_registers}",
+        f"{code.spill_bytes:,}",
+        f"{code.min_occupancy:.0%}",
+    )

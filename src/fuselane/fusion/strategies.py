@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from fuselane.fusion.pipelines import Pipeline, parse_pipeline
+from fuselane.fusion.lane_kernels import LaneKernels
+from fuselane.fusion.pipelines import PIPELINES, Pipeline, parse_pipeline
 from fuselane.fusion.plan import read_plan
 from fuselane.fusion.plan_fusion import PlanFusion
+from fuselane.fusion.shared_work import SharedWork
 
 _PLAN_ENDING: Final = ".json"
 
@@ -21,6 +23,19 @@ def find_strategy(text: str) -> Pipeline:
     if text.strip().endswith(_PLAN_ENDING):
         return (PlanFusion(modules=read_plan(Path(text.strip()).expanduser())),)
     return parse_pipeline(text)
+
+
+_FOR_CPUS: Final = (LaneKernels, PlanFusion, SharedWork)
+
+
+def is_for_cpus(strategy: Pipeline) -> bool:
+    """Whether a strategy goes on from XLA:CPU's fusions, or follows a plan of such."""
+    return any(isinstance(fusion_pass, _FOR_CPUS) for fusion_pass in strategy)
+
+
+def names_for_gpus() -> list[str]:
+    """Returns the named pipelines that make kernels for GPUs."""
+    return [name for name, pipeline in PIPELINES.items() if not is_for_cpus(pipeline)]
 
 
 def split_strategies(text: str) -> list[str]:

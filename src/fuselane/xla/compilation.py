@@ -35,7 +35,9 @@ class Source:
     """A module to be compiled.
 
     Attributes:
-        form: `mlir` for StableHLO in any form, `hlo` for HLO text, `pb` for an HloModuleProto.
+        form: `mlir` for StableHLO in any form, `hlo` for HLO text, `pb` for an HloModuleProto,
+            `fused` for one that XLA's GPU compiler had before its fusion passes and that has been
+            fused since.
         data: What a file of that form holds.
     """
 
@@ -62,7 +64,7 @@ def capture_sources(
     Raises:
         CaptureError: if XLA is not there, aborts, or takes too long.
     """
-    toolchain = find_toolchain() if target.gpu else Toolchain(data_dir=None, ptxas=None)
+    toolchain = find_toolchain() if target.gpu else Toolchain()
     with tempfile.TemporaryDirectory(prefix="fuselane-xla-") as name:
         folder = Path(name)
         if target.gpu:
@@ -71,7 +73,7 @@ def capture_sources(
             (folder / f"{number}.{source.form}").write_bytes(source.data)
         results = _Results(folder / "results", on_progress)
         exit_code = run_child(
-            [sys.executable, "-m", _CHILD, str(folder), str(toolchain.data_dir or "")],
+            [sys.executable, "-m", _CHILD, str(folder), *toolchain.as_arguments()],
             _environment(target),
             log=folder / "log",
             folder=folder,

@@ -1,11 +1,13 @@
 """Compiles modules with XLA; a program of its own, which may abort without harm.
 
-`python -m fuselane.xla.compiler FOLDER [CUDA_DATA_DIR]` compiles the modules `0.*`, `1.*`, ... of
-FOLDER, each in one of three forms:
+`python -m fuselane.xla.compiler FOLDER [CUDA_DATA_DIR [LIBRARY]]` compiles the modules `0.*`,
+`1.*`, ... of FOLDER, each in one of four forms:
 
 - `*.mlir`: StableHLO as text or bytecode, or a portable artifact of it,
 - `*.hlo`: HLO as text,
-- `*.pb`: a serialized HloModuleProto.
+- `*.pb`: a serialized HloModuleProto,
+- `*.fused`: the same of a module that XLA's GPU compiler has optimized as far as its fusion passes
+  and somebody else has fused; what XLA does after fusion is done to it.
 
 It does so for the GpuTargetConfigProto in `target.txtpb`, or for this machine's CPU if there is
 none, has XLA dump what it does to each into `dump/0`, `dump/1`, ..., and adds a line of JSON to
@@ -31,13 +33,26 @@ from jaxlib.mlir import ir
 
 from fuselane.hlo.container import is_optimized
 from fuselane.xla.dump_options import dump_options
+from fuselane.xla.pjrt import compile_hlo
 
 _BYTECODE: Final = b"ML\xefR"
 _PORTABLE: Final = b"StableHLO_v"
 """Found near the start of the bytecode of a portable artifact."""
 
 
-def main(folder: Path, cuda_data_dir: str = "") -> None:
+_AFTER_FUSION: Final = (
+    "rename_fusions",
+    "fusion-wrapper",
+    "autotuner",
+    "convert_triton_gemm_config",
+    "copy-insertion",
+    "sanitize-constant-names",
+    "dce",
+)
+"""The passes of XLA's that code generation for GPUs counts on, from where fusions are made."""
+
+
+def main(folder: Path, cuda_data_dir: str = "", library: str = "") -> None:
     """Compiles all modules of a folder."""
     target = folder / "target.txtpb"
     config = target.read_text(encoding="utf-8") if target.is_file() else ""
@@ -47,7 +62,7 @@ def main(folder: Path, cuda_data_dir: str = "") -> None:
             start = time.perf_counter()
             error = ""
             try:
-                _compile(source, config, cuda_data_dir)
+                _compile(source, config, cuda_data_dir, library)
             except Exception as caught:
                 error = str(caught) or type(caught).__name__
             seconds = time.perf_counter() - start
@@ -55,9 +70,25 @@ def main(folder: Path, cuda_data_dir: str = "") -> None:
             results.flush()
 
 
-def _compile(source: Path, config: str, cuda_data_dir: str) -> None:
+def _compile(source: Path, config: str, cuda_data_dir: str, library: str) -> None:
     """Compiles one module and throws the result away."""
     data = source.read_bytes()
+    overrides: dict[str, Any] = dump_options(source.parent / "dump" / source.stem)
+    if config:
+        # Tuning would time kernels on the GPU that is not there.
+        overrides["xla_gpu_autotune_level"] = 0
+    if cuda_data_dir:
+        overrides["xla_gpu_cuda_data_dir"] = cuda_data_dir
+    if source.suffix == ".fused":
+        overrides |= {
+            "xla_disable_hlo_passes": "",  # XLA takes one or the other
+            "xla_enable_hlo_passes_only": ",".join(_AFTER_FUSION),
+        }
+        options = _jax.CompileOptions()
+        options.num_replicas = options.num_partitions = 1
+        options.env_option_overrides = list(overrides.items())
+        compile_hlo(Path(library), data, options.SerializeAsString(), config)
+        return
     if source.suffix == ".hlo":
         data = _hlo.hlo_module_from_text(data.decode()).as_serialized_hlo_module_proto()
     if source.suffix != ".mlir":
@@ -66,12 +97,6 @@ def _compile(source: Path, config: str, cuda_data_dir: str) -> None:
             (source.parent / "optimized" / source.stem).write_bytes(data)
             return
         data = _jax.mlir.hlo_to_stablehlo(data)
-    overrides: dict[str, Any] = dump_options(source.parent / "dump" / source.stem)
-    if config:
-        # Tuning would time kernels on the GPU that is not there.
-        overrides["xla_gpu_autotune_level"] = 0
-    if cuda_data_dir:
-        overrides["xla_gpu_cuda_data_dir"] = cuda_data_dir
     with mlir.make_ir_context() as context:
         module = _parse(data, context)
         attributes = module.operation.attributes

@@ -16,8 +16,13 @@ import jax
 
 from fuselane.errors import CaptureError
 
-_PLUGINS: Final = {"jax-cuda12-plugin": "cuda_nvcc", "jax-cuda13-plugin": "cu13"}
-"""The packages that hold the compiler, and below `nvidia` the folder with its assembler."""
+_PLUGINS: Final = {
+    "jax-cuda12-plugin": ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"),
+    "jax-cuda13-plugin": ("jax_plugins.xla_cuda13", "nvidia.cu13"),
+}
+"""The packages that hold the compiler, where it is, and where its assembler is."""
+
+_LIBRARY: Final = "xla_cuda_plugin.so"
 
 
 @final
@@ -29,10 +34,16 @@ class Toolchain:
         data_dir: A folder with CUDA's `bin/ptxas` and `nvvm/libdevice`, or None where XLA has to
             look for them itself.
         ptxas: NVIDIA's assembler, or None if there is none.
+        library: The compiler itself; None for this machine's CPU.
     """
 
-    data_dir: Path | None
-    ptxas: Path | None
+    data_dir: Path | None = None
+    ptxas: Path | None = None
+    library: Path | None = None
+
+    def as_arguments(self) -> tuple[str, str]:
+        """Returns what the program that compiles is told of it."""
+        return str(self.data_dir or ""), str(self.library or "")
 
 
 def find_toolchain() -> Toolchain:
@@ -44,12 +55,13 @@ def find_toolchain() -> Toolchain:
     plugin = next((name for name in _PLUGINS if _version(name)), None)
     if plugin is None or _version(plugin) != jax.__version__:
         raise CaptureError(_how_to_install(plugin))
-    data_dir = _nvidia_folder(_PLUGINS[plugin])
+    folder, data_dir = map(_package_folder, _PLUGINS[plugin])
     found = shutil.which("ptxas")
     ptxas = None if found is None else Path(found)
     if data_dir is not None and (data_dir / "bin" / "ptxas").is_file():
         ptxas = data_dir / "bin" / "ptxas"
-    return Toolchain(data_dir=data_dir, ptxas=ptxas)
+    library = None if folder is None else folder / _LIBRARY
+    return Toolchain(data_dir=data_dir, ptxas=ptxas, library=library)
 
 
 @contextlib.contextmanager
@@ -90,10 +102,10 @@ def _version(package: str) -> str:
         return ""
 
 
-def _nvidia_folder(name: str) -> Path | None:
-    """Returns the folder of one of NVIDIA's packages, or None."""
+def _package_folder(name: str) -> Path | None:
+    """Returns the folder of a package, or None; the package is not imported."""
     try:
-        spec = importlib.util.find_spec(f"nvidia.{name}")
+        spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:
         return None
     locations = list(spec.submodule_search_locations or ()) if spec else []

@@ -1,0 +1,89 @@
+"""Strategies on a GPU target: what XLA's own GPU compiler makes of the kernels they form."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fuselane.comparing import XLA, compare_strategies, fuse_module
+from fuselane.fusion.strategies import find_strategy, is_for_cpus, names_for_gpus
+from fuselane.hlo.module import HloModule
+from fuselane.xla.capture import capture, lower
+from fuselane.xla.captured import CapturedModule
+from fuselane.xla.compilation import Source, capture_sources
+from fuselane.xla.targets import find_target
+from tests.gpu_extra import needs_gpu_extra
+
+H100: Final = find_target("h100")
+
+
+def program(x: jax.Array) -> Any:
+    """A softmax, a transpose, two results that share work, and a loop."""
+    total = jax.nn.softmax(x) * jnp.log(jnp.abs(x) + 1)
+    looped = jax.lax.fori_loop(0, 9, lambda i, y: jnp.sin(y) + jnp.roll(y, 1), x[0])
+    return total, total.sum(0), jnp.sin(total).T * 2, looped
+
+
+@pytest.fixture(scope="module")
+def captured() -> tuple[CapturedModule, ...]:
+    x = jax.ShapeDtypeStruct((64, 1000), jnp.float32)
+    return capture(lower(jax.jit(program), "h100", x), "h100")
+
+
+def fusions(module: HloModule) -> set[str]:
+    """Returns what each fusion of a module computes, as opcodes."""
+    return {
+        " ".join(sorted(i.opcode for i in fusion.to_apply.instructions))
+        for computation in module.computations
+        for fusion in computation.instructions
+        if fusion.opcode == "fusion" and fusion.fusion_kind != "kCustom"
+    }
+
+
+@needs_gpu_extra
+def test_strategies_are_compiled(captured: tuple[CapturedModule, ...]) -> None:
+    """XLA takes them all, with code and registers for each."""
+    names = ["none", "xla-2021", "xla-today-gpu"]
+    rows = compare_strategies(captured, names, compile_for=H100)
+    assert [row.strategy for row in rows] == [XLA, *names]
+    codes = {row.strategy: row.code for row in rows}
+    for code in codes.values():
+        assert code is not None and not code.refusal
+        assert code.max_registers is not None and 8 <= code.max_registers < 256
+        assert 0 < code.min_occupancy <= 1
+    thunks = {name: code.num_thunks for name, code in codes.items() if code}
+    assert thunks["none"] > thunks["xla-2021"]
+    assert thunks["none"] > thunks["xla-today-gpu"]
+
+
+@needs_gpu_extra
+def test_xla_fuses_nothing_else(captured: tuple[CapturedModule, ...]) -> None:
+    """The fusions of the module that XLA compiles are those it was given, and wrapped rest."""
+    modules = [fuse_module(captured[0], find_strategy(name)) for name in ("xla-2021", "none")]
+    sources = [Source(form="fused", data=module.to_bytes()) for module in modules]
+    made, refused = capture_sources(sources, H100, max_s=300)
+    assert not refused
+    for formed, compiled in zip(modules, made, strict=True):
+        found = fusions(compiled.module())
+        assert fusions(formed) <= found
+        wrapped = found - fusions(formed)
+        assert all(len(set(opcodes.split()) - {"parameter"}) <= 1 for opcodes in wrapped)
+
+
+@needs_gpu_extra
+def test_what_xla_does_not_read_is_refused() -> None:
+    """With its own words; what comes behind is compiled all the same."""
+    made, refused = capture_sources([Source(form="fused", data=b"none")], H100, max_s=300)
+    assert not made
+    assert len(refused) == 1 and "roto" in refused[0]
+
+
+def test_what_is_for_cpus() -> None:
+    """Kernels of ours, and what goes on from XLA:CPU's fusions."""
+    assert names_for_gpus() == ["none", "xla-today-cpu", "xla-today-gpu", "xla-2021", "xla-2023"]
+    assert is_for_cpus(find_strategy("xla-2021,shared-work"))
+    assert is_for_cpus(find_strategy("lane-kernels"))
+    assert not is_for_cpus(find_strategy("none"))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from fuselane.comparing import XLA, compare_strategies, fuse_module
+from fuselane.fusion.pipelines import for_gpu, pipeline_text
 from fuselane.fusion.strategies import find_strategy, is_for_cpus, names_for_gpus
 from fuselane.hlo.module import HloModule
 from fuselane.xla.capture import capture, lower
@@ -21,10 +22,11 @@ H100: Final = find_target("h100")
 
 
 def program(x: jax.Array) -> Any:
-    """A softmax, a transpose, two results that share work, and a loop."""
+    """A softmax, a transpose, results that share work, a loop, and small ones of several sizes."""
     total = jax.nn.softmax(x) * jnp.log(jnp.abs(x) + 1)
     looped = jax.lax.fori_loop(0, 9, lambda i, y: jnp.sin(y) + jnp.roll(y, 1), x[0])
-    return total, total.sum(0), jnp.sin(total).T * 2, looped
+    small = [jnp.cos(x[0, :size]) * size for size in (3, 5, 7)]
+    return total, total.sum(0), jnp.sin(total).T * 2, looped, *small
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,13 @@ def test_what_xla_does_not_read_is_refused() -> None:
     made, refused = capture_sources([Source(form="fused", data=b"none")], H100, max_s=300)
     assert not made
     assert len(refused) == 1 and "roto" in refused[0]
+
+
+def test_slices_of_one_array_are_not_for_gpus() -> None:
+    """XLA:GPU has lost the emitter for them; the rest of a pipeline stays."""
+    text = pipeline_text(for_gpu(find_strategy("horizontal-input-fusion,horizontal-loop-fusion")))
+    assert text == "horizontal-input-fusion,horizontal-loop-fusion{tiled-emitters=false}"
+    assert "tiled-emitters=false" in pipeline_text(for_gpu(find_strategy("xla-2021")))
 
 
 def test_what_is_for_cpus() -> None:

@@ -33,6 +33,7 @@ from fuselane.fusion.strategies import find_strategy
 from fuselane.gpu import GpuDescription
 from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
+from fuselane.runtime.warning import warn_once
 from fuselane.tuning.tuned import Tuned, load_tuned
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.targets import CPU
@@ -276,7 +277,7 @@ _preparing: Final = threading.Lock()
 def _prepare_once(options: Options, strategy: Pipeline | None, tuned: Tuned | None) -> _Setting:
     open_cache(config.cache_dir(), options.cache_mib * 2**20)
     _install()
-    if options.gpu:
+    if options.gpu or strategy is not None:
         _install_on_gpus()
     key = f"fuselane {options.fingerprint()}"
     if strategy is not None:  # the text may be the path of a plan, whose contents change
@@ -304,10 +305,18 @@ def _install_on_gpus() -> None:
 
 def _transform_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
     setting = _switchboard.active
+    if setting is not None and setting.strategy is not None:
+        warn_once(_ONLY_ON_CPUS)
     if setting is None or not setting.options.gpu or setting.options.verify:
         return None
     backend = GpuBackend(setting.options, gpu)
     return pipeline.transform(data, setting.options, setting.log, backend)
+
+
+_ONLY_ON_CPUS: Final = (
+    "Fuselane's option fusion is for CPUs: programs for GPUs keep XLA's own fusions. `fuselane fuse"
+    " --target` shows what XLA's GPU compiler makes of others."
+)
 
 
 def _transform(data: bytes) -> bytes | None:

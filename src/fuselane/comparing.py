@@ -20,7 +20,7 @@ from fuselane.analysis.hlo_cost import compute_cost
 from fuselane.device import host_device
 from fuselane.errors import CaptureError
 from fuselane.explain.launches import find_launches
-from fuselane.fusion.pipelines import Pipeline, run_pipeline
+from fuselane.fusion.pipelines import Pipeline, for_gpu, run_pipeline
 from fuselane.fusion.plan import PlannedModule, make_plan
 from fuselane.fusion.running import apply
 from fuselane.fusion.strategies import find_strategy
@@ -157,7 +157,7 @@ def fuse_module(captured: CapturedModule, pipeline: Pipeline) -> HloModule:
         apply(module, pipeline)
         return module
     module = _module_before_fusion(captured)
-    run_pipeline(pipeline, module)
+    run_pipeline(for_gpu(pipeline), module)
     return module
 
 

@@ -22,7 +22,7 @@ from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
 
 import fuselane
-from fuselane import pipeline
+from fuselane import api, pipeline
 from fuselane.analysis.gpu_time import estimate_thread_step_us
 from fuselane.backends import gpu as gpu_backend
 from fuselane.backends.gpu import GpuBackend
@@ -295,6 +295,7 @@ class Client:
         return [self]
 
 
+OURS: Final = Client("NVIDIA H200", "9.0")
 OLD: Final = Client("NVIDIA GeForce GTX 1080", "6.1")
 
 
@@ -346,6 +347,21 @@ def test_plug_ins_of_jax_0_11_are_hooked(
     assert callback(b" module") is None
     monkeypatch.setattr(xla_bridge, "_backends", {"cuda": Client("NVIDIA H200", "9.0")})
     assert callback(b" module") == b"NVIDIA H200 module"
+
+
+def test_strategies_are_for_cpus(registered: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for one on a GPU is told once that XLA's own fusions stay."""
+    forget_warnings()
+    api._prepare_once.cache_clear()
+    api._install_on_gpus.cache_clear()
+    monkeypatch.setattr(
+        xla_bridge, "register_backend_initialization_hook", lambda tell: tell(OURS), raising=False
+    )
+    with fuselane.enabled(fusion="xla-2021", cache_mib=0):
+        ((_, callback),) = registered
+        with pytest.warns(UserWarning, match=r"programs for GPUs keep XLA's own fusions"):
+            assert callback(b"module") is None
+    assert callback(b"module") is None
 
 
 def test_unknown_architectures_get_code_for_older_ones() -> None:

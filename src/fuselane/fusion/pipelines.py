@@ -149,15 +149,29 @@ def for_cpu(pipeline: Pipeline) -> Pipeline:
     CPUs have no emitters that share memory between threads, so that reductions and transposes are
     loops like all else.
     """
-    return tuple(map(_for_cpu, pipeline))
+    return _without_tiled_emitters(pipeline, tuple(type(known) for known in PASSES.values()))
 
 
-def _for_cpu(fusion_pass: FusionPass) -> FusionPass:
-    if isinstance(fusion_pass, FixedPoint):
-        return replace(fusion_pass, passes=for_cpu(fusion_pass.passes))
-    if "tiled-emitters" in settings(fusion_pass):
-        return with_setting(fusion_pass, "tiled-emitters", False)
-    return fusion_pass
+def for_gpu(pipeline: Pipeline) -> Pipeline:
+    """Returns a pipeline without the kernels that XLA:GPU has no emitter for any more.
+
+    Small loops that write slices of one array were taken out of XLA together with its horizontal
+    passes; it crashes on them.
+    """
+    return _without_tiled_emitters(pipeline, (HorizontalLoopFusion,))
+
+
+def _without_tiled_emitters(pipeline: Pipeline, kinds: tuple[type, ...]) -> Pipeline:
+    changed: list[FusionPass] = []
+    for fusion_pass in pipeline:
+        if isinstance(fusion_pass, FixedPoint):
+            inner = _without_tiled_emitters(fusion_pass.passes, kinds)
+            changed.append(replace(fusion_pass, passes=inner))
+        elif isinstance(fusion_pass, kinds) and "tiled-emitters" in settings(fusion_pass):
+            changed.append(with_setting(fusion_pass, "tiled-emitters", False))
+        else:
+            changed.append(fusion_pass)
+    return tuple(changed)
 
 
 PASSES: Final[dict[str, FusionPass]] = {

@@ -87,6 +87,7 @@ def _compile(source: Path, config: str, cuda_data_dir: str, library: str) -> Non
         options = _jax.CompileOptions()
         options.num_replicas = options.num_partitions = 1
         options.env_option_overrides = list(overrides.items())
+        _devices(1, config)  # has JAX tell the compiler which libraries may be called
         compile_hlo(Path(library), data, options.SerializeAsString(), config)
         return
     if source.suffix == ".hlo":

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, final
 
 _ERROR_MESSAGE: Final = 1
-_PLUGIN_INITIALIZE: Final = 3
 _TOPOLOGY_CREATE: Final = 82
 _COMPILE: Final = 89
 """Places of functions in the plug-in's table."""
@@ -37,11 +36,6 @@ class _Api(ctypes.Structure):
         ("minor", ctypes.c_int),
         ("functions", ctypes.c_void_p * (_COMPILE + 1)),
     ]
-
-
-@final
-class _Initialize(ctypes.Structure):
-    _fields_ = _HEAD
 
 
 @final
@@ -90,7 +84,8 @@ class _Compile(ctypes.Structure):
 def compile_hlo(library: Path, data: bytes, options: bytes, config: str) -> None:
     """Compiles a module for one device that is not there, and forgets the result.
 
-    What is allocated for it stays so: this is for a process of its own.
+    JAX has initialized the plug-in before. What is allocated stays so: this is for a process of its
+    own.
 
     Args:
         library: The plug-in.
@@ -103,7 +98,6 @@ def compile_hlo(library: Path, data: bytes, options: bytes, config: str) -> None
     get_api = ctypes.CDLL(str(library)).GetPjrtApi
     get_api.restype = ctypes.POINTER(_Api)
     api = get_api().contents
-    _call(api, _PLUGIN_INITIALIZE, _Initialize())
     named = (_NamedText * 2)(
         _named(b"target_config", config.encode()), _named(b"topology", b"1x1x1")
     )

@@ -390,3 +390,24 @@ def test_the_page_is_one_file() -> None:
     )
     data = page.split('<script type="application/json" id="data">')[1].split("</script>")[0]
     assert json.loads(data)["note"] == EVIL and "<" not in data
+
+
+def test_lines_of_libraries_stand_beside_the_users(
+    open_page: Opener, rollout: ModuleModel, tmp_path: Path
+) -> None:
+    """The user's file is shown first; the library's can be chosen, and lights up as well."""
+    path = tmp_path / "prng.py"
+    path.write_text("def bits():\n    return 4\n", encoding="utf-8")
+
+    def inside(source: SourceLine | None) -> SourceLine | None:
+        return source and dataclasses.replace(source, library=SourceLine(str(path), 2, "bits"))
+
+    first, *others = rollout.kernels
+    kernels = (dataclasses.replace(first, source=inside(first.source)), *others)
+    page = open_page(dataclasses.replace(rollout, kernels=kernels))
+    assert "rollout.py:10 > prng.py:2" in page.locator("#panel .line").first.inner_text()
+    assert page.locator("#files option").all_inner_texts() == ["rollout.py", "prng.py"]
+    page.select_option("#files", label="prng.py")
+    page.click("#code .row:has(.number:text-is('2'))")
+    assert page.evaluate("fuselane.lit()") == [first.name]
+    assert page.url.endswith("#line=prng.py%3A2")

@@ -12,6 +12,7 @@ from rich.console import Console
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.explain.report import Report
 from fuselane.explain.units import format_bytes, format_count, format_us, printable
+from fuselane.hlo.source_lines import SourceLine
 from tests.explain.factory import ROLLOUT, large_module, rollout_module
 
 WIDE = """\
@@ -198,3 +199,29 @@ def test_numbers_have_three_digits() -> None:
     assert [format_us(n) for n in (0.5, 12.34, 999.6, 5e6)] == ["0.5 µs", "12.3 µs", "1 ms", "5 s"]
     assert [format_count(n) for n in (None, 10_000, 2.5)] == ["?", "10,000", "2.5"]
     assert printable("a\x1b\u202eb") == "a\ufffd\ufffdb"
+
+
+def test_a_line_that_led_into_a_library_is_shown_with_that(tmp_path: Path) -> None:
+    """The user's line is what counts; the library's stands behind it, in all faces."""
+    path = tmp_path / "rollout.py"
+    path.write_text(ROLLOUT, encoding="utf-8")
+    module = rollout_module(str(path))
+    kernel = module.kernels[0]
+    library = SourceLine("/lib/python3.11/site-packages/rng/prng.py", 7, "bits")
+    assert kernel.source is not None
+    source = dataclasses.replace(kernel.source, library=library)
+    kernels = (dataclasses.replace(kernel, source=source), *module.kernels[1:])
+    first, *others = module.boundaries
+    inside = dataclasses.replace(first, source=source, consumer_source=source)
+    module = dataclasses.replace(module, kernels=kernels, boundaries=(inside, *others))
+    report = Report.of_modules([module])
+    page = report.text(width=200)
+    assert "rollout.py:10 > prng.py:7  kLoop" in page
+    assert f"{inside.consumer}  rollout.py:10 > prng.py:7  " in page
+    assert "6 µs, 16.4 MB  in prng.py:7\n" in report.annotated(width=100)
+
+
+def test_the_listing_shares_the_time_of_all_modules() -> None:
+    module = rollout_module("/nowhere/rollout.py")
+    text = Report.of_modules([module, dataclasses.replace(module, name="again")]).annotated(100)
+    assert " 52%    10 │" in text and "kernel fusion.3  26.1%" in text

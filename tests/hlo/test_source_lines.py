@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from fuselane.hlo import HloModule, SourceLine
 from fuselane.hlo.proto import OpMetadata, StackFrameIndexProto
@@ -61,6 +62,44 @@ def test_frames_inside_jax_are_passed_over() -> None:
     assert [line.line for line in lines.stack(1)] == [10, 20, 30]
     only_inside = SourceLines(_index(inside))
     assert only_inside.find(OpMetadata(stack_frame_id=1)) == SourceLine(inside, 10, "f")
+
+
+def _find(*files: str) -> SourceLine:
+    found = SourceLines(_index(*files)).find(OpMetadata(stack_frame_id=1))
+    assert found is not None
+    return found
+
+
+_PACKAGES: Final = "/venv/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        f"{_PACKAGES}/flax/linen/linear.py",
+        "/usr/lib/python3/dist-packages/flax/linear.py",
+        "/usr/lib/python3.12/functools.py",
+        "<string>",
+    ],
+)
+def test_the_users_line_is_chosen_and_knows_what_it_led_to(file: str) -> None:
+    found = _find(file, f"{_PACKAGES}/flax/module.py", "/home/me/train.py", "/home/me/main.py")
+    library = SourceLine(file, 10, "f")
+    assert found == SourceLine("/home/me/train.py", 30, "f", library=library)
+    assert found.innermost == library
+    assert str(found) == f"train.py:30 (f), in {file.rpartition('/')[2]}:10 (f)"
+
+
+def test_a_line_of_the_users_own_has_no_library() -> None:
+    found = _find("/home/me/train.py", f"{_PACKAGES}/equinox/jit.py", "/home/me/main.py")
+    assert found == found.innermost == SourceLine("/home/me/train.py", 10, "f")
+
+
+def test_callers_of_explain_are_no_part_of_the_program() -> None:
+    library = f"{_PACKAGES}/flax/linear.py"
+    runner = f"{_PACKAGES}/fuselane/xla/capture.py"
+    found = _find(library, runner, "/home/me/calls_explain.py")
+    assert found == SourceLine(library, 10, "f")
 
 
 def test_damaged_indices_do_no_harm() -> None:

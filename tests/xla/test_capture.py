@@ -15,7 +15,7 @@ from jax._src import config as jax_config
 
 import fuselane
 from fuselane.hlo.verifier import verify
-from fuselane.xla.capture import capture
+from fuselane.xla.capture import bytecode, capture, lower
 from fuselane.xla.captured import CapturedModule
 
 
@@ -138,3 +138,15 @@ def test_no_cache_is_hit_or_filled(persistent_cache: Path) -> None:
 
 def instructions(module: Any) -> list[Any]:
     return [i for computation in module.computations for i in computation.instructions]
+
+
+def test_callbacks_are_lowered_for_a_gpu_that_is_not_there() -> None:
+    def with_print(x: jax.Array) -> jax.Array:
+        jax.debug.print("{}", x)
+        return x + 1
+
+    lowered = lower(jax.jit(with_print), "h100", jnp.ones(3))
+    assert b"xla_ffi_python_gpu_callback" in bytecode(lowered.compiler_ir())
+    jax.jit(with_print).lower(jnp.ones(3)).compile()
+    with pytest.raises(ValueError, match="platform"):  # JAX's own lowering is as it was
+        jax.jit(with_print).trace(jnp.ones(4)).lower(lowering_platforms=("cuda",))

@@ -18,6 +18,7 @@ from fuselane.explain.units import (
     file_name,
     format_bytes,
     format_count,
+    format_place,
     format_us,
     plural,
     printable,
@@ -88,35 +89,37 @@ def _file_parts(
     file: str, lines: dict[int, AnnotatedLine], total_us: float
 ) -> list[RenderableType]:
     if not file:
-        return [Text("Without a source line", "bold underline"), *_notes(lines[0])]
+        return [Text("Without a source line", "bold underline"), *_notes(lines[0], total_us)]
     text = read_source(file)
     parts: list[RenderableType] = [Text(printable(file_name(file)), "bold underline")]
     if not text:
         parts.append(Text(f"{printable(file)} is not there to be shown.", "dim"))
         for number in sorted(lines):
-            parts += [_source_line(number, "", lines[number], total_us), *_notes(lines[number])]
+            parts.append(_source_line(number, "", lines[number], total_us))
+            parts += _notes(lines[number], total_us)
     for index, window in enumerate(windows(set(lines), len(text), _MARGIN)):
         parts += [Text("        ⋯", "dim")] if index else []
         for number in window:
             line = lines.get(number)
             parts.append(_source_line(number, text[number - 1], line, total_us))
-            parts += _notes(line) if line else []
+            parts += _notes(line, total_us) if line else []
     return parts
 
 
 def _source_line(
     number: int, text: str, line: AnnotatedLine | None, total_us: float
 ) -> RenderableType:
-    share = _time_us(line) / total_us if line and total_us else 0.0
+    share = _share(_time_us(line), total_us) if line else 0.0
     row = Text(no_wrap=True, overflow="ellipsis")
     row.append(f"{share:4.0%} " if share >= 0.005 else "     ", "bold red")
     row.append(f"{number:5} │ ", "dim")
     return row.append(printable(text.expandtabs()), "" if line else "dim")
 
 
-def _notes(line: AnnotatedLine) -> list[RenderableType]:
+def _notes(line: AnnotatedLine, total_us: float) -> list[RenderableType]:
     notes = [_loop_note(loop) for loop in line.loops]
-    notes += _cut([_kernel_note(cost) for cost in costs.worst_first(line.kernels)], "kernels")
+    kernels = costs.worst_first(line.kernels)
+    notes += _cut([_kernel_note(cost, total_us) for cost in kernels], "kernels")
     if line.parts:
         names = dict.fromkeys(cost.kernel.name for cost in costs.worst_first(line.parts))
         shown = ", ".join(list(names)[:_MAX_ITEMS])
@@ -133,11 +136,14 @@ def _cut(notes: list[Text], nouns: str) -> list[Text]:
     return notes if rest <= 1 else [*notes[:_MAX_ITEMS], Text(f"and {rest} more {nouns}", "dim")]
 
 
-def _kernel_note(cost: KernelCost) -> Text:
+def _kernel_note(cost: KernelCost, total_us: float) -> Text:
     kernel = cost.kernel
     text = Text.assemble(("kernel ", "cyan"), (printable(kernel.name), "bold"))
     launches = f"{format_count(kernel.launches)} × {format_us(kernel.modelled_us)}"
-    text.append(f"  {cost.share:.1%}  {launches}, {format_bytes(cost.bytes)}", "dim")
+    share = _share(cost.time_us, total_us)
+    text.append(f"  {share:.1%}  {launches}, {format_bytes(cost.bytes)}", "dim")
+    if kernel.source is not None and kernel.source.library is not None:
+        text.append(f"  in {format_place(kernel.source.library)}", "blue")
     return text
 
 
@@ -155,16 +161,21 @@ def _loop_note(loop: LoopModel) -> Text:
 def _boundary_note(boundary: BoundaryModel) -> Text:
     text = Text.assemble((f"{boundary.decision.reason.code} ", "magenta"))
     text.append(printable(f"{boundary.producer} → {boundary.consumer}"))
-    source = boundary.consumer_source
-    if source is not None and source != boundary.source:
-        same = boundary.source is not None and source.file == boundary.source.file
-        text.append(f" (line {source.line})" if same else f" ({printable(str(source))})", "dim")
+    made, read = boundary.source, boundary.consumer_source
+    if read is not None and (made is None or (made.file, made.line) != (read.file, read.line)):
+        same = made is not None and made.file == read.file
+        text.append(f" (line {read.line})" if same else f" ({format_place(read)})", "dim")
     return text.append(f"  {format_bytes(costs.crossing_bytes(boundary))} a run", "dim")
 
 
 def _advice_note(advice: AdviceModel) -> Text:
     gain = "" if advice.gain is None else f"×{advice.gain:.3g} "
     return Text.assemble((f"advice {gain}", "bold green"), printable(advice.sentence))
+
+
+def _share(time_us: float, total_us: float) -> float:
+    """Returns the share of the modelled time of all modules, 0 to 1."""
+    return time_us / total_us if total_us else 0.0
 
 
 def _time_us(line: AnnotatedLine) -> float:

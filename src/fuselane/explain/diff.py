@@ -1,8 +1,8 @@
 """What changed between two reports, by source line and opcode.
 
 HLO's numbers (`fusion.12`) change with anything, so kernels and boundaries are told by the user's
-line and the opcode at their root. Lines move when a file is edited: what finds no partner on its
-own line looks for one in the same function.
+line, the opcode at their root, and the function of a library that they are in. Lines move when a
+file is edited: what finds no partner on its own line looks for one in the same function.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Change:
 
     Attributes:
         place: The user's line, such as `cartpole.py:57`, or "" for none.
-        what: Opcode at the root of the kernel; for boundaries reason and opcodes.
+        what: Opcode at the root of the kernel, for boundaries reason and opcodes; and the function
+            of a library that the line led to.
         before: None if it came.
         after: None if it went.
     """
@@ -192,7 +193,9 @@ class _Place:
 def _place(source: SourceLine | None, what: str) -> _Place:
     if source is None:
         return _Place("", "", 0, what)
-    return _Place(file_name(source.file), source.function, source.line, what)
+    library = source.library
+    within = "" if library is None else f" in {file_name(library.file)} ({library.function})"
+    return _Place(file_name(source.file), source.function, source.line, what + within)
 
 
 def _kernels(module: ModuleModel | None) -> dict[_Place, Amount]:

@@ -47,8 +47,9 @@ _NARROW: Final = 90
 _HEADS: Final = ("share", "", "time", "launches", "bytes", "kernel", "line", "computes")
 _NUMBERS: Final = frozenset({0, 2, 3, 4})
 _STYLES: Final = {1: "cyan", 5: "bold", 6: "blue", 7: "dim"}
-_MAX_CELLS: Final = {5: 28, 6: 28}
-"""Columns of the table of kernels, by number: those that hold numbers, looks, largest widths."""
+_MAX_CELLS: Final = {5: (28, 28), 6: (28, 44)}
+"""Columns of the table of kernels, by number: those that hold numbers, looks, largest widths, on a
+page of _NARROW columns and on one twice as wide."""
 _MAX_SHAPE: Final = 40
 _LAYOUT: Final = re.compile(r"(?<=\])\{[^}]*\}")
 
@@ -130,7 +131,9 @@ def _kernel_table(module: ModuleModel, width: int) -> RenderableType | None:
     for column in shown:
         room = width - sum(widths.values()) - 2 * len(widths) - 2
         widest = max(cell_len(row[column]) for row in rows)
-        widths[column] = max(0, min(widest, _MAX_CELLS.get(column, widest), room))
+        least, most = _MAX_CELLS.get(column, (widest, widest))
+        allowed = least if width < 2 * _NARROW else most
+        widths[column] = max(0, min(widest, allowed, room))
     table = Group(*(_kernel_line(row, widths, "dim" if row is rows[0] else "") for row in rows))
     rest = [cost for group in groups[MAX_KERNELS:] for cost in group]
     if not rest:
@@ -301,8 +304,12 @@ def _crossing(boundary: BoundaryModel) -> str:
 
 
 def _places(boundary: BoundaryModel) -> str:
-    made, read = format_place(boundary.source), format_place(boundary.consumer_source)
-    return " → ".join(dict.fromkeys(place for place in (made, read) if place))
+    made, read = boundary.source, boundary.consumer_source
+    if made and read and made.innermost == read.innermost:
+        read = None
+    elif made and read and (made.file, made.line) == (read.file, read.line):
+        read = read.library  # what one line led to
+    return " → ".join(filter(None, map(format_place, (made, read))))
 
 
 def _advice_table(module: ModuleModel) -> RenderableType | None:

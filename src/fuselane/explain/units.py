@@ -49,8 +49,12 @@ def format_opcodes(opcodes: Mapping[str, int]) -> str:
 
 
 def format_place(source: SourceLine | None) -> str:
-    """Returns a line without its function: `cartpole.py:57`, or "" for none."""
-    return "" if source is None else printable(f"{file_name(source.file)}:{source.line}")
+    """Returns a line without its function, `cartpole.py:57`, and the one of a library it led to,
+    `train.py:12 > linear.py:271`; "" for none."""
+    if source is None:
+        return ""
+    place = printable(f"{file_name(source.file)}:{source.line}")
+    return place if source.library is None else f"{place} > {format_place(source.library)}"
 
 
 def file_name(path: str) -> str:

@@ -108,7 +108,8 @@ def _line(module: HloModule, instruction: HloInstruction) -> str:
     source = module.source(instruction)
     if source is None:
         return ""
-    return f"{source.file.rpartition('/')[2]}:{source.line}"
+    line = source.innermost
+    return f"{line.file.rpartition('/')[2]}:{line.line}"
 
 
 def _place(line: str) -> tuple[str, int]:

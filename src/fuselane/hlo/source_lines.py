@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, final
 
 from fuselane.hlo.proto import Message
@@ -14,8 +16,12 @@ _PASSED_OVER: Final = (
     "/dist-packages/jax/",
     "/dist-packages/jaxlib/",
     "/jax/_src/",
-    "/fuselane/xla/",  # runs scripts to see what they compile
 )
+_RUNNERS: Final = "/fuselane/xla/"
+"""Files that trace functions, and run scripts, to see what they compile; no caller of theirs is a
+part of the program."""
+_INSTALLED: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|<string>$|<frozen ")
+"""What the names of files that came with Python or a package hold, and of code they make."""
 _T = TypeVar("_T")
 
 
@@ -33,6 +39,8 @@ class SourceLine:
         column: Where the expression starts in its line, counted from 0 in bytes of UTF-8; means
             nothing where `end_line` is 0.
         end_column: Behind its last character, in `end_line`.
+        library: The line of an installed package that this one led to, where the operation is one
+            of that; else None.
     """
 
     file: str
@@ -41,10 +49,17 @@ class SourceLine:
     end_line: int = field(default=0, compare=False)
     column: int = field(default=0, compare=False)
     end_column: int = field(default=0, compare=False)
+    library: SourceLine | None = None
+
+    @property
+    def innermost(self) -> SourceLine:
+        """The line that says most exactly what the operation is: the library's, if there is one."""
+        return self.library or self
 
     def __str__(self) -> str:
         name = self.file.rpartition("/")[2]
-        return f"{name}:{self.line}" + (f" ({self.function})" if self.function else "")
+        place = f"{name}:{self.line}" + (f" ({self.function})" if self.function else "")
+        return place if self.library is None else f"{place}, in {self.library}"
 
 
 @final
@@ -70,17 +85,20 @@ class SourceLines:
             (_by_id(locations, frame.file_location_id), frame.parent_frame_id)
             for frame in index.stack_frames
         ]
+        self._found: dict[int, SourceLine | None] = {}
 
     def find(self, metadata: Message) -> SourceLine | None:
-        """Returns the innermost line that an OpMetadata points at, or None if it points at none.
+        """Returns the line that an OpMetadata points at, or None if it points at none.
 
-        Frames inside JAX itself, and inside what runs scripts here, are passed over where there
-        are others.
+        It is the innermost one of the user's, outside installed packages and Python's own, and
+        knows the innermost one of a package's below it; where no line is the user's, that of the
+        package. Frames inside JAX itself are passed over where there are others.
         """
-        frames = self.stack(metadata.stack_frame_id)
-        if frames:
-            return next((frame for frame in frames if not _is_passed_over(frame.file)), frames[0])
-        if metadata.source_file:
+        frame_id = metadata.stack_frame_id
+        if frame_id not in self._found:
+            self._found[frame_id] = _choose(self.stack(frame_id))
+        found = self._found[frame_id]
+        if found is None and metadata.source_file:
             return SourceLine(
                 metadata.source_file,
                 metadata.source_line,
@@ -89,7 +107,7 @@ class SourceLines:
                 metadata.source_column,
                 metadata.source_end_column,
             )
-        return None
+        return found
 
     def stack(self, frame_id: int) -> list[SourceLine]:
         """Returns a stack frame and its callers, innermost first."""
@@ -106,6 +124,16 @@ class SourceLines:
 
 def _by_id(items: Sequence[_T], number: int) -> _T | None:
     return items[number - 1] if 1 <= number <= len(items) else None
+
+
+def _choose(stack: Sequence[SourceLine]) -> SourceLine | None:
+    """Returns the line that tells most of a stack of calls, innermost first."""
+    program = list(itertools.takewhile(lambda frame: _RUNNERS not in frame.file, stack))
+    frames = [frame for frame in program if not _is_passed_over(frame.file)]
+    if not frames:
+        return next(iter(program or stack), None)
+    user = next((frame for frame in frames if not _INSTALLED.search(frame.file)), frames[0])
+    return user if user is frames[0] else replace(user, library=frames[0])
 
 
 def _is_passed_over(file: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jax._src import config as jax_config
+from jax._src.interpreters import mlir
 
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.compilation import Source, capture_source
@@ -21,7 +22,8 @@ from fuselane.xla.targets import CPU, find_target
 MAX_SECONDS: Final = 600.0
 """How long XLA may take in a child process, unless a caller says otherwise."""
 
-_CUDA: Final = "cuda"
+CUDA: Final = "cuda"
+"""JAX's name of the platform that programs are lowered for if the target is a GPU."""
 
 
 def lower(jitted: Any, target: str, *arguments: Any, **keywords: Any) -> Any:
@@ -35,8 +37,9 @@ def lower(jitted: Any, target: str, *arguments: Any, **keywords: Any) -> Any:
     Raises:
         InputError: for an unknown target.
     """
-    platform = CPU if find_target(target).gpu is None else _CUDA
-    return jitted.trace(*arguments, **keywords).lower(lowering_platforms=(platform,))
+    platform = CPU if find_target(target).gpu is None else CUDA
+    with any_backend():
+        return jitted.trace(*arguments, **keywords).lower(lowering_platforms=(platform,))
 
 
 def capture(
@@ -71,6 +74,30 @@ def bytecode(module: Any) -> bytes:
     file = io.BytesIO()
     module.operation.write_bytecode(file)
     return file.getvalue()
+
+
+@contextlib.contextmanager
+def any_backend() -> Iterator[None]:
+    """Lets JAX lower callbacks into Python, such as `jax.debug.print`, for a GPU that is not there.
+
+    It asks for the backend they will be called from, and goes on with any.
+    """
+    _CONTEXT.get_backend = _get_any_backend
+    try:
+        yield
+    finally:
+        _CONTEXT.get_backend = _GET_BACKEND
+
+
+_CONTEXT: Final[Any] = mlir.ModuleContext
+_GET_BACKEND: Final = _CONTEXT.get_backend
+
+
+def _get_any_backend(context: Any, optional: bool = False) -> Any:
+    try:
+        return _GET_BACKEND(context, optional)
+    except (RuntimeError, ValueError):
+        return context.backend
 
 
 @contextlib.contextmanager

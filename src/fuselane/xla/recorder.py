@@ -13,14 +13,12 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, final
 
 from jax._src.interpreters import mlir
 
-from fuselane.xla.capture import bytecode
+from fuselane.xla.capture import CUDA, any_backend, bytecode
 from fuselane.xla.targets import CPU
-
-_CUDA: Final = "cuda"
 
 
 def main(folder: Path, command: list[str]) -> None:
@@ -51,8 +49,9 @@ class _Recorder:
         result = self._inner(*arguments, **keywords)
         if tuple(keywords.get("platforms", ())) == (CPU,):
             try:
-                other = keywords | {"platforms": (_CUDA,), "backend": None}
-                self._keep(bytecode(self._inner(*arguments, **other).module))
+                other = keywords | {"platforms": (CUDA,)}
+                with any_backend():
+                    self._keep(bytecode(self._inner(*arguments, **other).module))
             except Exception as error:
                 self._refuse(error)
         return result

@@ -96,7 +96,7 @@ class App {
   makeTable(key) {
     const { module } = this;
     const numbers = (list) => list.map((_, index) => index);
-    const line = (get) => ({ title: "Line", width: "minmax(130px, 1fr)", text: (row) => lineLabel(get(row)), value: (row) => (get(row) < 0 ? null : DATA.lines[get(row)][0] * 1e6 + DATA.lines[get(row)][1]) });
+    const line = (get) => ({ title: "Line", width: "minmax(130px, 1fr)", text: (row) => placeLabel(get(row)), value: (row) => (get(row).source < 0 ? null : DATA.lines[get(row).source][0] * 1e6 + DATA.lines[get(row).source][1]) });
     const number = (title, width, get, format, hint) => ({ title, width, right: true, hint, value: get, text: (row) => (get(row) === null || get(row) === undefined ? "" : format(get(row))) });
     if (key === "kernels") {
       const kernel = (row) => module.kernels[row];
@@ -112,7 +112,7 @@ class App {
         number("Per byte", "84px", (row) => kernel(row).intensity, formatLarge, "Flops for each byte moved"),
         ...usage,
         { title: "Kind", width: "minmax(110px, .7fr)", text: (row) => [...new Set([kernel(row).kind, kernel(row).emitter].filter(Boolean))].join(" · "), value: (row) => kernel(row).kind },
-        line((row) => kernel(row).source),
+        line(kernel),
         { title: "Computes", width: "minmax(180px, 2fr)", text: (row) => formatOpcodes(kernel(row).opcodes), value: (row) => formatOpcodes(kernel(row).opcodes) },
       ], numbers(module.kernels), (id) => this.select({ kind: "kernel", id }), 0);
     }
@@ -124,8 +124,8 @@ class App {
         { title: "Producer", width: "minmax(190px, 1fr)", mono: true, text: (row) => boundary(row).producer, value: (row) => boundary(row).producer },
         { title: "Consumer", width: "minmax(190px, 1fr)", mono: true, text: (row) => boundary(row).consumer, value: (row) => boundary(row).consumer },
         { title: "Value", width: "minmax(130px, .8fr)", mono: true, text: (row) => shortShape(boundary(row).shape), value: (row) => boundary(row).shape },
-        { ...line((row) => boundary(row).source), title: "Made at" },
-        { ...line((row) => boundary(row).consumer_source), title: "Read at" },
+        { ...line(boundary), title: "Made at" },
+        { ...line((row) => consumerOf(boundary(row))), title: "Read at" },
         { title: "Why", width: "minmax(260px, 2.6fr)", text: (row) => (boundary(row).detail || DATA.reasons[boundary(row).reason][0]).replaceAll("`", ""), value: (row) => boundary(row).detail },
       ], numbers(module.boundaries), (id) => this.select({ kind: "boundary", id }), 0);
     }
@@ -138,7 +138,7 @@ class App {
       number("Iterations", "100px", (row) => loop(row).trip_count, formatCount),
       number("Kernels each", "110px", (row) => loop(row).kernels_per_iteration, formatCount),
       number("Carries", "90px", (row) => loop(row).carried_bytes, formatBytes),
-      line((row) => loop(row).source),
+      line(loop),
       { title: "Fuselane", width: "minmax(150px, .8fr)", text: verdict, value: verdict },
       { title: "Why", width: "minmax(260px, 2.6fr)", text: (row) => (loop(row).decision?.decision.sentence || "").replaceAll("`", ""), value: (row) => loop(row).decision?.decision.sentence || "" },
     ], numbers(module.loops), (id) => this.select({ kind: "loop", id }), 0);
@@ -149,7 +149,7 @@ class App {
     const go = (id) => this.select({ kind: "advice", id });
     const articles = module.advice.map((advice, id) => make("article", { tabIndex: 0, onclick: () => go(id), onkeydown: (event) => { if (event.key === "Enter") go(id); } },
       make("span", { class: "gain" }, advice.gain === null ? "" : `×${advice.gain.toPrecision(3)}`),
-      make("div", {}, make("div", {}, make("span", { class: "rule" }, advice.rule), make("span", { class: "dim" }, `  ${lineLabel(advice.source)}`)), make("div", {}, ...prose(advice.sentence)))));
+      make("div", {}, make("div", {}, make("span", { class: "rule" }, advice.rule), make("span", { class: "dim" }, `  ${placeLabel(advice)}`)), make("div", {}, ...prose(advice.sentence)))));
     const notes = module.notes.map((note) => make("p", { class: "dim" }, note));
     if (!articles.length) articles.push(make("p", { class: "none" }, "There is nothing to advise."));
     return make("div", { class: "advice" }, ...articles, ...notes);
@@ -191,23 +191,22 @@ class App {
 
   touched(selection) {
     const { module } = this;
-    const known = (lines) => lines.filter((line) => line >= 0);
     if (!selection) return { nodes: [], lines: [] };
     const { kind, id } = selection;
     if (kind === "line") return { nodes: module.nodesOfLine(id), lines: [id] };
     if (kind === "boundary") {
       const boundary = module.boundaries[id];
-      return { nodes: [boundary.producer, boundary.consumer].map((name) => module.nodeOf.get(name)).filter((node) => node !== undefined), lines: known([boundary.source, boundary.consumer_source]) };
+      return { nodes: [boundary.producer, boundary.consumer].map((name) => module.nodeOf.get(name)).filter((node) => node !== undefined), lines: [...linesOf(boundary), ...linesOf(consumerOf(boundary))] };
     }
     if (kind === "advice") {
-      const { kernels, loop, source } = module.advice[id];
+      const { kernels, loop } = module.advice[id], lines = linesOf(module.advice[id]);
       const nodes = [...kernels, ...(loop && !kernels.length ? [loop] : [])].map((name) => module.nodeOf.get(name)).filter((node) => node !== undefined);
-      return { nodes: nodes.length ? nodes : source < 0 ? [] : module.nodesOfLine(source), lines: known([source]) };
+      return { nodes: nodes.length || !lines.length ? nodes : module.nodesOfLine(lines[0]), lines };
     }
-    if (kind === "node") return { nodes: [id], lines: known([module.nodes.line[id]]), chosen: id };
+    if (kind === "node") return { nodes: [id], lines: module.linesOfNode(id), chosen: id };
     const name = kind === "kernel" ? module.kernels[id].name : module.loops[id].name;
     const node = module.nodeOf.get(name);
-    return { nodes: node === undefined ? [] : [node], lines: kind === "kernel" ? module.kernels[id].lines : known([module.loops[id].source]), chosen: node };
+    return { nodes: node === undefined ? [] : [node], lines: kind === "kernel" ? module.kernels[id].lines : linesOf(module.loops[id]), chosen: node };
   }
 
   markTables(scroll) {

@@ -48,12 +48,11 @@ class Details {
 
   instruction(id) {
     const { module } = this, name = module.nameOf(id), owner = module.owner(id);
-    const line = module.nodes.line[id];
     return [
       make("h2", {}, name),
       make("p", { class: "dim" }, `${module.opcode(id)}, ${module.shape(id)}`),
       facts([["Computed by", owner !== undefined && module.kernels[owner].name !== name ? this.nameLink(module.kernels[owner].name) : null], ["In", module.computations[module.nodes.computation[id]][0]]]),
-      ...(line >= 0 ? this.lines([line]) : []),
+      ...this.lines(module.linesOfNode(id)),
       ...this.edges(name),
       ...this.neighbours("Operands", module.in[id].map((edge) => module.edges[edge][0])),
       ...this.neighbours("Users", module.out[id].map((edge) => module.edges[edge][1])),
@@ -71,7 +70,7 @@ class Details {
       boundary.detail && boundary.detail !== sentence ? make("p", { class: "dim" }, sentence) : null,
       boundary.xla ? make("blockquote", {}, `XLA: ${boundary.xla}`) : null,
       facts([["Value", shortShape(boundary.shape)], ["Each launch", formatBytes(boundary.num_bytes)], ["Each run", boundary.bytes_per_run === null ? "?" : formatBytes(boundary.bytes_per_run)], ["Loop", boundary.loop ? this.loopLink(boundary.loop) : null], ...numbers]),
-      ...this.lines([boundary.source], "Made at"), ...this.lines([boundary.consumer_source], "Read at"),
+      ...this.lines(linesOf(boundary), "Made at"), ...this.lines(linesOf(consumerOf(boundary)), "Read at"),
     ];
   }
 
@@ -86,7 +85,7 @@ class Details {
         ["Under Fuselane", loop.fuselane_launches === null ? null : formatCount(loop.fuselane_launches)], ["Carries", formatBytes(loop.carried_bytes)], ["Inside", loop.parent ? this.loopLink(loop.parent) : null], ["Lanes", decision && decision.lanes !== null ? formatCount(decision.lanes) : null]]),
       ...(verdict ? [make("h3", {}, verdict), make("p", {}, ...prose(decision.decision.sentence))] : []),
       ...this.advice((advice) => advice.loop === loop.name),
-      ...this.lines([loop.source]),
+      ...this.lines(linesOf(loop)),
       ...list("Kernels, by time", [...kernels].sort((a, b) => b.time_us - a.time_us), (kernel) => [this.nameLink(kernel.name), ` ${formatShare(kernel.share)}`]),
     ];
   }
@@ -100,8 +99,7 @@ class Details {
   loopLink(name) { return make("button", { class: "link mono", onclick: () => this.app.select({ kind: "loop", id: this.module.loopOf.get(name) }) }, name); }
 
   lines(lines, title = "Source") {
-    const known = lines.filter((line) => line >= 0);
-    return list(title, known, (line) => {
+    return list(title, lines, (line) => {
       const [file, number, fn] = DATA.lines[line];
       const text = (DATA.files[file].pieces.find(([first, rows]) => number >= first && number < first + rows.length) || [number, [""]]);
       const code = (text[1][number - text[0]] || "").trim();

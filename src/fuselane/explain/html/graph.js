@@ -253,8 +253,8 @@ class GraphView extends Painter {
       lines.push(make("p", {}, `${formatShare(kernel.share)} of the time, ${formatCount(kernel.launches)} × ${formatTime(kernel.modelled_us)}, ${formatBytes(kernel.bytes)} moved`));
       lines.push(make("p", { class: "dim" }, `${kernel.kind}: ${formatOpcodes(kernel.opcodes)}`));
     }
-    const line = kernel && kernel.source >= 0 ? kernel.source : module.nodes.line[box.node];
-    if (line >= 0) lines.push(make("p", { class: "dim" }, lineLabel(line)));
+    const places = kernel && kernel.source >= 0 ? linesOf(kernel) : module.linesOfNode(box.node);
+    if (places.length) lines.push(make("p", { class: "dim" }, places.map(lineLabel).join(" > ")));
     return lines;
   }
 

@@ -33,20 +33,21 @@ class Module {
     this.loopsAt = new Map(); this.adviceAt = new Map(); this.timeAt = new Map();
     this.kernels.forEach((kernel, index) => {
       kernel.lines.forEach((line) => push(this.kernelsAt, line, index));
-      if (kernel.source >= 0) this.timeAt.set(kernel.source, (this.timeAt.get(kernel.source) || 0) + kernel.share);
+      for (const line of linesOf(kernel)) this.timeAt.set(line, (this.timeAt.get(line) || 0) + kernel.share);
     });
-    this.nodes.line.forEach((line, node) => { if (line >= 0) push(this.nodesAt, line, node); });
+    for (let node = 0; node < this.size; node++) this.linesOfNode(node).forEach((line) => push(this.nodesAt, line, node));
     this.boundaries.forEach((boundary, index) => {
-      if (familyOf(boundary.reason) !== EDGE_FAMILY && boundary.source >= 0) push(this.boundariesAt, boundary.source, index);
+      if (familyOf(boundary.reason) !== EDGE_FAMILY) linesOf(boundary).forEach((line) => push(this.boundariesAt, line, index));
     });
-    this.loops.forEach((loop, index) => { if (loop.source >= 0) push(this.loopsAt, loop.source, index); });
-    this.advice.forEach((advice, index) => { if (advice.source >= 0) push(this.adviceAt, advice.source, index); });
+    this.loops.forEach((loop, index) => linesOf(loop).forEach((line) => push(this.loopsAt, line, index)));
+    this.advice.forEach((advice, index) => linesOf(advice).forEach((line) => push(this.adviceAt, line, index)));
   }
 
   nameOf(node) { return this.nodes.name[node]; }
   opcode(node) { return DATA.strings[this.nodes.opcode[node]]; }
   shape(node) { return DATA.strings[this.nodes.shape[node]]; }
   path(node) { return DATA.strings[this.nodes.path[node]]; }
+  linesOfNode(node) { return linesOf({ source: this.nodes.line[node], library: this.nodes.library[node] }); }
   kernelAt(node) { return this.kernelOf.get(this.nameOf(node)); }
   owner(node) { return this.kernelOf.get(DATA.strings[this.nodes.kernel[node]]); }
   computationsOf(node) { return BOXES.has(this.opcode(node)) ? this.called.get(node) || [] : []; }
@@ -71,6 +72,11 @@ const familyOf = (reason) => DATA.reasons[reason][1];
 const familyColour = (family) => DATA.families[family][isDark() ? "dark" : "light"];
 const reasonColour = (reason) => familyColour(familyOf(reason));
 const isDark = () => document.documentElement.dataset.theme === "dark";
+
+/** The lines of something: the user's, and that of a library it led to. */
+function linesOf({ source, library }) { return [source, library].filter((line) => line >= 0); }
+const placeLabel = (thing) => linesOf(thing).map(lineLabel).join(" > ");
+const consumerOf = (boundary) => ({ source: boundary.consumer_source, library: boundary.consumer_library });
 
 function lineLabel(line) {
   if (line < 0) return "";

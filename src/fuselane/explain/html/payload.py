@@ -92,6 +92,10 @@ class _Lines:
             self._files.number(source.file)
         return self._numbers[key]
 
+    def place(self, source: SourceLine | None) -> dict[str, int]:
+        """Returns the numbers of a line of the user's and of the one of a library it led to."""
+        return {"source": self.number(source), "library": self.number(_library(source))}
+
     def numbers(self, sources: Iterable[SourceLine | None]) -> list[int]:
         """Returns the numbers of some lines, each once, without -1."""
         return [n for n in dict.fromkeys(map(self.number, sources)) if n >= 0]
@@ -135,6 +139,7 @@ def _module(module: ModuleModel, lines: _Lines, strings: _Numbered) -> dict[str,
         "computation": [computations.number(x.computation) for x in graph.instructions],
         "kernel": [strings.number(x.kernel) for x in graph.instructions],
         "line": [lines.number(x.source) for x in graph.instructions],
+        "library": [lines.number(_library(x.source)) for x in graph.instructions],
         "path": [strings.number(x.op_name) for x in graph.instructions],
     }
     return {
@@ -156,13 +161,15 @@ def _module(module: ModuleModel, lines: _Lines, strings: _Numbered) -> dict[str,
             for e in graph.edges
         ],
         "kernels": [_kernel(cost, lines) for cost in costs.kernel_costs(module)],
-        "loops": [{**to_json(loop), "source": lines.number(loop.source)} for loop in module.loops],
+        "loops": [to_json(loop) | lines.place(loop.source) for loop in module.loops],
         "boundaries": [_boundary(boundary, lines) for boundary in module.boundaries],
-        "advice": [
-            {**to_json(advice), "source": lines.number(advice.source)} for advice in module.advice
-        ],
+        "advice": [to_json(advice) | lines.place(advice.source) for advice in module.advice],
         "stages": [_stage(stage) for stage in module.stages],
     }
+
+
+def _library(source: SourceLine | None) -> SourceLine | None:
+    return None if source is None else source.library
 
 
 def _roles(instruction: InstructionModel) -> Iterable[tuple[str, str]]:
@@ -176,9 +183,9 @@ def _roles(instruction: InstructionModel) -> Iterable[tuple[str, str]]:
 
 def _kernel(cost: costs.KernelCost, lines: _Lines) -> dict[str, Any]:
     kernel: KernelModel = cost.kernel
-    values: dict[str, Any] = to_json(kernel)
-    values["source"] = lines.number(kernel.source)
-    values["lines"] = lines.numbers((kernel.source, *kernel.sources))
+    sources = (kernel.source, *kernel.sources)
+    values: dict[str, Any] = to_json(kernel) | lines.place(kernel.source)
+    values["lines"] = lines.numbers((*sources, *map(_library, sources)))
     del values["sources"]
     values["intensity"] = kernel.intensity if math.isfinite(kernel.intensity) else None
     return values | {"time_us": cost.time_us, "bytes": cost.bytes, "share": cost.share}
@@ -197,8 +204,8 @@ def _boundary(boundary: BoundaryModel, lines: _Lines) -> dict[str, Any]:
         "xla": decision.xla,
         "numbers": dict(decision.numbers),
         "loop": boundary.loop,
-        "source": lines.number(boundary.source),
-        "consumer_source": lines.number(boundary.consumer_source),
+        **lines.place(boundary.source),
+        **{f"consumer_{x}": n for x, n in lines.place(boundary.consumer_source).items()},
     }
 
 

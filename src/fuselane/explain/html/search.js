@@ -35,7 +35,7 @@ class Search {
       const kernel = module.kernels[id];
       if (matches(kernel.name, kernel.kind, Object.keys(kernel.opcodes).join(" ")) && !add("kernel", kernel.name, formatShare(kernel.share), () => this.app.select({ kind: "kernel", id }))) return found;
     }
-    module.loops.forEach((loop, id) => { if (matches(loop.name, "loop while")) add("loop", loop.name, lineLabel(loop.source), () => this.app.select({ kind: "loop", id })); });
+    module.loops.forEach((loop, id) => { if (matches(loop.name, "loop while")) add("loop", loop.name, placeLabel(loop), () => this.app.select({ kind: "loop", id })); });
     DATA.lines.forEach(([file, number, fn], line) => {
       if (found.length < MOST_RESULTS && module.isLine(line) && matches(lineLabel(line), fn, textOf(file, number))) add("line", lineLabel(line), textOf(file, number).trim(), () => this.app.select({ kind: "line", id: line }));
     });

@@ -19,6 +19,7 @@ from jax._src import xla_bridge
 
 from fuselane.gpu import GPUS, GpuDescription, describe_gpu
 from fuselane.runtime.warning import warn_once
+from fuselane.xla.alone import is_compiled_alone
 
 NAME: Final = "fuselane"
 
@@ -163,7 +164,9 @@ def _call_on_first_gpu(transformation: GpuTransformation, module: bytes) -> byte
 
 
 def _call(module: bytes) -> bytes | None:
-    """Runs the current transformation as XLA calls it."""
+    """Runs the current transformation as XLA calls it, unless XLA is to be alone."""
+    if is_compiled_alone(module):
+        return None
     for modules in list(_observers):
         modules.append(module)
     return guard(_current[0], module)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from jax._src import config as jax_config
 from jax._src.interpreters import mlir
 
+from fuselane.xla.alone import compiled_alone
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.compilation import Source, capture_source
 from fuselane.xla.dump import read_dump
@@ -64,9 +65,16 @@ def capture(
         return (capture_source(source, found, max_s=max_s),)
     with tempfile.TemporaryDirectory(prefix="fuselane-xla-") as folder, not_persistent():
         start = time.perf_counter()
-        lowered.compile(compiler_options=dump_options(Path(folder)))
+        with compiled_alone(_name(lowered)):
+            lowered.compile(compiler_options=dump_options(Path(folder)))
         compile_s = time.perf_counter() - start
         return read_dump(Path(folder), found, compile_s=compile_s)
+
+
+def _name(lowered: Any) -> str:
+    """Returns what XLA will call a lowered program."""
+    attributes = lowered.compiler_ir().operation.attributes
+    return str(attributes["sym_name"].value)
 
 
 def bytecode(module: Any) -> bytes:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from fuselane import config
 
-OUR_PASS: Final = "apply-xla-transforms"
-"""The pass through which XLA calls Fuselane; without it a module is compiled by XLA alone."""
-
 
 def dump_options(folder: Path) -> dict[str, Any]:
-    """Returns options for a compilation by XLA alone that is dumped into a folder.
+    """Returns options for a compilation that is dumped into a folder.
 
     They come on top of what the environment says.
     """
@@ -20,7 +17,6 @@ def dump_options(folder: Path) -> dict[str, Any]:
         "xla_dump_to": str(folder),
         "xla_dump_hlo_pass_re": ".*",
         "xla_dump_hlo_as_proto": True,
-        "xla_disable_hlo_passes": ",".join((*config.disabled_hlo_passes(), OUR_PASS)),
     }
 
 

@@ -39,8 +39,7 @@ def find(module: HloModule, name: str) -> HloInstruction:
 
 
 def fused_ticks(model: PerformanceModel, producer: HloInstruction, user: HloInstruction) -> int:
-    region = Region(user, producer)
-    return model.fused_ticks(producer, user, region, choose_emitter(region))
+    return model.fused_ticks(producer, user, model.plan(user, producer))
 
 
 def test_update_in_place_reads_nothing_of_what_it_updates() -> None:

@@ -122,7 +122,7 @@ class _Walk:
         kind = kind_of(self._candidate(user))
         if not self.options.priced:
             return self.fuser.fuse(producer, user, kind)[0]
-        opcodes = self.model.region(user, producer).opcodes
+        opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
         cost, places = fuse_cost(producer, user, self.model.cost(user))
         fusion, _ = self.fuser.fuse(producer, user, kind)
         cost.settle([places[operand] for operand in fusion.operands])

@@ -24,10 +24,8 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.early_model import compute_times
-from fuselane.fusion.gpu.emitters import choose_emitter
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
 from fuselane.fusion.gpu.outputs import check_loop_shapes, check_slices, check_updates
-from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.rules import GpuRules
 from fuselane.fusion.in_place import in_place_operands
 from fuselane.fusion.opcodes import is_effective_scalar, is_elementwise, is_fusible
@@ -236,12 +234,9 @@ class _Walk:
         if self.options.early_model:
             times = compute_times(producer, [consumer], model, is_multi_output=True)
             return times.unfused * 1e6, times.fused * 1e6
-        region = Region(consumer, producer)
-        emission = choose_emitter(region)
         unfused = 2 * LAUNCH + model.time(producer).total + model.time(consumer).total
-        fused = LAUNCH + model.fused_ticks(
-            producer, consumer, region, emission, is_multi_output=True
-        )
+        plan = model.plan(consumer, producer)
+        fused = LAUNCH + model.fused_ticks(producer, consumer, plan, is_multi_output=True)
         return unfused / TICKS_PER_US, fused / TICKS_PER_US
 
     # Both.

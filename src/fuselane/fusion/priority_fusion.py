@@ -20,9 +20,8 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.costs import KernelCost, fuse_cost
-from fuselane.fusion.gpu.emitters import Emission, choose_emitter
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
-from fuselane.fusion.gpu.region import Opcodes, Region
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel, Plan
+from fuselane.fusion.gpu.region import Opcodes
 from fuselane.fusion.gpu.rules import (
     Demands,
     GpuRules,
@@ -78,11 +77,11 @@ class _Update:
 @final
 @dataclass(slots=True)
 class _Pair:
-    """What is known of one edge: the answer, how it would be made, and the time once asked for."""
+    """What is known of one edge: whether it is refused, how it would be made, and the time once
+    asked for."""
 
-    decision: FusionDecision
-    region: Region | None = None
-    emission: Emission | None = None
+    refusal: FusionDecision | None
+    plan: Plan | None = None
     ticks: int | None = None
     """Of the user with the producer inside."""
 
@@ -153,8 +152,17 @@ class _Queue:
 
     def _can_fuse(self, producer: HloInstruction) -> bool:
         """Whether a producer can be fused into all its users but bitcasts, of which one is none."""
-        users = [user for user in producer.users if not is_free_bitcast(user)]
-        if not users:
+        known = self.pairs.setdefault(producer, {})
+        num_users = 0
+        for user in producer.users:
+            if user.opcode == "bitcast" and is_free_bitcast(user):
+                continue
+            num_users += 1
+            refusal = (known.get(user) or self._pair(producer, user)).refusal
+            if refusal is not None:
+                self.log.note(self.options.name, producer, user, refusal)
+                return False
+        if not num_users:
             self.log.note(
                 self.options.name,
                 producer,
@@ -165,12 +173,7 @@ class _Queue:
                     xla="not fusing because there are only bitcast users",
                 ),
             )
-        for user in users:
-            decision = self._pair(producer, user).decision
-            if not decision.can_fuse:
-                self.log.note(self.options.name, producer, user, decision)
-                return False
-        return bool(users)
+        return num_users > 0
 
     def _gain(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> int:
         """Returns the ticks won, launches aside, by fusing a producer into users of it."""
@@ -182,37 +185,32 @@ class _Queue:
     def _fused_ticks(self, producer: HloInstruction, user: HloInstruction) -> int:
         pair = self._pair(producer, user)
         if pair.ticks is None:
-            region = pair.region or self.model.region(user, producer)
-            emission = pair.emission or choose_emitter(region)
-            pair.ticks = self.model.fused_ticks(producer, user, region, emission)
+            plan = pair.plan or self.model.plan(user, producer)
+            pair.ticks = self.model.fused_ticks(producer, user, plan)
         return pair.ticks
 
     def _pair(self, producer: HloInstruction, user: HloInstruction) -> _Pair:
         known = self.pairs.setdefault(producer, {})
-        if user not in known:
-            known[user] = self._examine(producer, user)
-        return known[user]
+        pair = known.get(user)
+        if pair is None:
+            pair = known[user] = self._examine(producer, user)
+        return pair
 
     def _examine(self, producer: HloInstruction, user: HloInstruction) -> _Pair:
         refusal = check_pair(producer, user)
         if refusal is not None:
             return _Pair(refusal)
-        region = self.model.region(user, producer)
-        emission = choose_emitter(region)
-        decision = self.rules.can_fuse(
-            producer,
-            user,
-            of=self.model.cost(producer),
-            into=self.model.cost(user),
-            demands=(self._demands_of(producer), self._demands_of(user)),
-            emission=emission,
-        )
-        return _Pair(decision, region, emission)
+        plan = self.model.plan(user, producer)
+        costs = self.model.cost(producer), self.model.cost(user)
+        if plan.is_plain:
+            return _Pair(self.rules.check_plain(producer, user, *costs), plan)
+        demands = self._demands_of(producer), self._demands_of(user)
+        return _Pair(self.rules.check(producer, user, costs, demands, plan.emission), plan)
 
     def _demands_of(self, instruction: HloInstruction) -> Demands:
         demands = self.demands.get(instruction)
         if demands is None:
-            demands = self.demands[instruction] = demands_of(self.model.region(instruction))
+            demands = self.demands[instruction] = demands_of(self.model.plan(instruction).region)
         return demands
 
     # Fusing.
@@ -221,7 +219,7 @@ class _Queue:
         users = [
             user
             for user in producer.users
-            if priority != _FIRST or self._pair(producer, user).decision.can_fuse
+            if priority != _FIRST or self._pair(producer, user).refusal is None
         ]
         if not users:
             return
@@ -231,7 +229,7 @@ class _Queue:
         for user in users:
             if is_free_bitcast(user):
                 continue
-            opcodes = self.model.region(user, producer).opcodes
+            opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
             cost, places = fuse_cost(producer, user, self.model.cost(user))
             fusion = self._fuse(producer, user, decision)
             cost.settle([places[operand] for operand in fusion.operands])
@@ -269,7 +267,9 @@ class _Queue:
     ) -> HloInstruction:
         kind = LOOP
         if self.rules.tiled_emitters:
-            kind = choose_emitter(self.model.region(user, producer)).emitter.fusion_kind
+            pair = self.pairs.get(producer, {}).get(user)
+            plan = (pair and pair.plan) or self.model.plan(user, producer)
+            kind = plan.emission.emitter.fusion_kind
         fusion, _ = self.fuser.fuse(producer, user, kind)
         if fusion is not user:
             for reader in fusion.users:

@@ -400,7 +400,7 @@ class HloInstruction:
             return True
         if self.opcode == "custom-call" and self.proto.custom_call_has_side_effect:
             return True
-        return any(
+        return bool(self.called_computations) and any(
             inner.has_side_effect
             for callee in self.called_computations
             for inner in callee.instructions

@@ -71,7 +71,7 @@ def choose_emitter(region: Region) -> Emission:
     consumer = region.consumer
     if consumer.opcode == "fusion" and consumer.fusion_kind == "kCustom":
         return Emission(Emitter.CUSTOM, roots, roots)
-    if len(roots) == 1 and _HEROIC.isdisjoint(region.opcodes):
+    if len(roots) == 1 and HEROIC.isdisjoint(region.opcodes):
         return Emission(Emitter.LOOP, roots, roots)
     heroes = tuple(find_hero(region, root) for root in roots)
     return Emission(_emitter_of(roots, heroes), roots, heroes)
@@ -121,7 +121,7 @@ def _is_concatenate(instruction: HloInstruction) -> bool:
     return instruction.opcode == "concatenate"
 
 
-_HEROIC: Final = frozenset({"reduce", "transpose", "concatenate", "scatter"})
+HEROIC: Final = frozenset({"reduce", "transpose", "concatenate", "scatter"})
 """Opcodes without which any kernel is a loop."""
 
 _SEARCHED: Final = (("transpose", _is_tiled_transpose), ("concatenate", _is_concatenate))

@@ -24,7 +24,8 @@ _TARGET: Final = 256
 _MAX_THREADS: Final = 1024
 _PER_THREAD: Final = 16
 _TILE: Final = 32
-_HOSTILE: Final = frozenset({"sort", "dot", "concatenate", "reduce", "reduce-window"})
+HOSTILE: Final = frozenset({"sort", "dot", "concatenate", "reduce", "reduce-window"})
+"""Opcodes whose code may not be worth repeating."""
 _HOSTILE_OPERANDS: Final = 10
 _HOSTILE_WINDOW: Final = 8
 
@@ -98,7 +99,7 @@ def _unroll(region: Region, emission: Emission, elements: int, gpu: GpuDescripti
 
 def _is_hostile(region: Region) -> bool:
     """Whether a region has an instruction whose code must not be repeated."""
-    return not region.opcodes.isdisjoint(_HOSTILE) and any(
+    return not region.opcodes.isdisjoint(HOSTILE) and any(
         member.opcode in ("sort", "dot")
         or (member.opcode == "concatenate" and len(member.operands) > _HOSTILE_OPERANDS)
         or (member.opcode == "reduce" and member.shape.is_tuple)

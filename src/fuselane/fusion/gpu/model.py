@@ -11,19 +11,19 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.fusion.gpu.costs import (
     EXACT_IN_F32,
     KernelCost,
-    Operand,
     compute_cost,
     round_half_up,
     to_f32,
 )
-from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
-from fuselane.fusion.gpu.launch import Launch, compute_launch
+from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
+from fuselane.fusion.gpu.launch import HOSTILE, compute_launch
 from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
 from fuselane.fusion.gpu.shapes import unnested_form
 from fuselane.fusion.opcodes import is_elementwise
@@ -60,86 +60,148 @@ class KernelTime:
 
 
 @final
+class Plan:
+    """How a region becomes a kernel.
+
+    Attributes:
+        region: What is computed.
+        emission: By which code generator.
+        is_plain: Whether the region is a loop, which stays as it is whatever else of that sort is
+            computed in it: then the plan of a consumer alone is that of consumer and producer.
+    """
+
+    __slots__ = ("_running", "emission", "is_plain", "region")
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.emission = choose_emitter(region)
+        self.is_plain = (
+            region.opcodes.isdisjoint(_SHAPING)
+            and len(self.emission.roots) == 1
+            and self.emission.emitter is Emitter.LOOP
+        )
+        self._running: _Running | None = None
+
+    def running(self, gpu: GpuDescription) -> _Running:
+        """Returns what its time depends on, for the GPU it is always asked about."""
+        if self._running is None:
+            launch = compute_launch(self.region, self.emission, gpu)
+            is_coalesced = _is_coalesced(self.region, self.emission)
+            cores = min(launch.blocks, gpu.num_multiprocessors)
+            units = cores * min(launch.threads, gpu.fp32_units)
+            flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
+            self._running = _Running(launch.blocks, flops_per_ns, is_coalesced)
+        return self._running
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What the time of a kernel depends on, besides operations and bytes."""
+
+    blocks: int
+    flops_per_ns: int
+    is_coalesced: bool
+
+
+@final
+@dataclass(slots=True)
+class _Known:
+    """What is known of an instruction as a kernel of its own."""
+
+    opcodes: Opcodes | None = None
+    cost: KernelCost | None = None
+    plan: Plan | None = None
+    time: KernelTime | None = None
+    reads: Reads | None = None
+
+
+@final
 class PerformanceModel:
     """The model for one GPU; remembers what it knows of instructions until told to forget."""
 
     def __init__(self, gpu: GpuDescription) -> None:
         self.gpu = gpu
         self._bandwidth = to_f32(gpu.memory_bytes_per_s)
-        self._clock_ghz = to_f32(gpu.clock_ghz)
-        self._block_bandwidth = to_f32(to_f32(self._clock_ghz * 1e9) * _BYTES_PER_CLOCK)
-        self._costs: dict[HloInstruction, KernelCost] = {}
-        self._opcodes: dict[HloInstruction, Opcodes] = {}
-        self._times: dict[HloInstruction, KernelTime] = {}
-        self._reads: dict[HloInstruction, _Reads] = {}
+        self._block_bandwidth = to_f32(to_f32(to_f32(gpu.clock_ghz) * 1e9) * _BYTES_PER_CLOCK)
+        self._known: dict[HloInstruction, _Known] = {}
         self._ticks: dict[tuple[int, int, int, int], int] = {}
 
     def forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that was changed."""
-        self._costs.pop(instruction, None)
-        self._opcodes.pop(instruction, None)
-        self._times.pop(instruction, None)
-        self._reads.pop(instruction, None)
+        self._known.pop(instruction, None)
 
     def forget_operands(self, instruction: HloInstruction) -> None:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
-        self._reads.pop(instruction, None)
+        self._of(instruction).reads = None
 
     def learn(self, instruction: HloInstruction, cost: KernelCost, opcodes: Opcodes) -> None:
         """Takes what is known of an instruction instead of looking for itself."""
-        self._costs[instruction] = cost
-        self._opcodes[instruction] = opcodes
+        known = self._of(instruction)
+        known.cost, known.opcodes = cost, opcodes
 
-    def region(self, consumer: HloInstruction, producer: HloInstruction | None = None) -> Region:
-        """Returns what would be one kernel."""
-        opcodes = self._opcodes_of(consumer)
-        if producer is not None:
-            opcodes |= self._opcodes_of(producer)
-        return Region(consumer, producer, opcodes)
+    def _of(self, instruction: HloInstruction) -> _Known:
+        known = self._known.get(instruction)
+        if known is None:
+            known = self._known[instruction] = _Known()
+        return known
 
-    def _opcodes_of(self, instruction: HloInstruction) -> Opcodes:
-        opcodes = self._opcodes.get(instruction)
-        if opcodes is None:
-            opcodes = self._opcodes[instruction] = opcodes_of(instruction)
-        return opcodes
+    def opcodes(self, instruction: HloInstruction) -> Opcodes:
+        """Returns the opcodes of what an instruction computes."""
+        known = self._of(instruction)
+        if known.opcodes is None:
+            known.opcodes = opcodes_of(instruction)
+        return known.opcodes
+
+    def plan(self, consumer: HloInstruction, producer: HloInstruction | None = None) -> Plan:
+        """Returns how a kernel of an instruction, and of a producer in it, would be made."""
+        known = self._of(consumer)
+        alone = known.plan
+        if alone is None:
+            alone = known.plan = Plan(Region(consumer, None, self.opcodes(consumer)))
+        if producer is None or (alone.is_plain and self.opcodes(producer).isdisjoint(_SHAPING)):
+            return alone
+        opcodes = self.opcodes(consumer) | self.opcodes(producer)
+        return Plan(Region(consumer, producer, opcodes))
 
     def cost(self, instruction: HloInstruction) -> KernelCost:
         """Returns what a kernel of its own computes, reads and writes."""
-        cost = self._costs.get(instruction)
-        if cost is None:
-            cost = self._costs[instruction] = compute_cost(instruction)
-        return cost
+        known = self._known.get(instruction)
+        if known is None or known.cost is None:
+            known = self._of(instruction)
+            known.cost = compute_cost(instruction)
+        return known.cost
 
     def time(self, instruction: HloInstruction) -> KernelTime:
         """Returns the time of an instruction as a kernel of its own."""
-        time = self._times.get(instruction)
-        if time is None:
-            time = self._times[instruction] = self._compute_time(instruction)
-        return time
+        known = self._known.get(instruction)
+        if known is None or known.time is None:
+            known = self._of(instruction)
+            known.time = self._compute_time(instruction)
+        return known.time
 
     def fused_ticks(
         self,
         producer: HloInstruction,
         consumer: HloInstruction,
-        region: Region,
-        emission: Emission,
+        plan: Plan,
         *,
         is_multi_output: bool = False,
     ) -> int:
         """Returns the time of a consumer that computes an operand of it itself, and may also
-        return it."""
+        return it. The plan is that of both."""
         into, of = self.cost(consumer), self.cost(producer)
-        launch = compute_launch(region, emission, self.gpu)
-        is_coalesced = _is_coalesced(region, emission)
-        reads = self._reads_of(consumer)
+        time, time_of = self.time(consumer), self.time(producer)
+        running = plan.running(self.gpu)
+        reads = self.reads(consumer)
         place = reads.places[producer]
         share = into.operands[place].utilization
         times = share * consumer.operands.count(producer)
-        flops = int(to_f32(to_f32(self.time(producer).flops * times) + self.time(consumer).flops))
-        reading, each = self._reading(consumer, reads, launch.blocks, is_coalesced=is_coalesced)
+        flops = int(to_f32(to_f32(time_of.flops * times) + time.flops))
+        reading, each = self._reading(consumer, reads, running)
         reading -= each[place]
-        for operand, read in self._operands_of(producer, of):
-            total = read.bytes_read
+        for operand, place in self.reads(producer).places.items():
+            total = of.operands[place].bytes_read
             if share != 1.0 or total >= EXACT_IN_F32:
                 total = round_half_up(to_f32(total * share))
             known = reads.places.get(operand)
@@ -149,22 +211,22 @@ class PerformanceModel:
                 if common:
                     total -= round_half_up(to_f32(operand.shape.byte_size * common))
                 reading -= each[known]
-            reading += self._read_ticks(operand, total, launch.blocks, is_coalesced=is_coalesced)
-        memory = reading + self.time(consumer).write
+            reading += self._read_ticks(operand, total, running)
+        memory = reading + time.write
         if is_multi_output:
-            memory += self.time(producer).write
-        return _overlap(self._compute_ticks(flops, launch), memory)
+            memory += time_of.write
+        return _overlap(_compute_ticks(flops, running), memory)
 
     def common_utilization(
         self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
     ) -> float:
         """Returns how much of a producer's operand the consumer reads in the same places."""
-        places = self._reads_of(consumer).places
+        places = self.reads(consumer).places
         if operand not in places:
             return 0.0
         of, into = self.cost(producer), self.cost(consumer)
         if of.is_fusion:
-            if of.result not in of.operands[self._reads_of(producer).places[operand]].roots:
+            if of.result not in of.operands[self.reads(producer).places[operand]].roots:
                 return 0.0
         elif not is_elementwise(producer):
             return 0.0
@@ -176,60 +238,46 @@ class PerformanceModel:
 
     def _compute_time(self, instruction: HloInstruction) -> KernelTime:
         cost = self.cost(instruction)
-        region = self.region(instruction)
-        emission = choose_emitter(region)
-        launch = compute_launch(region, emission, self.gpu)
-        is_coalesced = _is_coalesced(region, emission)
-        reads = self._reads_of(instruction)
-        _, each = self._reading(instruction, reads, launch.blocks, is_coalesced=is_coalesced)
-        # An operand that occurs twice is read twice.
-        reading = sum([each[reads.places[operand]] for operand in instruction.operands])
+        running = self.plan(instruction).running(self.gpu)
+        reads = self.reads(instruction)
+        reading, each = self._reading(instruction, reads, running)
+        if len(reads.places) < len(instruction.operands):  # what occurs twice is read twice
+            reading = sum([each[reads.places[operand]] for operand in instruction.operands])
         flops = int(cost.flops)
         write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / self._bandwidth))
-        computing = self._compute_ticks(flops, launch)
+        computing = _compute_ticks(flops, running)
         return KernelTime(flops, write, _overlap(computing, reading + write))
 
-    def _compute_ticks(self, flops: int, launch: Launch) -> int:
-        cores = min(launch.blocks, self.gpu.num_multiprocessors)
-        units = cores * min(launch.threads, self.gpu.fp32_units)
-        flops_per_ns = int(self._clock_ghz * 2 * units)
-        return _scale(4, to_f32(to_f32(flops) / flops_per_ns))
-
-    def _reads_of(self, instruction: HloInstruction) -> _Reads:
-        reads = self._reads.get(instruction)
-        if reads is None:
-            reads = self._reads[instruction] = _Reads(_first_places(instruction.operands))
-        return reads
-
-    def _operands_of(
-        self, instruction: HloInstruction, cost: KernelCost
-    ) -> list[tuple[HloInstruction, Operand]]:
-        reads = self._reads_of(instruction)
-        return [(operand, cost.operands[place]) for operand, place in reads.places.items()]
+    def reads(self, instruction: HloInstruction) -> Reads:
+        """Returns where an instruction has its operands."""
+        known = self._known.get(instruction)
+        if known is None or known.reads is None:
+            known = self._of(instruction)
+            known.reads = Reads(_first_places(instruction.operands))
+        return known.reads
 
     def _reading(
-        self, instruction: HloInstruction, reads: _Reads, blocks: int, *, is_coalesced: bool
+        self, instruction: HloInstruction, reads: Reads, running: _Running
     ) -> tuple[int, list[int]]:
         """Returns the time to read all distinct operands, and each; by its first place."""
-        key = blocks if is_coalesced else -blocks
+        key = running.blocks if running.is_coalesced else -running.blocks
         known = reads.ticks.get(key)
         if known is None:
             each = [0] * len(instruction.operands)
             operands = self.cost(instruction).operands
             for operand, place in reads.places.items():
-                total = operands[place].bytes_read
-                each[place] = self._read_ticks(operand, total, blocks, is_coalesced=is_coalesced)
+                each[place] = self._read_ticks(operand, operands[place].bytes_read, running)
             known = reads.ticks[key] = (sum(each), each)
         return known
 
-    def _read_ticks(
-        self, operand: HloInstruction, total: int, blocks: int, *, is_coalesced: bool
-    ) -> int:
+    def _read_ticks(self, operand: HloInstruction, total: int, running: _Running) -> int:
         """Returns the time to read `total` bytes, repetitions included, of an operand."""
         shape = operand.shape
         size = shape.byte_size
-        element = 0 if is_coalesced or not shape.is_array else shape.element_type.byte_size
-        key = (size, element, total, blocks)
+        element = 0
+        if not running.is_coalesced and shape.is_array:
+            element = shape.element_type.byte_size
+        key = (size, element, total, running.blocks)
         ticks = self._ticks.get(key)
         if ticks is None:
             ticks = self._ticks[key] = self._compute_read_ticks(*key)
@@ -256,7 +304,7 @@ class PerformanceModel:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Reads:
+class Reads:
     """Where an instruction has its operands, and what reading them takes, by the launch."""
 
     places: dict[HloInstruction, int]
@@ -270,23 +318,31 @@ def _first_places(operands: list[HloInstruction]) -> dict[HloInstruction, int]:
     return places
 
 
+def _compute_ticks(flops: int, running: _Running) -> int:
+    return _scale(4, to_f32(to_f32(flops) / running.flops_per_ns))
+
+
 def _overlap(computing: int, memory: int) -> int:
     return computing + memory - _scale(min(computing, memory), _OVERLAP)
 
 
 def _ticks_of_s(seconds: float) -> int:
     """Returns the ticks of a number of seconds, halves rounded up."""
+    if seconds < 1.0:
+        return math.floor(seconds * TICKS_PER_S + 0.5)
     whole = int(seconds)
     return int(whole * TICKS_PER_S) + round_half_up((seconds - whole) * TICKS_PER_S)
 
 
 def _scale(ticks: int, factor: float) -> int:
     """Returns a multiple of a duration, by the detour over seconds that XLA's durations take."""
-    seconds = ticks * factor / TICKS_PER_S
-    return _ticks_of_s(seconds)
+    return _ticks_of_s(ticks * factor / TICKS_PER_S)
 
 
 _MOVES: Final = frozenset({"copy", "transpose"})
+_SHAPING: Final = HEROIC | HOSTILE | _MOVES | {"dynamic-update-slice"}
+"""Opcodes that may decide how the kernel that holds them is made; all others are computed in a loop
+over whatever the result is."""
 
 
 def _is_coalesced(region: Region, emission: Emission) -> bool:

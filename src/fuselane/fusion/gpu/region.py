@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import final
 
 from fuselane.hlo.computation import HloComputation
@@ -26,7 +25,7 @@ class Region:
         opcodes: The members' opcodes: what is not among them need not be looked for.
     """
 
-    __slots__ = ("__dict__", "consumer", "opcodes", "producer", "roots")
+    __slots__ = ("_calls", "_lone", "consumer", "opcodes", "producer", "roots")
 
     def __init__(
         self,
@@ -42,16 +41,13 @@ class Region:
             if producer is not None:
                 opcodes |= opcodes_of(producer)
         self.opcodes = opcodes
-
-    @cached_property
-    def _calls(self) -> dict[HloComputation, HloInstruction]:
-        sides = (self.consumer, self.producer)
-        return {side.to_apply: side for side in sides if side and side.opcode == "fusion"}
-
-    @cached_property
-    def _lone(self) -> set[HloInstruction]:
-        sides = (self.consumer, self.producer)
-        return {side for side in sides if side and side.opcode != "fusion"}
+        self._calls: dict[HloComputation, HloInstruction] = {}
+        self._lone: set[HloInstruction] = set()
+        for side in (consumer, producer):
+            if side is not None and side.opcode == "fusion":
+                self._calls[side.to_apply] = side
+            elif side is not None:
+                self._lone.add(side)
 
     def __contains__(self, node: HloInstruction) -> bool:
         return node in self._lone or node.computation in self._calls

@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, allow, refuse
+from fuselane.fusion.decision import FusionDecision, refuse
 from fuselane.fusion.gpu.costs import KernelCost
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.region import Region, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
 from fuselane.fusion.in_place import check_in_place
-from fuselane.fusion.opcodes import is_effective_scalar, is_elementwise, leaf_shapes, opcodes
+from fuselane.fusion.opcodes import (
+    ELEMENTWISE,
+    is_effective_scalar,
+    is_elementwise,
+    leaf_shapes,
+    opcodes,
+)
 from fuselane.fusion.rules import reason_of
 from fuselane.hlo.instruction import HloInstruction
 
-_FUSIBLE: Final = opcodes(
+_FUSIBLE: Final = ELEMENTWISE | opcodes(
     "broadcast concatenate constant copy dynamic-slice dynamic-update-slice gather iota "
     "pad reduce reduce-window reshape reverse scatter slice transpose"
 )
@@ -33,11 +39,11 @@ _SIGNIFICANT_RATIO: Final = 16
 
 def is_fusible_on_gpu(instruction: HloInstruction) -> bool:
     """Whether XLA:GPU's priority fusion looks at an instruction at all."""
+    if instruction.opcode in _FUSIBLE:
+        return True
     if instruction.opcode == "fusion":
         return instruction.fusion_kind != "kCustom"
-    if instruction.opcode in _FUSIBLE or is_elementwise(instruction):
-        return True
-    return is_free_bitcast(instruction)
+    return is_elementwise(instruction) or is_free_bitcast(instruction)
 
 
 def is_free_bitcast(instruction: HloInstruction) -> bool:
@@ -101,35 +107,39 @@ class GpuRules:
     max_code_size: int = 10_000
     tiled_emitters: bool = True
 
-    def can_fuse(
+    def check(
         self,
         producer: HloInstruction,
         consumer: HloInstruction,
-        *,
-        of: KernelCost,
-        into: KernelCost,
+        costs: tuple[KernelCost, KernelCost],
         demands: tuple[Demands, Demands],
         emission: Emission,
-    ) -> FusionDecision:
-        """Returns XLA:GPU's answer for an edge that `check_pair` allows, its gain left aside.
+    ) -> FusionDecision | None:
+        """Refuses what XLA:GPU does of the edges that `check_pair` allows, whatever is gained.
 
         Args:
             producer: An operand of `consumer`.
             consumer: A fusion or any other instruction.
-            of: The producer's cost.
-            into: The consumer's.
-            demands: Of the producer and of the consumer.
+            costs: Of the producer and of the consumer.
+            demands: Of both, as well.
             emission: How both would be made as one kernel.
         """
-        refusal = (
+        return (
             check_scatter(producer, consumer)
             or _check_reductions(producer, consumer, *demands, emission)
             or self._check_demands(*demands)
             or self.check_operands(producer, consumer, is_vertical=True)
-            or self.check_code(producer, consumer, of, into)
+            or self.check_code(producer, consumer, *costs)
             or check_in_place(producer, consumer)
         )
-        return refusal or allow(f"`{producer.name}` can be computed in `{consumer.name}`.")
+
+    def check_plain(
+        self, producer: HloInstruction, consumer: HloInstruction, of: KernelCost, into: KernelCost
+    ) -> FusionDecision | None:
+        """As `check`, for a loop without reductions, transposes, scatters and updates."""
+        return self.check_operands(producer, consumer, is_vertical=True) or self.check_code(
+            producer, consumer, of, into
+        )
 
     def check_heavy(self, members: Iterable[HloInstruction]) -> FusionDecision | None:
         """Refuses kernels of these members that would take too much shared memory or hold too many

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Final, final
 
@@ -58,10 +59,17 @@ class ReductionForm:
 def reduction_form(reduce: HloInstruction) -> ReductionForm | None:
     """Returns the form of a reduce whose kept or reduced dimensions are neighbours in memory."""
     shape = reduce.operands[0].shape
-    reduced = set(reduce.dimensions)
-    major_to_minor = [d for d in reversed(shape.minor_to_major) if shape.dimensions[d] != 1]
+    return _reduction_form(shape.dimensions, shape.minor_to_major, reduce.dimensions)
+
+
+@lru_cache(maxsize=1 << 12)
+def _reduction_form(
+    sizes: tuple[int, ...], minor_to_major: tuple[int, ...], dimensions: tuple[int, ...]
+) -> ReductionForm | None:
+    reduced = set(dimensions)
+    major_to_minor = [d for d in reversed(minor_to_major) if sizes[d] != 1]
     groups = [
-        (is_reduced, math.prod(shape.dimensions[d] for d in dimensions))
+        (is_reduced, math.prod(sizes[d] for d in dimensions))
         for is_reduced, dimensions in groupby(major_to_minor, key=reduced.__contains__)
     ]
     match groups:

@@ -74,6 +74,19 @@ def test_constant_and_unused() -> None:
     check(program, *(vector(i) for i in range(4)))
 
 
+def test_constant_in_the_end() -> None:
+    """Selected from itself, which XLA sees through unless there are transposes in the way: what
+    never changes is handed on, wherever it starts."""
+
+    def program(first: jax.Array, rows: jax.Array) -> Any:
+        def body(carry: list[jax.Array], row: jax.Array) -> Any:
+            return [lax.select((row != 0)[:, :2], c.T, c.T).T for c in carry], row * row
+
+        return lax.scan(body, [first, jnp.full((2, 3), 7)], rows)
+
+    check(program, vector(1, 6).reshape(2, 3), linear_values((3, 3, 9), "int32"))
+
+
 def test_same_value_twice() -> None:
     """Two carries start from one array, two results are one value."""
 

@@ -21,13 +21,13 @@ Numerics: bitwise-equal.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
-from fuselane.analysis.while_loops import get_known_trip_count
+from fuselane.analysis.while_loops import get_known_trip_count, is_invariant
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -158,6 +158,7 @@ class _Normaliser:
         self._twins: list[HloInstruction] = []  # kept alive for the admission's sake
         self._admission = Admission(loop)
         self._kept_elements: Sequence[int] = ()
+        self._invariant: Collection[int] = ()
 
     def run(self) -> NormalLoop:
         loop, site = self._loop, get_site(self._loop)
@@ -183,7 +184,7 @@ class _Normaliser:
         ]
         results = self._visit_while(loop, initial_values, self._region)
         indices = get_indices_used(site)
-        changing = [i for i in indices if i not in carry.invariant]
+        changing = [i for i in indices if i not in self._invariant]
         if not changing:
             detail = "nothing that it changes is needed"
             raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
@@ -196,7 +197,7 @@ class _Normaliser:
             operands=operands,
             element_indices=tuple(self._kept_elements),
             output_indices=tuple(changing),
-            invariants={i: initial.operands[i] for i in sorted(carry.invariant)},
+            invariants={i: initial.operands[i] for i in sorted(self._invariant)},
         )
 
     def _drop_unused_parameters(self, region: HloComputation) -> tuple[HloInstruction, ...]:
@@ -465,11 +466,17 @@ class _Normaliser:
             called=tuple(called),
         )
         results = list(initial)
+        invariant = set(carry.invariant)
         position = 0
         for i in kept:
+            first = position
             value, position = rebuild(carried[i], builder, instruction, position)
-            if i not in carry.invariant:
+            if all(is_invariant(instruction, leaf) for leaf in range(first, position)):
+                invariant.add(i)  # perhaps only since a select chooses among equals
+            if i not in invariant:
                 results[i] = value
+        if loop is self._loop:
+            self._invariant = invariant
         return tuple(results)
 
     def _body(

@@ -125,7 +125,8 @@ class _Replacement:
     def _add_output(self, index: int, element: LoopElement, position: int | None) -> None:
         """Decides which memory the result at a tuple index of the loop gets."""
         value = self.initial[index]
-        if position is not None and self.operands[position] is not value:
+        is_other = position is not None and self.operands[position] is not value
+        if is_other or element.kind is ElementKind.INVARIANT:
             raise VerificationError(f"{self.loop.name} and its lane program do not fit together.")
         is_stream = element.kind is ElementKind.STREAM
         if is_stream and element.is_fully_overwritten:

@@ -153,7 +153,7 @@ def test_a_reproducer_runs_alone(tmp_path: Path) -> None:
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
     arguments = names["MODULE"], names["INPUTS"], names["JUDGEMENTS"]
     num_before = len(fuselane.decisions().loops)
-    assert replay(*arguments, options={"threads": 1}, x64=False) == ""
+    assert replay(*arguments, options={"threads": 1}, x64=False) is None
     assert [loop.decision.fused for loop in fuselane.decisions().loops[num_before:]] == [True]
 
 
@@ -166,11 +166,14 @@ def test_crashes_and_hangs_are_failures(monkeypatch: pytest.MonkeyPatch) -> None
     worker._process.join()
     outcome = worker.poll()
     assert outcome is not None and outcome.failures[0].form == "crash" and worker.is_worn
-    monkeypatch.setattr(workers, "TIMEOUT_S", 0.0)
     pool = workers.Workers(1)
     try:
-        assert pool.run_one([SMALL]).failures[0].form == "hang"
-        monkeypatch.setattr(workers, "TIMEOUT_S", 300.0)
+        for limit, seconds in (("TIMEOUT_S", 0.0), ("MAX_CPU_S", -1.0)):
+            with monkeypatch.context() as patched:
+                patched.setattr(workers, limit, seconds)
+                failure = pool.run_one([SMALL]).failures[0]
+            assert failure.form == "hang"
+        assert "processor time" in failure.detail
         assert not pool.run_one([SMALL]).failures
     finally:
         pool.stop()

@@ -79,10 +79,10 @@ def replay(
     *,
     options: Mapping[str, Any],
     x64: bool,
-) -> str:
+) -> str | None:
     """Runs a module with and without Fuselane.
 
-    Returns a sentence about the first difference, or "": what `sys.exit` makes an exit code of.
+    Returns a sentence about the first difference, or None: what `sys.exit` makes an exit code of.
     """
     arrays = _unpack(inputs)
     with jax.enable_x64(x64):
@@ -90,7 +90,7 @@ def replay(
         with fuselane.enabled(**{**options, **OPTIONS}):
             actual = _run(module, arrays)
     found = [Judgement(Kind(kind), error) for kind, error in judgements]
-    return find_difference(expected, actual, found)
+    return find_difference(expected, actual, found) or None
 
 
 def _run(module: str, arrays: Sequence[NumpyArray]) -> list[NumpyArray]:

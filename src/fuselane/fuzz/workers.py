@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
+import resource
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -15,8 +18,12 @@ import fuselane
 from fuselane.fuzz.program import MAX_DEVICES, Program
 from fuselane.fuzz.run import Failure, Outcome, run_programs
 
-TIMEOUT_S: Final = 300.0
-"""How long a batch may take; on a busy machine a few seconds are usual."""
+MAX_CPU_S: Final = 300.0
+"""How much processor time a batch may take; a few seconds are usual."""
+
+TIMEOUT_S: Final = 3600.0
+"""How long a batch may take by the clock: who waits for ever uses no processor time, and who shares
+the machine with many waits long."""
 
 MAX_BATCHES: Final = 250
 """After how many batches a process is replaced: what JAX and XLA keep of programs adds up."""
@@ -54,7 +61,7 @@ class Worker:
         self.programs = tuple(programs)
         self._num_batches += 1
         self._deadline = time.monotonic() + TIMEOUT_S
-        self._connection.send(self.programs)
+        self._connection.send((self.programs, MAX_CPU_S))
 
     def poll(self) -> Outcome | None:
         """Returns the outcome of the batch, or None while it is running.
@@ -67,7 +74,10 @@ class Worker:
                 return outcome
         except (EOFError, OSError):
             self._process.join()
-            return self._fail("crash", f"the process ended with code {self._process.exitcode}")
+            code = self._process.exitcode
+            if code == -signal.SIGXCPU:
+                return self._fail("hang", f"no result after {MAX_CPU_S:.0f} s of processor time")
+            return self._fail("crash", f"the process ended with code {code}")
         if time.monotonic() > self._deadline:
             self.stop()
             return self._fail("hang", f"no result after {TIMEOUT_S:.0f} s")
@@ -145,11 +155,18 @@ def _work(connection: Connection) -> None:
     num_batches = 0
     while True:
         try:
-            programs: tuple[Program, ...] = connection.recv()
+            programs, seconds = connection.recv()
         except EOFError:
             return
+        _limit_cpu_time(seconds)
         connection.send(run_programs(programs))
         num_batches += 1
         if num_batches % BATCHES_PER_CLEANING == 0:
             jax.clear_caches()
             gc.collect()
+
+
+def _limit_cpu_time(seconds: float) -> None:
+    """Makes the system end this process once it has used so much more processor time."""
+    soft = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))

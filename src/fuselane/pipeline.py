@@ -56,6 +56,7 @@ from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals, find_residuals
 from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
 from fuselane.lanes.tupled import make_tupled, undo_tupled
+from fuselane.lanes.unassigned import forget_layouts, has_layouts
 from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
 from fuselane.runtime.ffi import TARGET
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
@@ -100,6 +101,9 @@ def transform(
         check(module, options)
         result: bytes | None = None
         loops = _Loops(module, options, log, backend or CpuBackend(options), deadline_s)
+        if not (loops.backend.comes_after_layouts or has_layouts(module)):
+            forget_layouts(module)
+            loops.constrains_layouts = True
         if has_loops and loops.run():
             copy_donated_arguments(module)
             module.remove_unused_computations()
@@ -187,6 +191,7 @@ class _Loops:
     residuals: dict[HloInstruction, Residuals] = field(default_factory=dict)
     left_out: dict[HloInstruction, int] = field(default_factory=dict)
     is_out_of_time: bool = False
+    constrains_layouts: bool = False
 
     def run(self) -> bool:
         """Visits the loops, outermost first; those inside a replaced one not at all.
@@ -283,7 +288,13 @@ class _Loops:
             checks = self._check_calls(plan)
             replace_and_check(self.module, loop, program, call.attributes, checks)
         else:
-            replace_loop(loop, program, call.target, call.attributes)
+            replace_loop(
+                loop,
+                program,
+                call.target,
+                call.attributes,
+                constrains_layouts=self.constrains_layouts,
+            )
         return True
 
     def replace_straight(self, backend: CpuBackend, outlined: Outlined) -> Decision:

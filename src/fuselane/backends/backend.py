@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 from fuselane.codegen.plan import Plan
 from fuselane.hlo.instruction import HloInstruction
@@ -30,7 +30,13 @@ class KernelCall:
 
 
 class Backend(Protocol):
-    """One kind of processor, with the user's options."""
+    """One kind of processor, with the user's options.
+
+    Attributes:
+        comes_after_layouts: Whether modules always have their layouts when XLA shows them.
+    """
+
+    comes_after_layouts: ClassVar[bool]
 
     def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
         """Returns XLA's estimated time for one iteration of a `while`, in microseconds.

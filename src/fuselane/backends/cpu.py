@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 from fuselane import config
 from fuselane.analysis.xla_time import estimate_step_us, estimate_thunk_us
@@ -37,6 +37,8 @@ class CpuBackend:
         is_dry: Whether kernels are left without machine code, by who only wants to know what would
             become of a loop.
     """
+
+    comes_after_layouts: ClassVar[bool] = True
 
     options: Options
     is_dry: bool = False

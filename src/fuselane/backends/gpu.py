@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from fuselane import config
 from fuselane.analysis.gpu_time import (
@@ -39,6 +39,8 @@ _SPILLED: Final = 4.0
 @dataclass(frozen=True, slots=True)
 class GpuBackend:
     """A GPU model as a `Backend`: kernels are PTX inside XLA's own custom calls."""
+
+    comes_after_layouts: ClassVar[bool] = False
 
     options: Options
     gpu: GpuDescription

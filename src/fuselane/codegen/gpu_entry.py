@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from fuselane.codegen.entry import POINTER
 from fuselane.codegen.indexing import i64
+from fuselane.codegen.memory import declare
 from fuselane.codegen.warps import Threads
 from fuselane.errors import CodegenError
 from fuselane.hlo.shape import PrimitiveType
@@ -17,6 +18,8 @@ from fuselane.hlo.shape import PrimitiveType
 ALIGNMENT: Final = 16
 """Bytes at multiples of which XLA's arrays begin: at least `kEntryParameterAlignBytes` of its
 `service/gpu/gpu_constants.h`."""
+
+_NO_RESULT: Final = ir.FunctionType(ir.VoidType(), ())
 
 
 @final
@@ -101,10 +104,16 @@ class GpuEntry:
 
     @contextlib.contextmanager
     def each_tile(self, builder: ir.IRBuilder) -> Iterator[ir.Value]:
-        """Lets each thread run the tile of its number, if there is one."""
-        tile, num_tiles = self.threads.number, self.threads.num_threads
-        if self.threads.is_full:
-            yield tile
-            return
-        with builder.if_then(builder.icmp_unsigned("<", tile, i64(num_tiles))):
-            yield tile
+        """Lets each thread run the tile of its number; threads without one leave at once.
+
+        They exit, rather than jump behind the others' work: no barrier and no warp waits for a
+        thread that has (PTX ISA, `exit`).
+        """
+        if not self.threads.is_full:
+            surplus = builder.icmp_unsigned(
+                ">=", self.threads.number, i64(self.threads.num_threads)
+            )
+            with builder.if_then(surplus):
+                builder.call(declare(builder.module, "llvm.nvvm.exit", _NO_RESULT), ())
+                builder.unreachable()
+        yield self.threads.number

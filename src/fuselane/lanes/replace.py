@@ -60,7 +60,12 @@ _ORDERLESS_OPCODES: Final = frozenset({"constant", "iota", "parameter"})
 
 
 def replace_loop(
-    loop: HloInstruction, program: LaneProgram, target: str, attributes: Attributes
+    loop: HloInstruction,
+    program: LaneProgram,
+    target: str,
+    attributes: Attributes,
+    *,
+    constrains_layouts: bool = False,
 ) -> HloInstruction:
     """Replaces a `while` by a call of its kernel and removes what nobody needs any more.
 
@@ -68,24 +73,29 @@ def replace_loop(
         loop: The `while` in the user's module that `program` was formed from.
         target: Custom call target.
         attributes: The call's.
+        constrains_layouts: Whether XLA, which has yet to assign layouts, has to keep those that the
+            call's arrays have here.
     Returns:
         The custom call. Its operands begin with the region's inputs, its results with the region's
         outputs; further ones only carry buffers through.
     Raises:
         VerificationError: if `program` does not belong to `loop`.
     """
-    return _Replacement(loop, program).run(target, attributes)
+    return _Replacement(loop, program, constrains_layouts).run(target, attributes)
 
 
 @final
 class _Replacement:
     """One run of `replace_loop`."""
 
-    def __init__(self, loop: HloInstruction, program: LaneProgram) -> None:
+    def __init__(
+        self, loop: HloInstruction, program: LaneProgram, constrains_layouts: bool
+    ) -> None:
         if loop.computation is None or loop.operands[0].opcode != "tuple":
             raise VerificationError(f"{loop.name} cannot be replaced by a kernel.")
         self.loop = loop
         self.program = program
+        self.constrains_layouts = constrains_layouts
         self.computation: HloComputation = loop.computation
         self.initial = loop.operands[0].operands
         self.operands = list(program.operands)
@@ -219,6 +229,10 @@ class _Replacement:
             output_operand_aliasing=aliasing,
             metadata=self.loop.metadata,
         )
+        if self.constrains_layouts:
+            call.proto.constrain_layout = True
+            shapes = [operand.shape.to_proto() for operand in self.operands]
+            call.proto.operand_shapes_with_layout.extend(shapes)
         return self.computation.add(call, before=self.loop)
 
     def _add_epilogue(self, call: HloInstruction) -> None:

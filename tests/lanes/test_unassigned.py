@@ -1,0 +1,74 @@
+"""Modules as XLA:GPU shows them: before it has assigned layouts and fused."""
+
+from __future__ import annotations
+
+from jaxlib import _hlo  # type: ignore[attr-defined]
+
+from fuselane import pipeline
+from fuselane.backends.gpu import GpuBackend
+from fuselane.config import Options
+from fuselane.decisions import DecisionLog
+from fuselane.gpu import GPUS
+from fuselane.hlo.module import HloModule
+
+H200 = GPUS["h200"]
+
+SCAN = """HloModule scan
+add_row {
+  p = (s32[], f32[300]{0}, f32[1000,300,2]{2,1,0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[300]{0} get-tuple-element(p), index=1
+  rows = f32[1000,300,2]{2,1,0} get-tuple-element(p), index=2
+  zero = s32[] constant(0)
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  row = f32[1,300,2]{2,1,0} dynamic-slice(rows, i, zero, zero), dynamic_slice_sizes={1,300,2}
+  part = f32[1,300,1]{2,1,0} slice(row), slice={[0:1], [0:300], [1:2]}
+  flat = f32[300]{0} reshape(part)
+  sum = f32[300]{0} add(x, flat)
+  sine = f32[300]{0} sine(sum)
+  ROOT t = (s32[], f32[300]{0}, f32[1000,300,2]{2,1,0}) tuple(next, sine, rows)
+}
+condition {
+  p = (s32[], f32[300]{0}, f32[1000,300,2]{2,1,0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  end = s32[] constant(1000)
+  ROOT c = pred[] compare(i, end), direction=LT
+}
+ENTRY main {
+  zero = s32[] constant(0)
+  x = f32[300]{0} parameter(0)
+  rows = f32[300,1000,2]{2,1,0} parameter(1)
+  first = f32[1000,300,2]{2,0,1} transpose(rows), dimensions={1,0,2}
+  t = (s32[], f32[300]{0}, f32[1000,300,2]{2,0,1}) tuple(zero, x, first)
+  loop = (s32[], f32[300]{0}, f32[1000,300,2]{2,0,1}) while(t), condition=condition, body=add_row
+  ROOT y = f32[300]{0} get-tuple-element(loop), index=1
+}"""
+"""The rows have one layout outside of the loop and another one inside."""
+
+
+def transformed(options: Options, log: DecisionLog) -> HloModule | None:
+    data = _hlo.hlo_module_from_text(SCAN).as_serialized_hlo_module_proto()
+    out = pipeline.transform(data, options, log, GpuBackend(options, H200))
+    return None if out is None else HloModule.from_bytes(out)
+
+
+def test_layouts_that_mean_nothing_are_not_believed() -> None:
+    log = DecisionLog()
+    module = transformed(Options(min_gain=0, cache_mib=0, verify_hlo=True), log)
+    assert module is not None
+    (call,) = (i for i in module.entry.instructions if i.opcode == "custom-call")
+    assert call.proto.constrain_layout
+    layouts = [list(shape.layout.minor_to_major) for shape in call.proto.operand_shapes_with_layout]
+    assert layouts == [[0], [2, 1, 0]]
+    assert [list(o.shape.minor_to_major) for o in call.operands] == layouts
+    (decision,) = log
+    assert decision.lanes == 300
+
+
+def test_what_xla_will_fuse_is_no_launch_each() -> None:
+    """Ten instructions a step, but two kernels of 2 microseconds at most."""
+    log = DecisionLog()
+    assert transformed(Options(cache_mib=0), log) is not None
+    (decision,) = log
+    assert decision.decision.numbers["xla_us"] == 1000 * 2 * 2.0

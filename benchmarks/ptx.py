@@ -16,12 +16,15 @@ import argparse
 import collections
 import contextlib
 import json
+import os
+import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import jax
 import pytest
@@ -40,6 +43,10 @@ from fuselane.xla.captured import KernelUsage
 from fuselane.xla.ptxas import assemble
 from fuselane.xla.toolchain import find_toolchain
 from programs import PROGRAMS
+from tests.differential import harness
+
+MANY_REGISTERS: Final = 200
+"""Of the 255 there are; threads that have more have spills soon."""
 
 
 @final
@@ -49,13 +56,15 @@ class Recorder:
 
     Attributes:
         gpu: What the PTX is for.
-        texts: PTX, by itself.
+        program: The program at hand; a test is its own.
+        texts: PTX, and of which program.
         refusals: Sentences, each as often as it was given.
         seconds: That LLVM took for each.
     """
 
     gpu: GpuDescription
-    texts: dict[str, None] = field(default_factory=dict)
+    program: str = ""
+    texts: dict[str, str] = field(default_factory=dict)
     refusals: collections.Counter[str] = field(default_factory=collections.Counter)
     seconds: list[float] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
@@ -82,7 +91,8 @@ class Recorder:
         except Exception as error:
             self.refusals[f"{type(error).__name__}: {error}"[:200]] += 1
         else:
-            self.texts[text] = None
+            test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+            self.texts[text] = self.program or test
             self.seconds.append(time.perf_counter() - start)
 
 
@@ -106,20 +116,30 @@ def summarise(recorder: Recorder, usages: list[KernelUsage | None]) -> dict[str,
     }
 
 
-def describe_times(texts: list[str], times: list[float]) -> dict[str, Any]:
-    """Returns how long ptxas took, and for the slowest kernels how many lines they have."""
+def describe_worst(
+    texts: Mapping[str, str], times: list[float], usages: list[KernelUsage | None]
+) -> dict[str, Any]:
+    """Returns how long ptxas took, for which kernels longest, and which have spills or many
+    registers."""
     slowest = sorted(zip(times, texts, strict=True), reverse=True)[:10]
+    fullest = [
+        (usage.registers, usage.spill_bytes, program)
+        for program, usage in zip(texts.values(), usages, strict=True)
+        if usage is not None and (usage.spill_bytes or usage.registers > MANY_REGISTERS)
+    ]
     return {
         "median seconds of ptxas": statistics.median(times) if times else None,
         "slowest [seconds, lines of PTX]": [
-            (round(seconds, 2), text.count("\n")) for seconds, text in slowest
+            (round(seconds, 2), text.count("\n"), texts[text]) for seconds, text in slowest
         ],
+        "fullest [registers, bytes of spills]": sorted(fullest, reverse=True),
     }
 
 
-def compile_suite() -> None:
+def compile_suite(recorder: Recorder) -> None:
     """Compiles every program of the suite with Fuselane on, and runs none."""
     for program in PROGRAMS:
+        recorder.program = program.name
         try:
             with jax.enable_x64(program.x64):
                 function, arguments = program.build(program.full)
@@ -127,6 +147,18 @@ def compile_suite() -> None:
                     jax.jit(function).lower(*arguments).compile()
         except ImportError as error:
             print(f"{program.name}: {error}", file=sys.stderr)
+
+
+def child_s() -> float:
+    """Returns the processor time of the processes that this one has started."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def compile_only(program: Callable[..., Any], *arguments: Any, x64: bool = False, **_: Any) -> None:
+    """What tests call to compare results: compiles with Fuselane on, and runs nothing."""
+    with jax.enable_x64(x64), fuselane.enabled():
+        jax.jit(program).lower(*arguments).compile()
 
 
 def find_ptxas() -> Path | None:
@@ -154,16 +186,17 @@ def main() -> int:
     recorder = Recorder(GPUS[options.gpu])
     recorder.install()
     if options.tests:
+        vars(harness).update(check=compile_only)
         pytest.main(["-q", "-p", "no:cacheprovider", *options.tests])
     if options.suite:
-        compile_suite()
+        compile_suite(recorder)
     times: list[float] = []
     usages: list[KernelUsage | None] = []
     for text in recorder.texts:
-        start = time.perf_counter()
+        start = child_s()
         usages.append(next(iter(assemble(ptxas, [text]).values()), None))
-        times.append(time.perf_counter() - start)
-    result = summarise(recorder, usages) | describe_times(list(recorder.texts), times)
+        times.append(child_s() - start)
+    result = summarise(recorder, usages) | describe_worst(recorder.texts, times, usages)
     result |= {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine()}
     print(json.dumps(result, indent=2))
     if options.json is not None:

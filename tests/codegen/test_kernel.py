@@ -475,6 +475,32 @@ def test_loops_of_dots_are_not_simplified_again() -> None:
     assert has_dots == [False, True]
 
 
+def test_dots_that_lanes_lack_in_some_steps_count() -> None:
+    """A network's step of all lanes but those that are reset, with bits drawn beside it."""
+    shape, row = "f32[64,64]", "f32[64]"
+    shifts = "\n".join(
+        f"""
+      t{n} = u32[64] shift-left(b{n}, seven)
+      b{n + 1} = u32[64] xor(b{n}, t{n})"""
+        for n in range(40)
+    )
+    body = f"""
+      z = f32[] constant(0)
+      c = u32[] constant(7)
+      seven = u32[64] broadcast(c), dimensions={{}}
+      b0 = u32[64] add(e2, seven){shifts}
+      zeros = {row} broadcast(z), dimensions={{}}
+      chosen = {row} reduce(e0, z), dimensions={{1}}, to_apply=add_f32
+      done = pred[64] compare(chosen, zeros), direction=LT
+      all = pred[64,64] broadcast(done), dimensions={{0}}
+      start = {shape} broadcast(z), dimensions={{}}
+      product = {shape} dot(e0, e1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+      y = {shape} select(all, start, product)"""
+    compiled = compile_loop(counting_loop(body, ["y", "e1", "b40"], [shape, shape, "u32[64]"]))
+    assert any(compiled.program.guards.values())
+    assert compiled.code.has_dots and not compiled.code.is_bitwise
+
+
 @pytest.mark.parametrize("columns", [1, 70])
 @pytest.mark.parametrize("extra", [{}, {16: 3, 27: 3, 28: 15}])
 def test_values_pass_from_sweep_to_sweep(columns: int, extra: dict[int, int]) -> None:

@@ -27,6 +27,7 @@ from fuselane.codegen.arrays import (
     new_scratch,
     widen,
 )
+from fuselane.codegen.contraction import contract
 from fuselane.codegen.cuts import cuts_of
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element, Index, residual_size
@@ -263,6 +264,9 @@ class Emitter:
             return folded
         if any(is_vector(value) for value in values):
             values = [widen(self.place, value) for value in values]
+        contracted = contract(self.builder, instruction, values)
+        if contracted is not None:
+            return contracted
         is_compare = instruction.opcode == "compare"
         return emit_elemental(
             self.builder,

@@ -164,8 +164,16 @@ def _is_dot(instruction: HloInstruction, program: LaneProgram) -> bool:
 
 
 def _share(program: LaneProgram, is_wanted: Callable[[HloInstruction], bool]) -> float:
-    """Returns the share of some instructions in the work that every block does."""
-    skipped = {part for guards in program.guards.values() for g in guards for part in g.parts}
+    """Returns the share of some instructions in the work that most blocks do: all but what is
+    guarded, as resets are. A guard with dots is the step itself, which lanes that are reset lack.
+    """
+    skipped = {
+        part
+        for guards in program.guards.values()
+        for g in guards
+        if not any(_is_dot(part, program) for part in g.parts)
+        for part in g.parts
+    }
     wanted = total = 0.0
 
     def count(computation: HloComputation, times: float) -> None:

@@ -22,6 +22,7 @@ from fuselane.fuzz.kinds import (
     full,
     is_complex,
     is_floating,
+    number,
     on_grid,
 )
 from fuselane.fuzz.operations import OPERATIONS
@@ -164,7 +165,7 @@ class Built:
             over_lanes = _reduce_lanes(value, form // 2, len(program.lanes))
             combined.append(on_grid(total + over_lanes) if form % 2 else total)
             stacked = stacked if form % 2 else [*stacked, over_lanes]
-        uniform = uniform * np.int32(1103515245) + np.int32(12345)
+        uniform = lax.add(lax.mul(uniform, np.int32(1103515245)), np.int32(12345))
         return (values[: self._num_carries], uniform, combined), stacked
 
     def _run_steps(self, carries: list[jax.Array], streams: list[jax.Array]) -> Any:
@@ -195,7 +196,7 @@ class Built:
                 rows = [lax.dynamic_index_in_dim(s, number, keepdims=False) for s in streams]
                 return self._step(state, number, rows)[0]
 
-            count = np.int32(program.steps) - (_low_bits(carries[0]) & np.int32(1))
+            count = _at_most(program.steps, carries[0])
             last, uniform, totals = lax.fori_loop(np.int32(0), count, counted, state)
             stacked = []
         growth = self._growth(program.steps)
@@ -231,7 +232,7 @@ class Built:
                 if judgement.kind is Kind.NEAR:
                     flat = lax.convert_element_type(lax.reshape(array, (array.size,)), np.float32)
                     weights = np.float32(0.25) * (np.arange(array.size, dtype=np.float32) % 5 - 2)
-                    total = total + lax.reduce_sum(flat * weights, (0,))
+                    total = total + lax.reduce_sum(lax.mul(flat, weights), (0,))
             return total, results
 
         slopes, results = jax.grad(loss, has_aux=True)([inputs[i] for i in places])
@@ -263,7 +264,7 @@ class Built:
         def one_run(carries: list[jax.Array], streams: list[jax.Array]) -> Any:
             def goes_on(state: Any) -> jax.Array:
                 number, current = state
-                most = np.int32(self._program.steps + 1) - (_low_bits(current[0]) & np.int32(1))
+                most = _at_most(self._program.steps + 1, current[0])
                 return lax.lt(number, lax.min(most, np.int32(MAX_WHILE_STEPS)))
 
             def onward(state: Any) -> Any:
@@ -271,8 +272,8 @@ class Built:
                 last = np.int32(self._program.steps - 1)
                 place = lax.min(number, last)
                 rows = [lax.dynamic_index_in_dim(s, place, keepdims=False) for s in streams]
-                values = self._one_lane(number, number * np.int32(77), *current, *rows)
-                return number + np.int32(1), values[: len(carries)]
+                values = self._one_lane(number, lax.mul(number, np.int32(77)), *current, *rows)
+                return lax.add(number, np.int32(1)), values[: len(carries)]
 
             number, last = lax.while_loop(goes_on, onward, (np.int32(0), carries))
             return [*last, number]
@@ -307,12 +308,17 @@ def _judge(value: Value, growth: float) -> Judgement:
     return Judgement(value.kind, value.error + (growth if value.kind is Kind.NEAR else 0.0))
 
 
+def _at_most(count: int, array: jax.Array) -> jax.Array:
+    """Returns a count, or one less, as an array's first element will have it."""
+    return lax.sub(np.int32(count), lax.bitwise_and(_low_bits(array), np.int32(1)))
+
+
 def _low_bits(array: jax.Array) -> jax.Array:
     """Returns an int32 of an array's first element, whatever its kind."""
     first = lax.squeeze(lax.slice_in_dim(lax.reshape(array, (array.size,)), 0, 1), (0,))
     if is_floating(str(first.dtype)):
         # True or False however the last places are.
-        return lax.convert_element_type(lax.gt(first, full(0.0, first)), np.int32)
+        return lax.convert_element_type(lax.gt(first, number(0, str(first.dtype))), np.int32)
     return cast(first, "int32")
 
 

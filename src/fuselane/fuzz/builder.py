@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, final
 
 import jax
+import numpy as np
 from jax import lax
 
 from fuselane.fuzz.kinds import (
@@ -96,7 +97,7 @@ class Builder:
     def count(self, wanted: int, limit: int) -> jax.Array:
         """Returns an int32 between 0 and `limit - 1`."""
         array = lax.convert_element_type(self.index(wanted), "uint32")
-        return lax.convert_element_type(lax.rem(array, lax.full_like(array, limit)), "int32")
+        return lax.convert_element_type(lax.rem(array, np.uint32(limit)), "int32")
 
     def small(self, wanted: int) -> jax.Array:
         """Returns an int32 from a value's low bits; negative ones are rare."""

@@ -96,11 +96,12 @@ def _while(builder: Builder, step: Step, first: Arrays, body: Body) -> Arrays:
         again = lax.lt(number, most)
         if str(arrays[0].dtype) == "int32":
             low = lax.bitwise_and(resize(arrays[0], ()), np.int32(7))
-            again |= lax.eq(low, np.int32(3)) & lax.lt(number, np.int32(6))
+            goes = lax.bitwise_and(lax.eq(low, np.int32(3)), lax.lt(number, np.int32(6)))
+            again = lax.bitwise_or(again, goes)
         return again
 
     def onward(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
-        return state[0] + np.int32(1), body(*state)
+        return lax.add(state[0], np.int32(1)), body(*state)
 
     return lax.while_loop(goes_on, onward, (lax.full((), 0, np.int32), first))[1]
 

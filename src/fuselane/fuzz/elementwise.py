@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 import jax
+import numpy as np
 from jax import lax
 
 from fuselane.fuzz.builder import Builder, Operation
@@ -19,7 +20,6 @@ from fuselane.fuzz.kinds import (
     cast,
     chosen,
     fit,
-    full,
     is_complex,
     is_floating,
     near,
@@ -84,17 +84,27 @@ def _approximate(function: Function, near_form: Function, ulp: int, arity: int =
     return Rule(arity=arity, near=near_form, special=special, ulp=ulp)
 
 
-def _one(x: jax.Array) -> jax.Array:
-    return full(1, x)
+def _one(x: jax.Array) -> Any:
+    return number(1, str(x.dtype))
+
+
+def _from_one(x: jax.Array) -> jax.Array:
+    """Returns 1 + |x|."""
+    return lax.add(_one(x), lax.abs(x))
+
+
+def _from_one_squared(x: jax.Array) -> jax.Array:
+    """Returns 1 + x * x."""
+    return lax.add(_one(x), lax.mul(x, x))
 
 
 def _scaled(factor: float, x: jax.Array) -> jax.Array:
-    return x * number(factor, str(x.dtype))
+    return lax.mul(x, number(factor, str(x.dtype)))
 
 
 def _modulo_bits(y: jax.Array) -> jax.Array:
     """Limits a shift to twice the width, which is defined in HLO."""
-    return lax.bitwise_and(y, full(2 * 8 * y.dtype.itemsize - 1, y))
+    return lax.bitwise_and(y, number(2 * 8 * y.dtype.itemsize - 1, str(y.dtype)))
 
 
 def _clamp(low: jax.Array, x: jax.Array, high: jax.Array) -> jax.Array:
@@ -122,13 +132,19 @@ RULES: Final[Mapping[str, Rule]] = {
     "count-leading-zeros": _exact(lax.clz, INTEGERS),
     "reduce-precision": _exact(lambda x: lax.reduce_precision(x, 5, 4), FLOATS),
     "sqrt": Rule(
-        near=lambda x: lax.sqrt(_one(x) + x * x) - _one(x), special=lax.sqrt, dtypes=FLOATS
+        near=lambda x: lax.sub(lax.sqrt(_from_one_squared(x)), _one(x)),
+        special=lax.sqrt,
+        dtypes=FLOATS,
     ),
-    "add": _exact(lax.add, (*NUMBERS, *COMPLEX), 2, near=lambda x, y: _scaled(0.5, x + y)),
-    "subtract": _exact(lax.sub, (*NUMBERS, *COMPLEX), 2, near=lambda x, y: _scaled(0.5, x - y)),
-    "multiply": _exact(lax.mul, (*NUMBERS, *COMPLEX), 2, near=lambda x, y: _scaled(0.25, x * y)),
+    "add": _exact(lax.add, (*NUMBERS, *COMPLEX), 2, near=lambda x, y: _scaled(0.5, lax.add(x, y))),
+    "subtract": _exact(
+        lax.sub, (*NUMBERS, *COMPLEX), 2, near=lambda x, y: _scaled(0.5, lax.sub(x, y))
+    ),
+    "multiply": _exact(
+        lax.mul, (*NUMBERS, *COMPLEX), 2, near=lambda x, y: _scaled(0.25, lax.mul(x, y))
+    ),
     "divide": _exact(
-        lax.div, NUMBERS, 2, near=lambda x, y: _scaled(0.25, x / (_one(y) + lax.abs(y)))
+        lax.div, NUMBERS, 2, near=lambda x, y: _scaled(0.25, lax.div(x, _from_one(y)))
     ),
     "remainder": _exact(lax.rem, NUMBERS, 2),
     "maximum": _exact(lax.max, ANY, 2, near=lax.max),
@@ -145,24 +161,22 @@ RULES: Final[Mapping[str, Rule]] = {
         lambda x, y: lax.shift_right_logical(x, _modulo_bits(y)), INTEGERS, 2
     ),
     "clamp": _exact(_clamp, NUMBERS, 3, near=_clamp),
-    "cbrt": _approximate(lax.cbrt, lambda x: lax.cbrt(_one(x) + x * x), 6),
+    "cbrt": _approximate(lax.cbrt, lambda x: lax.cbrt(_from_one_squared(x)), 6),
     "cosine": _approximate(lax.cos, lax.cos, 6),
     "erf": _approximate(lax.erf, lambda x: _scaled(0.75, lax.erf(x)), 8),
-    "exponential": _approximate(lax.exp, lambda x: lax.exp(-lax.abs(x)), 6),
-    "exponential-minus-one": _approximate(lax.expm1, lambda x: lax.expm1(-lax.abs(x)), 8),
-    "log": _approximate(lax.log, lambda x: lax.log(_one(x) + lax.abs(x)), 6),
+    "exponential": _approximate(lax.exp, lambda x: lax.exp(lax.neg(lax.abs(x))), 6),
+    "exponential-minus-one": _approximate(lax.expm1, lambda x: lax.expm1(lax.neg(lax.abs(x))), 8),
+    "log": _approximate(lax.log, lambda x: lax.log(_from_one(x)), 6),
     "log-plus-one": _approximate(lax.log1p, lambda x: lax.log1p(lax.abs(x)), 6),
     "logistic": _approximate(lax.logistic, lax.logistic, 8),
-    "rsqrt": _approximate(lax.rsqrt, lambda x: lax.rsqrt(_one(x) + x * x), 4),
+    "rsqrt": _approximate(lax.rsqrt, lambda x: lax.rsqrt(_from_one_squared(x)), 4),
     "sine": _approximate(lax.sin, lax.sin, 6),
     "tan": _approximate(lax.tan, lambda x: lax.tan(_scaled(0.25, x)), 8),
     "tanh": _approximate(lax.tanh, lax.tanh, 8),
-    "atan2": _approximate(
-        lax.atan2, lambda x, y: _scaled(0.5, lax.atan2(x, _one(y) + lax.abs(y))), 8, 2
-    ),
+    "atan2": _approximate(lax.atan2, lambda x, y: _scaled(0.5, lax.atan2(x, _from_one(y))), 8, 2),
     "power": _approximate(
         lax.pow,
-        lambda x, y: _scaled(0.25, lax.pow(_one(x) + lax.abs(x), _scaled(0.5, y))),
+        lambda x, y: _scaled(0.25, lax.pow(_from_one(x), _scaled(0.5, y))),
         8,
         2,
     ),
@@ -226,9 +240,7 @@ def convert(builder: Builder, step: Step) -> Value:
         array = lax.convert_element_type(without_denormals(value.array), target)
         return Value(array, Kind.DONE if is_floating(target) else Kind.EXACT)
     if step.variant % 3 == 0:
-        return Value(
-            lax.bitwise_and(cast(value.array, "int32"), full(7, cast(value.array, "int32")))
-        )
+        return Value(lax.bitwise_and(cast(value.array, "int32"), np.int32(7)))
     return Value(cast(value.array, other))
 
 

@@ -19,7 +19,6 @@ from fuselane.fuzz.kinds import (
     common_kind,
     fit,
     fits,
-    full,
     is_complex,
     near,
     number,
@@ -41,7 +40,7 @@ def _index(builder: Builder, step: Step, size: int, mode: str) -> jax.Array:
 def _indices(builder: Builder, step: Step, size: int, mode: str) -> jax.Array:
     """A few indices, at most one out of range."""
     found = cast(builder.array(step.operands[1], EXACT).array, "int32")
-    indices = lax.rem(found, full(size + 2, found)) - np.int32(1)
+    indices = lax.sub(lax.rem(found, number(size + 2, str(found.dtype))), np.int32(1))
     if mode == "promise_in_bounds":
         indices = lax.clamp(np.int32(0), indices, np.int32(size - 1))
     return indices

@@ -118,7 +118,7 @@ def number(value: float, dtype: str) -> Any:
 
 def full(value: float, like: jax.Array) -> jax.Array:
     """Returns an array of one number, in the type and shape of another."""
-    return lax.full_like(like, value)
+    return lax.broadcast(number(value, str(like.dtype)), like.shape)
 
 
 def limit(array: jax.Array, bound: float) -> jax.Array:
@@ -135,8 +135,8 @@ def on_grid(array: jax.Array) -> jax.Array:
     if not is_floating(dtype):
         return array
     step, bound = GRIDS[dtype]
-    scaled = limit(array, bound) * number(1 / step, dtype)
-    return lax.floor(scaled) * number(step, dtype)
+    scaled = lax.mul(limit(array, bound), number(1 / step, dtype))
+    return lax.mul(lax.floor(scaled), number(step, dtype))
 
 
 def without_nan(array: jax.Array) -> jax.Array:
@@ -150,7 +150,8 @@ def without_denormals(array: jax.Array) -> jax.Array:
     XLA:CPU runs with denormals switched off in the processor. Functions that look at the bits of a
     float, however, see them, and which ones do is left open.
     """
-    smallest = full(float(ml_dtypes.finfo(str(array.dtype)).tiny), array)
+    dtype = str(array.dtype)
+    smallest = number(float(ml_dtypes.finfo(dtype).tiny), dtype)
     return lax.select(lax.lt(lax.abs(array), smallest), full(1, array), array)
 
 
@@ -161,15 +162,15 @@ def cast(array: jax.Array, dtype: str) -> jax.Array:
     if source == dtype:
         return array
     if is_complex(source):
-        array = on_grid(lax.real(array) + lax.imag(array))
+        array = on_grid(lax.add(lax.real(array), lax.imag(array)))
         return cast(array, dtype)
     if is_complex(dtype):
         part = cast(array, part_of(dtype))
-        return lax.complex(part, on_grid(full(1, part) - part))
+        return lax.complex(part, on_grid(lax.sub(number(1, part_of(dtype)), part)))
     if dtype == "bool":
-        return lax.ne(array, full(0, array))
+        return lax.ne(array, number(0, source))
     if is_floating(dtype) and source in INTEGERS:
-        array = lax.bitwise_and(array, full(7, array))
+        array = lax.bitwise_and(array, number(7, source))
     elif is_floating(dtype) and is_floating(source):
         return on_grid(lax.convert_element_type(limit(array, 8), dtype))
     return lax.convert_element_type(array, dtype)

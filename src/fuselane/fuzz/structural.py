@@ -61,7 +61,7 @@ def _pad(array: jax.Array, axis: int, step: Step) -> jax.Array:
     form = forms[step.variant % len(forms)]
     padding = [(0, 0, 0)] * array.ndim
     padding[axis] = form if array.shape[axis] > 1 else (2, 3, 0)
-    return lax.pad(array, full(0, array).reshape(-1)[0], padding)
+    return lax.pad(array, number(0, str(array.dtype)), padding)
 
 
 def _concatenate(array: jax.Array, axis: int, step: Step) -> jax.Array:

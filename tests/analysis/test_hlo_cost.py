@@ -34,6 +34,10 @@ PROGRAMS: Final[dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "gather": (lambda x, i: x[i] * 2, (jnp.ones((64, 8)), jnp.array([3, 1, 5]))),
     "scatter": (lambda x, i: x.at[i].add(1.0), (jnp.ones(64), jnp.array([3, 1, 5]))),
     "sort": (jnp.sort, (jnp.ones(200),)),
+    "sort of two arrays": (
+        lambda x, i: jax.lax.sort((x, i), num_keys=2),
+        (jnp.ones(200), jnp.arange(200)),
+    ),
     "scan": (_scan, (jnp.ones((10, 64)),)),
     "update in place": (_update, (jnp.ones((16, 64)),)),
     "branch": (

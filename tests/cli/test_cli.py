@@ -307,6 +307,12 @@ def nothing():
 
 def broken():
     raise KeyError("a\\nb")
+
+def unfit():
+    return rollout, (jnp.ones(7), 8)
+
+def mixed():
+    return lambda x: x + jnp.ones(7), (jnp.ones(3),)
 """
 
 
@@ -354,7 +360,9 @@ def test_explain_a_script_that_fails(
     ("name", "expected"),
     [
         ("nothing", "has to return a function and a tuple of its arguments"),
-        ("broken", "raised KeyError: 'a\\nb'"),
+        ("broken", "raised KeyError in line 15: 'a\\nb'"),
+        ("unfit", "returns raised TypeError: rollout() takes 1 positional argument but 2 were"),
+        ("mixed", "returns raised TypeError in line 21: add got incompatible shapes"),
         ("no_such", "has no function 'no_such'"),
     ],
 )

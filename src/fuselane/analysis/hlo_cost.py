@@ -196,7 +196,7 @@ class _Counter:
 
 def _traffic(instruction: HloInstruction) -> tuple[float, float]:
     """Returns bytes read and written by an instruction that is on its own."""
-    operands, written = instruction.operands, _size(instruction.shape)
+    operands, written = instruction.operands, sum(map(_size, _leaves(instruction.shape)))
     match instruction.opcode:
         case "slice":
             return written, written

@@ -6,7 +6,8 @@ import contextlib
 import re
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import jax
 
 from fuselane.errors import InputError
 from fuselane.xla.capture import MAX_SECONDS, capture, lower
+from fuselane.xla.compilation import one_line
 from fuselane.xla.files import capture_path
 from fuselane.xla.scripts import ScriptCapture, capture_script
 from fuselane.xla.targets import CPU, find_target
@@ -74,35 +76,40 @@ def load_function(path: Path, name: str) -> tuple[Any, tuple[Any, ...]]:
         path: The file.
         name: Of a function that takes nothing and returns `(function, arguments)`.
     Raises:
-        InputError: if there is no such thing, or it raises something.
+        InputError: if there is no such thing, it raises something, or JAX cannot trace it.
     """
     if not path.is_file():
         raise InputError(f"There is no script {str(path)!r}.")
     sys.path.insert(0, str(path.resolve().parent))
+    where = f"{name} of {str(path)!r}"
     with contextlib.redirect_stdout(sys.stderr):
-        function = _call(f"Importing {str(path)!r}", runpy.run_path, str(path), {}, path.stem).get(
-            name
-        )
+        with _telling(f"Importing {str(path)!r}", path):
+            function = runpy.run_path(str(path), {}, path.stem).get(name)
         if not callable(function):
             raise InputError(f"{str(path)!r} has no function {name!r}.")
-        result = _call(f"{name} of {str(path)!r}", function)
-    match result:
-        case (compiled, tuple() | list() as arguments) if callable(compiled):
-            jitted = compiled if hasattr(compiled, "lower") else jax.jit(compiled)
-            return jitted, tuple(arguments)
-    raise InputError(
-        f"{name} of {str(path)!r} has to return a function and a tuple of its arguments."
-    )
+        with _telling(where, path):
+            result = function()
+        match result:
+            case (compiled, tuple() | list() as arguments) if callable(compiled):
+                jitted = compiled if hasattr(compiled, "lower") else jax.jit(compiled)
+                with _telling(f"Tracing what {where} returns", path):
+                    jitted.trace(*arguments)
+                return jitted, tuple(arguments)
+    raise InputError(f"{where} has to return a function and a tuple of its arguments.")
 
 
-def _call(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls something of the user's.
+@contextlib.contextmanager
+def _telling(what: str, path: Path) -> Iterator[None]:
+    """Runs something of the user's.
 
     Raises:
-        InputError: with what it raises.
+        InputError: with what it raises, and the last line of the file that led there.
     """
     try:
-        return function(*arguments)
+        yield
     except (Exception, SystemExit) as error:
-        words = " ".join(str(error).split()).rstrip(".")
-        raise InputError(f"{what} raised {type(error).__name__}: {words}.") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        place = f" in line {lines[-1]}" if lines else ""
+        words = one_line(str(error))
+        raise InputError(f"{what} raised {type(error).__name__}{place}: {words}.") from error

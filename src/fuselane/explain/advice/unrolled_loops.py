@@ -62,8 +62,12 @@ def _key(instruction: HloInstruction) -> tuple[Any, ...]:
 
 def _is_chain(group: Sequence[HloInstruction]) -> bool:
     """Whether nearly each of some instructions needs another of them."""
-    members = set(group)
-    return sum(_needs(i, members) for i in group) >= 0.8 * len(group)
+    members, allowed = set(group), len(group) // 5
+    for instruction in group:
+        allowed -= not _needs(instruction, members)
+        if allowed < 0:
+            return False
+    return True
 
 
 def _needs(instruction: HloInstruction, members: set[HloInstruction]) -> bool:

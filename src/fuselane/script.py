@@ -7,6 +7,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import fuselane
@@ -29,16 +30,30 @@ def prepare_for_script(path: Path, **options: Any) -> None:
 
 
 def run_script(path: Path, arguments: Sequence[str]) -> None:
-    """Runs a Python file as `__main__`; what it raises, SystemExit too, is passed on.
+    """Runs a Python file as `__main__`.
 
     `fuselane.decisions()` tells afterwards what became of its loops.
 
     Args:
         path: The script.
         arguments: What it finds in `sys.argv` after its own name.
+    Raises:
+        SystemExit: if the script raises that, or anything else, which is shown as Python shows it.
     """
     with _as_main_program(path, arguments):
-        runpy.run_path(str(path), run_name="__main__")
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except Exception as error:
+            trace = _from_file(error.__traceback__, str(path))
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            raise SystemExit(1) from None
+
+
+def _from_file(trace: TracebackType | None, file: str) -> TracebackType | None:
+    """Returns a traceback from the first line of a file on, without those who ran that."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != file:
+        trace = trace.tb_next
+    return trace
 
 
 @contextlib.contextmanager

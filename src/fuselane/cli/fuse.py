@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fuselane.cli.common import OK, WRONG, positive, progress, say, stay_on_the_cpu
+from fuselane.cli.common import OK, WRONG, check_writable, positive, progress, say, stay_on_the_cpu
 from fuselane.comparing import (
     XLA,
     GpuCode,
@@ -79,6 +79,8 @@ def _run(options: argparse.Namespace) -> int:
             raise InputError(f"The strategy {text!r} goes on from XLA:CPU's fusions only.")
     if options.save is not None and not options.pipeline:
         raise InputError("--save writes what --pipeline fuses, so name one.")
+    if options.save is not None:
+        check_writable(options.save)
     stay_on_the_cpu()
     captured = capture_input(
         [options.input], options.target, max_s=MAX_SECONDS, on_progress=progress

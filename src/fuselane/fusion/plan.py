@@ -147,7 +147,7 @@ def read_plan(path: Path) -> tuple[PlannedModule, ...]:
             for name, module in content["modules"].items()
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"{error}" if isinstance(error, ValueError) else f"it lacks {error}"
+        what = f"it lacks {error}" if isinstance(error, KeyError) else f"{error}"
         raise OptionError(f"The plan {str(path)!r} has another form: {what}.") from None
     return modules
 

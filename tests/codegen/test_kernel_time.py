@@ -130,6 +130,16 @@ def scalars(body: str, shape: str) -> float:
     return step_us(counting_loop(body, ["y"], [shape], trip_count=MANY))
 
 
+def test_arrays_whose_elements_branch_are_computed_one_by_one() -> None:
+    """LLVM makes no vectors of a loop with a branch, nor of what else the loop computes."""
+    shape = "f32[4096]"
+    usual, branching = (
+        f"a = {shape} reverse(e0), dimensions={{0}}\ny = {shape} {opcode}(a)"
+        for opcode in ("exponential", "sine")
+    )
+    assert scalars(branching, shape) > 2 * scalars(usual, shape)
+
+
 def test_a_chain_of_scalars_takes_as_long_as_each_waits_for_the_one_before() -> None:
     chain = "a = f32[] multiply(e0, e0)\nb = f32[] add(a, e0)\ny = f32[] subtract(b, a)"
     one = scalars("y = f32[] negate(e0)", "f32[]")

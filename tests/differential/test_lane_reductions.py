@@ -15,7 +15,7 @@ import fuselane
 from tests.differential.comparison import CLOSE_DOUBLE, CLOSE_HALF, Tolerance
 from tests.differential.harness import IS_OFF, linear_values, run_and_explain, run_fused
 from tests.differential.harness import check as check_results
-from tests.differential.values import needs_x64, sample
+from tests.differential.values import moderate, needs_x64, sample
 
 SIZES: Final = (2, 29, 64, 1000, 2048)
 """Lanes: fewer than a vector, none that fill it, windows of 32 that fit and that don't."""
@@ -422,3 +422,91 @@ def test_sums_over_the_first_of_two_dimensions_in_parallel() -> None:
 
     x = np.arange(6, dtype=np.int16).reshape(3, 2)
     check(program, x, np.zeros(2, np.int16))
+
+
+PICKS: Final[dict[str, Callable[[jax.Array], Any]]] = {
+    "first": lambda x: x[0],
+    "last": lambda x: x[-1],
+    "some": lambda x: x[3:9],
+    "with-stride": lambda x: x[2:20:5],
+    "several": lambda x: {"two": x[:2], "one": x[7], "mean": x.mean()},
+    "none": lambda x: x[5:5],
+    "scaled": lambda x: jnp.sqrt(jnp.abs(x[0])) - x[1] * 2,
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+@pytest.mark.parametrize("lanes", [29, 2048])
+def test_a_few_lanes_are_written_down(name: str, lanes: int) -> None:
+    check(stacked(PICKS[name]), values(lanes) / 100, tolerance=SUMS)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "int64", "float64", "bfloat16"])
+def test_lanes_of_every_type_are_written_down(dtype: str) -> None:
+    def program(rows: jax.Array) -> Any:
+        def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, Any]:
+            x = x ^ row if dtype == "bool" else x * 3 + row
+            return x, (x[4], x[2:5])
+
+        return lax.scan(step, rows[0], rows)
+
+    tolerance = {"float64": CLOSE_DOUBLE, "bfloat16": CLOSE_HALF}.get(dtype, SUMS)
+    rows = moderate(dtype, (STEPS, 100))
+    check(program, rows, x64=needs_x64(dtype), tolerance=tolerance)
+
+
+def test_lanes_that_hold_more_are_written_down_in_part() -> None:
+    """Slices of several dimensions, by fixed and by running starts."""
+
+    def program(start: jax.Array) -> Any:
+        def step(x: jax.Array, i: jax.Array) -> tuple[jax.Array, Any]:
+            x = x * 3 + 1
+            parts = (x[0], x[2, 1:], x[:2, ::2], lax.dynamic_slice(x, (i, i), (1, 2)))
+            return x, parts
+
+        return lax.scan(step, start, jnp.arange(STEPS))
+
+    check(program, linear_values((300, 4), "float32"))
+    check(lambda x: program(x.T.reshape(4, 300).T), linear_values((300, 4), "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
+def test_which_lane_is_written_down_may_change_by_step(dtype: str) -> None:
+    """Starts outside the array are moved into it."""
+
+    def program(start: jax.Array, places: jax.Array) -> Any:
+        def step(x: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
+            x = x * 3 + 1
+            return x, (lax.dynamic_slice(x, (place,), (2,)), x[place])
+
+        return lax.scan(step, start, places)
+
+    places = np.asarray([0, 1, 63, 62, 99, 100, 5]).astype(dtype)
+    check(program, values(64, "int32"), places, x64=needs_x64(dtype))
+    check(program, values(64), -places.astype("int32"))
+
+
+def test_infinite_and_undefined_lanes_do_not_spoil_the_one_written_down() -> None:
+    start = np.asarray([1, np.inf, np.nan, -np.inf, 0, -0.0, 2, 3] * 8, np.float32)
+    check(stacked(lambda x: (x[0], x[2:4], x[-1])), start)
+
+
+def test_the_last_value_of_a_lane_may_be_carried_out() -> None:
+    check(accumulated(lambda total, x: total + x[3], jnp.float32(1)), values(500), tolerance=SUMS)
+    check(accumulated(lambda _, x: x[3], jnp.float32(1)), values(500))
+
+
+@pytest.mark.parametrize("name", ["state", "place"])
+def test_lanes_that_look_at_one_of_them_are_mixed(name: str) -> None:
+    """The one that is taken out has to be known to all, or which one depends on all."""
+
+    def program(start: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, Any]:
+            if name == "state":
+                return x * 3 + x[0], x[1]
+            place = x.sum().astype(jnp.int32)
+            return x * 3 + 1, lax.dynamic_index_in_dim(x, place, keepdims=False)
+
+        return lax.scan(step, start, None, length=STEPS)
+
+    check(program, values(64), fused=None, has_lanes=None, tolerance=SUMS)

@@ -8,7 +8,8 @@ The lanes are mixed here, but no lane ever sees it: each part of them can do its
 shares are put together behind the loop.
 
 XLA:CPU takes large reductions apart: pads, reshapes and reduces of 32 values each. Such a chain
-counts as one reduction.
+counts as one reduction. So does a slice that takes out a few lanes, to write down what becomes of
+them: it is a sum in which the other lanes have no share.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ from fuselane.hlo.shape import PrimitiveType
 _SMALL_FLOATS: Final = frozenset({PrimitiveType.F16, PrimitiveType.BF16})
 """Types in which a dot's sums must not be kept."""
 
+PICKING_OPCODES: Final = frozenset({"slice", "dynamic-slice"})
+
+_MAX_PICKED: Final = 8
+"""Lanes that may be taken out at once: each lane has a share in each of them."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,7 +40,7 @@ class Reduction:
     """A reduction, perhaps in several stages.
 
     Attributes:
-        root: The instruction with the result, a `reduce` or a `dot`.
+        root: The instruction with the result: a `reduce`, a `dot`, or a slice of a few positions.
         members: All instructions it consists of.
         source: The array it reduces; for a `dot` the `dot` itself.
         dimensions: The dimensions of `source` that it reduces; none for a `dot`.
@@ -125,6 +131,7 @@ def find_leaving(
     """
     marking = set(classes.marking(lane_class) or ())
     mixing = [reduction for reduction in reductions if marking.intersection(reduction.members)]
+    mixing += _find_picks(classes, lane_class, loop.body, marking)
     if not mixing or not marking.issubset(m for reduction in mixing for m in reduction.members):
         return None
     found = []
@@ -133,9 +140,34 @@ def find_leaving(
         if lanes is None:
             return None
         found.append(LaneReduction(reduction=reduction, lanes=lanes))
-    followers = collect_followers(loop, [reduction.root for reduction in mixing])
-    is_free = followers is not None and not any(classes.has(f, lane_class) for f in followers)
-    return found if is_free else None
+    roots = [reduction.root for reduction in mixing]
+    followers = collect_followers(loop, roots)
+    if followers is None or any(classes.has(f, lane_class) for f in followers):
+        return None
+    return found if followers.isdisjoint(roots) else None
+
+
+def _find_picks(
+    classes: DimensionClasses,
+    lane_class: int,
+    body: HloComputation,
+    marking: Iterable[HloInstruction],
+) -> Iterator[Reduction]:
+    """Yields what takes a few positions of a class out of an array, as sums over all of them."""
+    for instruction in marking:
+        if instruction.opcode not in PICKING_OPCODES or instruction.computation is not body:
+            continue
+        nodes = classes.operand_nodes(instruction, 0)
+        lane = next((d for d, n in enumerate(nodes) if classes.find(n) == lane_class), None)
+        if lane is not None and instruction.shape.dimensions[lane] <= _MAX_PICKED:
+            is_boolean = instruction.shape.element_type is PrimitiveType.PRED
+            yield Reduction(
+                root=instruction,
+                members=(instruction,),
+                source=instruction.operands[0],
+                dimensions=frozenset({lane}),
+                combiner="or" if is_boolean else "add",
+            )
 
 
 def collect_followers(

@@ -8,7 +8,7 @@ one before, whichever takes longer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST, instruction_cost
@@ -25,6 +25,15 @@ CHEAP: Final = 4.0
 
 _INDEPENDENT: Final = 4
 """Elements of an array from which on LLVM makes vectors of them, in kernels without lanes."""
+
+_BRANCHING: Final = frozenset(
+    {
+        *("atan2", "cbrt", "cosine", "erf-inv", "log", "log-plus-one"),
+        *("power", "remainder", "rsqrt", "sine", "tan"),
+    }
+)
+"""Opcodes whose code branches to rare cases, of which LLVM makes no vectors: nor of what else is
+computed for each element of such an array."""
 
 _IN_MEMORY: Final = 5.0
 """Scalar operations that one on an element of an array in memory takes, with its loads and indices:
@@ -57,7 +66,8 @@ def estimate_shared_us(
 ) -> float:
     """Returns the time of what all lanes share in one run of a computation, in microseconds."""
     shared = [i for i in computation.instructions if has_work(i) and not needs_lanes(i, program)]
-    work = sum(_work_us(i, program, plan, costs) for i in shared)
+    branching = {i.shape.dimensions for i in shared if i.opcode in _BRANCHING}
+    work = sum(_work_us(i, program, plan, costs, branching) for i in shared)
     waiting = 0.0 if program.has_lanes else _waiting_us(shared, plan, costs)
     nested = sum(
         times * estimate_shared_us(program, plan, inner, costs)
@@ -73,9 +83,14 @@ def has_work(instruction: HloInstruction) -> bool:
 
 
 def _work_us(
-    instruction: HloInstruction, program: LaneProgram, plan: Plan, costs: MachineCosts
+    instruction: HloInstruction,
+    program: LaneProgram,
+    plan: Plan,
+    costs: MachineCosts,
+    branching: Collection[tuple[int, ...]],
 ) -> float:
-    """Returns the time of an instruction beside others that do not wait for it."""
+    """Returns the time of an instruction beside others that do not wait for it; `branching` are
+    the sizes of arrays whose elements are computed one by one."""
     operations = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
     match instruction.opcode:
         case "reduce":
@@ -90,6 +105,8 @@ def _work_us(
         in_memory = _IN_MEMORY if shape.num_elements > plan.max_unrolled else 1.0
         one = max(costs.kernel_scalar_us, operation_us(instruction, costs))
         return operations * one * in_memory
+    if shape.dimensions in branching:
+        return operations * max(costs.kernel_scalar_us, operation_us(instruction, costs))
     share = 2 * shape.element_type.bits / _VECTOR_BITS
     if shape.num_elements > plan.max_unrolled:
         share *= 1 + _ROW_END / shape.dimensions[-1]

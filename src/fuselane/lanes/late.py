@@ -19,7 +19,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from fuselane.analysis.leaving import LaneReduction
+from fuselane.analysis.leaving import PICKING_OPCODES, LaneReduction
 from fuselane.hlo.combiners import identity, is_identity, match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
@@ -29,6 +29,7 @@ from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.batching import emit_batched
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.constants import is_constant
+from fuselane.lanes.picks import emit_picked
 
 _MOVEMENT: Final = frozenset({"broadcast", "reshape", "reverse", "slice", "transpose"})
 
@@ -117,7 +118,10 @@ class LateValues:
 
     def _fold(self, leaving: LaneReduction) -> HloInstruction:
         root = leaving.reduction.root
-        value = self._product(leaving) if root.opcode == "dot" else self._rest(leaving)
+        if root.opcode in PICKING_OPCODES:
+            value = emit_picked(self._builder, leaving, self._num_lanes)
+        else:
+            value = self._product(leaving) if root.opcode == "dot" else self._rest(leaving)
         value = self._builder.reshape(value, (self._num_lanes, *root.shape.dimensions))
         fold = HloInstruction.create(
             "convert", value.shape, (value,), name=root.name, metadata=root.metadata

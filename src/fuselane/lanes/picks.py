@@ -1,0 +1,107 @@
+"""A few lanes taken out of all, as a sum in which the other lanes have no share.
+
+    %o = f32[1] slice(%x), slice={[3:4]}        ->  %p = pred[2048] compare(iota, 3), direction=EQ
+                                                    %o = f32[2048,1] select(%p, %x, 0)
+
+Numerics: bitwise-equal, but for zero, whose sign is lost where it is added to others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fuselane.analysis.leaving import LaneReduction
+from fuselane.hlo.combiners import identity
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.literal import numpy_to_literal
+from fuselane.hlo.shape import PrimitiveType
+from fuselane.lanes.builder import ComputationBuilder, array_shape
+
+
+def emit_picked(
+    builder: ComputationBuilder, leaving: LaneReduction, num_lanes: int
+) -> HloInstruction:
+    """Returns the lanes' shares of a slice, lanes first: a lane's own value where it is taken."""
+    pick, (lane,) = leaving.reduction.root, leaving.lanes
+    value = _without_rest(builder, pick, lane)
+    rank = value.shape.rank
+    sizes = (num_lanes, *pick.shape.dimensions)
+    others = [d for d in range(rank) if d != lane]
+    value = builder.transpose(value, (lane, *others))
+    value = builder.broadcast(value, sizes, (0, *(d + 1 for d in others)))
+    numbers = builder.emit(
+        "iota", array_shape(PrimitiveType.S32, sizes), (), (("dimensions", (0,)),), origin=pick
+    )
+    is_taken = builder.emit(
+        "compare",
+        array_shape(PrimitiveType.PRED, sizes),
+        (numbers, _places(builder, pick, lane, sizes)),
+        (("comparison_direction", "EQ"), ("comparison_type", "SIGNED")),
+        origin=pick,
+    )
+    element = value.shape.element_type
+    neutral = _constant(builder, identity(leaving.reduction.combiner, element), element, pick)
+    rest = builder.broadcast(neutral, sizes, ())
+    return builder.emit("select", value.shape, (is_taken, value, rest), origin=pick)
+
+
+def _without_rest(builder: ComputationBuilder, pick: HloInstruction, lane: int) -> HloInstruction:
+    """Returns a slice's operand, with all lanes, but of its other dimensions what it takes."""
+    source = pick.operands[0]
+    sizes, kept = source.shape.dimensions, list(pick.shape.dimensions)
+    kept[lane] = sizes[lane]
+    if tuple(kept) == sizes:
+        return source
+    shape = array_shape(source.shape.element_type, tuple(kept))
+    if pick.opcode == "slice":
+        ranges = list(zip(pick.slice_starts, pick.slice_limits, pick.slice_strides, strict=True))
+        ranges[lane] = (0, sizes[lane], 1)
+        attributes = (("slice_dimensions", tuple(ranges)),)
+        return builder.emit("slice", shape, (source,), attributes, origin=pick)
+    starts = list(pick.operands[1:])
+    kind = starts[lane].shape.element_type
+    starts[lane] = _constant(builder, 0, kind, pick)
+    sizes_taken = (("dynamic_slice_sizes", tuple(kept)),)
+    return builder.emit("dynamic-slice", shape, (source, *starts), sizes_taken, origin=pick)
+
+
+def _places(
+    builder: ComputationBuilder, pick: HloInstruction, lane: int, sizes: tuple[int, ...]
+) -> HloInstruction:
+    """Returns which lanes a slice takes, along dimension `lane + 1` of `sizes`."""
+    count, shape = pick.shape.dimensions[lane], array_shape(PrimitiveType.S32, sizes)
+    if pick.opcode == "slice":
+        first, step = pick.slice_starts[lane], pick.slice_strides[lane]
+        return _row(builder, first + step * np.arange(count), lane + 1, sizes, pick)
+    start = pick.operands[1 + lane]
+    kind = start.shape.element_type
+    last = pick.operands[0].shape.dimensions[lane] - count
+    bounds = [_constant(builder, bound, kind, pick) for bound in (0, last)]
+    start = builder.emit("clamp", start.shape, (bounds[0], start, bounds[1]), origin=pick)
+    if kind is not PrimitiveType.S32:
+        start = builder.emit("convert", array_shape(PrimitiveType.S32, ()), (start,), origin=pick)
+    start = builder.broadcast(start, sizes, ())
+    row = _row(builder, np.arange(count), lane + 1, sizes, pick)
+    return builder.emit("add", shape, (start, row), origin=pick)
+
+
+def _row(
+    builder: ComputationBuilder,
+    values: np.ndarray[tuple[int], np.dtype[np.int64]],
+    dimension: int,
+    sizes: tuple[int, ...],
+    origin: HloInstruction,
+) -> HloInstruction:
+    shape = array_shape(PrimitiveType.S32, values.shape)
+    row = builder.constant(shape, numpy_to_literal(values.astype(np.int32), shape), origin)
+    return builder.broadcast(row, sizes, (dimension,))
+
+
+def _constant(
+    builder: ComputationBuilder,
+    value: np.generic | int,
+    element: PrimitiveType,
+    origin: HloInstruction,
+) -> HloInstruction:
+    shape = array_shape(element, ())
+    return builder.constant(shape, numpy_to_literal(element.dtype.type(value), shape), origin)

@@ -38,7 +38,8 @@ STRATEGY_NOTE: Final = (
     " add copies. Loops are shown as they would run without kernels of Fuselane's."
 )
 UNCHANGED_NOTE: Final = (
-    "The fusion strategy in force goes on from XLA's fusions and changes none of this module."
+    "The fusion strategy in force goes on from XLA's fusions and changes none of this module, or"
+    " too little for XLA to forget that arguments are donated."
 )
 DONATED_NOTE: Final = (
     "The fusion strategy in force leaves this module to XLA, which would forget that large"
@@ -139,7 +140,7 @@ def _fused(
     except Exception as error:
         note = f"The fusion strategy failed, so XLA's own is shown: {hook.describe(error)}."
         return _model(_noted(captured, note), log)
-    if has_xlas and not any(step.fusion for step in steps):
+    if pipeline.leaves_as_it_is(passes, steps, module):
         return _model(_noted(captured, UNCHANGED_NOTE), log)
     before = [stage for stage in captured.stages if not stage.is_scheduled]
     fused = CapturedStage(pipeline="fuselane", name="fusion", data=final)

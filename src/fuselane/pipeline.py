@@ -25,6 +25,7 @@ what has been replaced stays replaced.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Final, final
@@ -39,6 +40,7 @@ from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.errors import OutOfTimeError, UnsupportedError
+from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.lane_kernels import LaneKernels
 from fuselane.fusion.outline import Outlined
 from fuselane.fusion.pipelines import Pipeline, refines
@@ -48,7 +50,11 @@ from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify, verify_computation
-from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
+from fuselane.lanes.donation import (
+    copy_donated_arguments,
+    count_donated_bytes,
+    forgetting_us,
+)
 from fuselane.lanes.form import form
 from fuselane.lanes.fused_decision import LEFT_OUT, describe
 from fuselane.lanes.program import LaneProgram
@@ -116,7 +122,7 @@ def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
     """Fuses a module by another strategy than XLA's; None, and a warning, where that fails.
 
     None also if the strategy goes on from XLA's fusions and found nothing to do, or if XLA would
-    forget that large arguments are donated.
+    forget that arguments are donated, and these are large, or many for what there is to be gained.
     """
     module = loops.module
     if leaves_donated(strategy, module):
@@ -131,7 +137,7 @@ def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
             told = complaint(steps)
             if told:
                 warn_once(told)
-            if refines(passes) and not any(step.fusion for step in steps):
+            if leaves_as_it_is(strategy, steps, module):
                 return None
             copy_donated_arguments(module)
             module.remove_unused_computations()
@@ -147,6 +153,18 @@ def leaves_donated(strategy: Pipeline, module: HloModule) -> bool:
     """Whether a strategy that goes on from XLA's fusions leaves a module for the sake of large
     arguments, of which XLA would forget that they are donated."""
     return refines(strategy) and count_donated_bytes(module) > MAX_DONATED_BYTES
+
+
+def leaves_as_it_is(strategy: Pipeline, steps: FusionLog, module: HloModule) -> bool:
+    """Whether a strategy that goes on from XLA's fusions did nothing to a module, or too little for
+    XLA to forget that arguments are donated.
+
+    What has no price pays: kernels of ours, for which that has been reckoned with, and single
+    edges, which were measured.
+    """
+    made = [step.decision.numbers for step in steps if step.fusion]
+    saved_us = sum(numbers.get("saved_us", math.inf) for numbers in made)
+    return refines(strategy) and (not made or saved_us < forgetting_us(module))
 
 
 def with_kernels(
@@ -192,6 +210,7 @@ class _Loops:
     left_out: dict[HloInstruction, int] = field(default_factory=dict)
     is_out_of_time: bool = False
     constrains_layouts: bool = False
+    has_changed: bool = False
 
     def run(self) -> bool:
         """Visits the loops, outermost first; those inside a replaced one not at all.
@@ -200,7 +219,6 @@ class _Loops:
         """
         stack = [self.module.entry]
         seen: set[HloComputation] = set()
-        has_changed = False
         while stack:
             computation = stack.pop()
             if computation in seen:
@@ -208,16 +226,16 @@ class _Loops:
             seen.add(computation)
             for instruction in self._in_order(computation):
                 if self.is_out_of_time:
-                    return has_changed
+                    return self.has_changed
                 if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
                     continue
                 if is_reference(instruction):
                     continue
                 if self._visit(instruction):
-                    has_changed = True
+                    self.has_changed = True
                 elif not is_small_call(instruction):
                     stack.extend(c for c in instruction.called_computations if c not in seen)
-        return has_changed
+        return self.has_changed
 
     def _in_order(self, computation: HloComputation) -> list[HloInstruction]:
         """Returns a computation's instructions; loops first that may compute what others stack."""
@@ -317,7 +335,10 @@ class _Loops:
                 plan = backend.plan(program)
                 kernel_us = backend.straight_us(program, plan)
                 gain = Gain(
-                    trip_count=1, xla_step_us=xla_us, kernel_step_us=kernel_us, kernel_call_us=0.0
+                    trip_count=1,
+                    xla_step_us=xla_us,
+                    kernel_step_us=kernel_us,
+                    kernel_call_us=self._forgetting_us(),
                 )
                 if not gain.is_worth(self.options.min_gain):
                     raise gain.refusal(loop, None)
@@ -334,6 +355,7 @@ class _Loops:
         decision = replace(decision, sentence=sentence)
         self._record(loop, call.program, decision, call.key)
         replace_loop(loop, call.program, call.target, call.attributes)
+        self.has_changed = True
         return decision
 
     def _check_calls(self, plan: Plan) -> CheckCalls:
@@ -373,11 +395,15 @@ class _Loops:
             trip_count=program.loop.trip_count,
             xla_step_us=self.backend.xla_step_us(loop, is_compiled=is_compiled),
             kernel_step_us=kernel_step_us,
-            kernel_call_us=kernel_call_us,
+            kernel_call_us=kernel_call_us + self._forgetting_us(),
         )
         if not gain.is_worth(self.options.min_gain):
             raise gain.refusal(loop, program.obstacle)
         return gain
+
+    def _forgetting_us(self) -> float:
+        """Returns what it costs that XLA forgets what is donated: the first kernel's fault."""
+        return 0.0 if self.has_changed else forgetting_us(self.module)
 
     def _check_region(self, program: LaneProgram) -> None:
         if self.options.verify_hlo or self.options.verify:

@@ -197,3 +197,27 @@ def test_modules_without_gain_go_back_as_they_came(
     options, log = Options(min_gain=1.15), DecisionLog()
     result = transform(given, options, log, strategy=parse_pipeline("fuselane"))
     assert (result is not None) == is_changed == bool(list(log))
+
+
+@pytest.mark.parametrize(("is_donated", "lanes"), [(False, 512), (True, 512), (True, 2**17)])
+def test_many_small_arguments_stay_donated(is_donated: bool, lanes: int) -> None:
+    """Where kernels that share an argument gain less than memory for new results takes: 20 pairs
+    with 40 results, each a microsecond."""
+    pairs, results = [], []
+    for pair in range(20):
+        names = [f"a{pair}", f"b{pair}"]
+        pairs += [f"{n} = f32[{lanes}] fusion(p{pair}, q{n}), kind=kLoop, calls=t" for n in names]
+        pairs += [f"q{n} = f32[{lanes}] parameter({2 * pair + k})" for k, n in enumerate(names)]
+        pairs.append(f"p{pair} = f32[{lanes}] parameter({40 + pair})")
+        results += names
+    alias = ", ".join(f"{{{n}}}: ({n}, {{}}, may-alias)" for n in range(40))
+    given = parse(
+        f"HloModule m{f', input_output_alias={{ {alias} }}' if is_donated else ''}\n"
+        f"t {{ p = f32[{lanes}] parameter(0) q = f32[{lanes}] parameter(1)"
+        f" ROOT r = f32[{lanes}] multiply(p, q) }}\n"
+        "ENTRY main {\n"
+        + "\n".join(sorted(pairs, key=lambda line: "fusion" in line))
+        + f"\nROOT r = ({', '.join([f'f32[{lanes}]'] * 40)}) tuple({', '.join(results)}) }}"
+    )
+    result = transform(given, Options(), DecisionLog(), strategy=parse_pipeline("shared-work"))
+    assert (result is None) == (is_donated and lanes == 512)

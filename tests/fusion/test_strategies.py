@@ -12,8 +12,9 @@ import pytest
 
 from fuselane.cartpole.variants import make_concat
 from fuselane.fusion.pipelines import PIPELINES, for_cpu, parse_pipeline, run_pipeline
+from fuselane.fusion.running import apply
 from fuselane.hlo import HloModule
-from tests.hlo.xla import lowered, run_module
+from tests.hlo.xla import lowered, parse, run_module
 
 Array = np.ndarray[Any, Any]
 
@@ -90,6 +91,30 @@ def test_results_stay(name: str, is_cpu: bool) -> None:
         assert run_pipeline(for_cpu(pipeline) if is_cpu else pipeline, again).steps == log.steps
         if is_cpu:
             check_kernels(module)
+
+
+@pytest.mark.parametrize("text", [*PIPELINES, "fusion-merger", "split-kernel"])
+def test_fusions_that_share_a_body(text: str) -> None:
+    """As in HLO written by hand; XLA gives each its own."""
+    data = parse(
+        """HloModule m
+        twice { p = f32[64] parameter(0) q = f32[64] parameter(1) s = f32[64] sine(p)
+          ROOT r = f32[64] add(s, q) }
+        ENTRY main { x = f32[64] parameter(0) y = f32[64] parameter(1)
+          a = f32[64] fusion(x, y), kind=kLoop, calls=twice
+          b = f32[64] fusion(y, x), kind=kLoop, calls=twice
+          c = f32[64] fusion(a, b), kind=kLoop, calls=twice
+          ROOT t = (f32[64], f32[64]) tuple(b, c) }"""
+    )
+    inputs = [np.linspace(low, 2, 64, dtype=np.float32) for low in (-2, 1)]
+    module = HloModule.from_bytes(data)
+    apply(module, parse_pipeline(text))
+    bodies = [i.to_apply for i in module.entry.instructions if i.opcode == "fusion"]
+    assert len(set(bodies)) == len(bodies) > 0
+    for result, wanted in zip(
+        run_module(module.to_bytes(), *inputs), run_module(data, *inputs), strict=True
+    ):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5)
 
 
 def check_kernels(module: HloModule) -> None:

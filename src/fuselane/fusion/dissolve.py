@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuselane.fusion.traversal import sequential_computations
+from fuselane.fusion.traversal import separate_bodies, sequential_computations
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -35,6 +35,7 @@ _OWN_FIELDS: Final = (
 
 def dissolve(module: HloModule) -> int:
     """Inlines the fusions of a module; returns how many there were."""
+    separate_bodies(module)
     num_dissolved = 0
     bodies = _Bodies()
     for computation in sequential_computations(module):

@@ -27,6 +27,7 @@ from fuselane.fusion.multi_output_fusion import MultiOutputFusion
 from fuselane.fusion.priority_fusion import PriorityFusion
 from fuselane.fusion.shared_work import SharedWork
 from fuselane.fusion.single_edges import FuseEdge, SplitKernel
+from fuselane.fusion.traversal import separate_bodies
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
 
@@ -136,6 +137,7 @@ def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog
     Raises:
         VerificationError: if a pass broke a rule of HLO.
     """
+    separate_bodies(module)
     log = FusionLog()
     for fusion_pass in pipeline:
         if fusion_pass.run(module, log):

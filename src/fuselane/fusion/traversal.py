@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
-from fuselane.hlo.computation import HloComputation, reachable_computations
+from fuselane.hlo.computation import HloComputation, clone_computation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
@@ -30,6 +30,18 @@ def sequential_computations(module: HloModule) -> list[HloComputation]:
             if instruction.opcode in _CONTROL_FLOW and not is_small_call(instruction):
                 wanted.update(instruction.called_computations)
     return [c for c in reachable_computations([module.entry]) if c in wanted]
+
+
+def separate_bodies(module: HloModule) -> None:
+    """Gives every fusion a body of its own, as in XLA; in HLO written by hand some share one."""
+    seen: set[HloComputation] = set()
+    for computation in sequential_computations(module):
+        for fusion in computation.instructions:
+            if fusion.opcode != "fusion":
+                continue
+            if fusion.to_apply in seen:
+                fusion.called_computations[:] = [module.add(clone_computation(fusion.to_apply))]
+            seen.add(fusion.to_apply)
 
 
 def is_small_call(instruction: HloInstruction) -> bool:

@@ -64,7 +64,7 @@ def test_strategies_are_compiled(captured: tuple[CapturedModule, ...]) -> None:
 @needs_gpu_extra
 def test_xla_fuses_nothing_else(captured: tuple[CapturedModule, ...]) -> None:
     """The fusions of the module that XLA compiles are those it was given, and wrapped rest."""
-    modules = [fuse_module(captured[0], find_strategy(name)) for name in ("xla-2021", "none")]
+    modules = [fuse_module(captured[0], find_strategy(name))[0] for name in ("xla-2021", "none")]
     sources = [Source(form="fused", data=module.to_bytes()) for module in modules]
     made, refused = capture_sources(sources, H100, max_s=300)
     assert not refused
@@ -81,6 +81,23 @@ def test_what_xla_does_not_read_is_refused() -> None:
     made, refused = capture_sources([Source(form="fused", data=b"none")], H100, max_s=300)
     assert not made
     assert len(refused) == 1 and "roto" in refused[0]
+
+
+def test_kernels_of_ours_are_priced() -> None:
+    """By their own estimate, and what they read and write; what stays with XLA has a reason."""
+
+    def work(x: jax.Array, y: jax.Array) -> Any:
+        shared = jnp.sin(x) * jnp.cos(x)
+        return shared, shared * jnp.exp(shared), y + 1
+
+    arguments = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (100_000, 8)]
+    captured = capture(lower(jax.jit(work), "cpu", *arguments), "cpu")
+    own, ours = compare_strategies(captured, ["fuselane"])
+    assert ours.num_kernels < own.num_kernels
+    assert 0 < ours.modelled_us < own.modelled_us
+    assert 3 * 400_000 <= ours.num_bytes < own.num_bytes
+    assert not own.refusals
+    assert ours.refusals[0].startswith("No kernel of Fuselane's for `")
 
 
 def test_slices_of_one_array_are_not_for_gpus() -> None:

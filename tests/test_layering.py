@@ -114,9 +114,11 @@ LAYERS: Final = FOUNDATION | {
     "comparing": {
         "analysis",
         "api",
+        "backends.cpu",
         "explain",
         "fusion",
         "hlo",
+        "pipeline",
         "runtime",
         "tuning",
         "xla",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -17,17 +17,23 @@ import numpy as np
 
 from fuselane import api, config
 from fuselane.analysis.hlo_cost import compute_cost
+from fuselane.backends.cpu import CpuBackend
+from fuselane.decisions import DecisionLog
 from fuselane.device import host_device
 from fuselane.errors import CaptureError
 from fuselane.explain.launches import find_launches
+from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.lane_kernels import describe_refusals
 from fuselane.fusion.pipelines import Pipeline, for_gpu, run_pipeline
 from fuselane.fusion.plan import PlannedModule, make_plan
 from fuselane.fusion.running import apply
 from fuselane.fusion.strategies import find_strategy
 from fuselane.gpu import GpuDescription
+from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.pipeline import with_kernels
 from fuselane.runtime.costs import load_costs
-from fuselane.tuning.modelled import clock_of_cpu, clock_of_gpu, modelled_us
+from fuselane.tuning.modelled import Clock, clock_of_cpu, clock_of_gpu, modelled_us
 from fuselane.xla.capture import MAX_SECONDS
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.compilation import Source, capture_sources
@@ -75,6 +81,7 @@ class StrategyCosts:
         max_difference: Largest difference of any result from XLA's, relative to that result's
             largest value; None if it was not run.
         code: What XLA makes of it for a GPU; None if it was not asked.
+        refusals: Sentences about regions that were left to XLA instead of getting a lane kernel.
     """
 
     strategy: str
@@ -85,6 +92,7 @@ class StrategyCosts:
     measured_us: float | None = None
     max_difference: float | None = None
     code: GpuCode | None = None
+    refusals: tuple[str, ...] = ()
 
 
 def compare_strategies(
@@ -108,22 +116,25 @@ def compare_strategies(
         CaptureError: if XLA for a GPU fused nothing, so that there is nothing to start from.
     """
     passes = [(text, find_strategy(text)) for text in strategies]
-    rows = [_price(XLA, [module_before_hook(module) for module in captured], captured)]
+    own = [(module_before_hook(module), FusionLog()) for module in captured]
+    rows = [_price(XLA, own, captured)]
     if compile_for is not None:
         rows[0] = replace(rows[0], code=_describe_code(captured))
     for text, pipeline in passes:
-        modules = [fuse_module(module, pipeline) for module in captured]
-        row = _price(text, modules, captured)
+        fused = [fuse_module(module, pipeline) for module in captured]
+        row = _price(text, fused, captured)
         if compile_for is not None:
             on_progress(f"compiling what {text} makes for {compile_for.name}")
-            row = replace(row, code=compile_fused(modules, compile_for, max_s=max_s))
+            row = replace(row, code=_compile_fused(fused, compile_for, max_s))
         rows.append(row)
     return rows
 
 
-def compile_fused(modules: Sequence[HloModule], target: Target, *, max_s: float) -> GpuCode:
-    """Compiles modules that `fuse_module` returned for a GPU, and returns what XLA made of them."""
-    sources = [Source(form="fused", data=module.to_bytes()) for module in modules]
+def _compile_fused(
+    fused: Sequence[tuple[HloModule, FusionLog]], target: Target, max_s: float
+) -> GpuCode:
+    """Compiles what a strategy made for a GPU, and returns what XLA made of it."""
+    sources = [Source(form="fused", data=module.to_bytes()) for module, _ in fused]
     try:
         made, refused = capture_sources(sources, target, max_s=max_s)
     except CaptureError as error:  # XLA aborts on some of what it refuses
@@ -150,15 +161,15 @@ def _describe_code(captured: Sequence[CapturedModule]) -> GpuCode:
     )
 
 
-def fuse_module(captured: CapturedModule, pipeline: Pipeline) -> HloModule:
-    """Returns a module as a strategy fuses it."""
-    if captured.gpu is None:
-        module = module_before_hook(captured)
-        apply(module, pipeline)
-        return module
-    module = _module_before_fusion(captured)
-    run_pipeline(for_gpu(pipeline), module)
-    return module
+def fuse_module(captured: CapturedModule, pipeline: Pipeline) -> tuple[HloModule, FusionLog]:
+    """Returns a module as a strategy fuses it, and what its passes decided."""
+    if captured.gpu is not None:
+        module = _module_before_fusion(captured)
+        return module, run_pipeline(for_gpu(pipeline), module)
+    module = module_before_hook(captured)
+    options = config.from_environment()
+    backend = CpuBackend(options, is_dry=True)
+    return module, apply(module, with_kernels(pipeline, module, options, DecisionLog(), backend))
 
 
 def plan_module(captured: CapturedModule, pipeline: Pipeline) -> PlannedModule:
@@ -212,29 +223,49 @@ def _difference(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) ->
 
 
 def _price(
-    strategy: str, modules: Sequence[HloModule], captured: Sequence[CapturedModule]
+    strategy: str,
+    fused: Sequence[tuple[HloModule, FusionLog]],
+    captured: Sequence[CapturedModule],
 ) -> StrategyCosts:
     kernels, launches, num_bytes, modelled = 0, 0.0, 0.0, 0.0
-    for module, origin in zip(modules, captured, strict=True):
-        modelled += modelled_us(module, _clock(origin.gpu))
+    for (module, log), origin in zip(fused, captured, strict=True):
+        ours_us = _kernels_of_ours(log)
+        modelled += modelled_us(module, _clock(origin.gpu, ours_us))
         for launch in find_launches(module).kernels.values():
             count = 1 if launch.count is None else launch.count
             kernels += 1
             launches += count
-            num_bytes += count * compute_cost(launch.instruction).num_bytes
+            num_bytes += count * _num_bytes(launch.instruction, launch.instruction.name in ours_us)
     return StrategyCosts(
         strategy=strategy,
         num_kernels=kernels,
         num_launches=launches,
         num_bytes=num_bytes,
         modelled_us=modelled,
+        refusals=tuple(note for _, log in fused for note in describe_refusals(log)),
     )
 
 
-def _clock(gpu: GpuDescription | None) -> Callable[..., float]:
+def _kernels_of_ours(log: FusionLog) -> dict[str, float]:
+    """Returns the estimated microseconds of the lane kernels that a strategy made, by name."""
+    made = ((step.fusion, step.decision.numbers) for step in log if step.fusion)
+    return {name: numbers["kernel_us"] for name, numbers in made if "kernel_us" in numbers}
+
+
+def _num_bytes(kernel: HloInstruction, is_ours: bool) -> float:
+    if not is_ours:
+        return compute_cost(kernel).num_bytes
+    # XLA knows nothing of what a call of ours moves.
+    read = sum(operand.shape.byte_size for operand in dict.fromkeys(kernel.operands))
+    written = sum(shape.byte_size for shape in kernel.shape.tuple_shapes or (kernel.shape,))
+    return float(read + written)
+
+
+def _clock(gpu: GpuDescription | None, ours_us: Mapping[str, float]) -> Clock:
     if gpu is not None:
         return clock_of_gpu(gpu)
-    return clock_of_cpu(load_costs(config.cache_dir()), host_device().num_cores)
+    xlas = clock_of_cpu(load_costs(config.cache_dir()), host_device().num_cores)
+    return lambda launch: ours_us.get(launch.instruction.name) or xlas(launch)
 
 
 def _module_before_fusion(captured: CapturedModule) -> HloModule:

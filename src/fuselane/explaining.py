@@ -22,7 +22,7 @@ from fuselane.explain.units import plural
 from fuselane.explain.why_strategy import StrategyRun
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.dissolve import dissolve
-from fuselane.fusion.lane_kernels import LaneKernels
+from fuselane.fusion.lane_kernels import LaneKernels, describe_refusals
 from fuselane.fusion.pipelines import Pipeline, pipeline_text, refines
 from fuselane.fusion.running import apply
 from fuselane.fusion.strategies import find_strategy
@@ -140,17 +140,18 @@ def _fused(
     except Exception as error:
         note = f"The fusion strategy failed, so XLA's own is shown: {hook.describe(error)}."
         return _model(_noted(captured, note), log)
+    refusals = describe_refusals(steps)
     if pipeline.leaves_as_it_is(passes, steps, module):
-        return _model(_noted(captured, UNCHANGED_NOTE), log)
+        return _model(_noted(captured, UNCHANGED_NOTE, *refusals), log)
     before = [stage for stage in captured.stages if not stage.is_scheduled]
     fused = CapturedStage(pipeline="fuselane", name="fusion", data=final)
     captured = replace(captured, stages=(*before, fused), final=final)
-    captured = _noted(captured, _summarise(steps) if has_xlas else STRATEGY_NOTE)
+    captured = _noted(captured, _summarise(steps) if has_xlas else STRATEGY_NOTE, *refusals)
     return _model(captured, log, StrategyRun(log=steps, unfused=unfused, has_xlas=has_xlas))
 
 
-def _noted(captured: CapturedModule, note: str) -> CapturedModule:
-    return replace(captured, notes=(*captured.notes, note))
+def _noted(captured: CapturedModule, *notes: str) -> CapturedModule:
+    return replace(captured, notes=(*captured.notes, *notes))
 
 
 def _summarise(steps: FusionLog) -> str:

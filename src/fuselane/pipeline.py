@@ -318,8 +318,8 @@ class _Loops:
     def replace_straight(self, backend: CpuBackend, outlined: Outlined) -> Decision:
         """Replaces straight-line code, outlined as a loop of one step, if a kernel is worth it.
 
-        Returns the decision, which is recorded only if there is a kernel: XLA's kernels that stay
-        are no loops.
+        Returns the decision, which names the call of the kernel. It is recorded only if there is
+        one: XLA's kernels that stay are no loops.
         """
         loop = outlined.loop
         try:
@@ -354,9 +354,9 @@ class _Loops:
         sentence = f"Straight-line code, {count} fusions of XLA's, runs as one native kernel."
         decision = replace(decision, sentence=sentence)
         self._record(loop, call.program, decision, call.key)
-        replace_loop(loop, call.program, call.target, call.attributes)
+        made = replace_loop(loop, call.program, call.target, call.attributes)
         self.has_changed = True
-        return decision
+        return replace(decision, instruction=made.name)
 
     def _check_calls(self, plan: Plan) -> CheckCalls:
         """Returns how to verify a loop, with kernels of single steps tiled as its own."""

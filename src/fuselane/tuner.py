@@ -32,6 +32,7 @@ from fuselane.fusion.pipelines import (
     PIPELINES,
     FusionPass,
     Pipeline,
+    for_gpu,
     parse_pipeline,
     pipeline_text,
     refines,
@@ -217,7 +218,7 @@ def tune_captured(
 
     def fuse(passes: Pipeline) -> HloModule:
         module = HloModule.from_bytes(sources[refines(passes)])
-        run_pipeline(passes, module)
+        run_pipeline(for_gpu(passes), module)
         return module
 
     num_threads = captured.gpu.num_multiprocessors * captured.gpu.max_threads

@@ -8,8 +8,14 @@ import pytest
 
 from fuselane.boundary import BoundaryReason
 from fuselane.decisions import Decision, Reason
-from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.lane_kernels import LaneKernels, cut, find_regions, with_between
+from fuselane.fusion.decision import FusionLog, FusionStep, refuse
+from fuselane.fusion.lane_kernels import (
+    LaneKernels,
+    cut,
+    describe_refusals,
+    find_regions,
+    with_between,
+)
 from fuselane.fusion.outline import Outlined, outline
 from fuselane.fusion.pipelines import parse_pipeline
 from fuselane.fusion.running import apply
@@ -185,6 +191,21 @@ def test_twins_of_a_refused_region_are_not_tried() -> None:
     entry = f"{parameters} {work} ROOT t = ({shapes}) tuple({roots})"
     _, log, _ = run(entry, False, max_attempts=1)
     assert {step.decision.reason for step in log} == {BoundaryReason.SLOWER} and len(log) == 40
+    (sentence,) = describe_refusals(log)
+    assert sentence.startswith("No kernel of Fuselane's for `ax0` and 39 regions like it: ")
+
+
+def test_refusals_are_told_by_how_long_xla_takes() -> None:
+    """The longest first; of many, the rest are counted."""
+    log = FusionLog()
+    for number in range(9):
+        decision = refuse(BoundaryReason.SLOWER, f"Because {number}.", xla_us=float(number % 7))
+        names = {"producer": f"p{number}", "consumer": f"c{number}"}
+        log.append(FusionStep(pass_name="lane-kernels", decision=decision, **names))
+    sentences = describe_refusals(log)
+    assert sentences[0] == "No kernel of Fuselane's for `p6` to `c6`: Because 6."
+    assert sentences[-1] == "Nor for 4 smaller regions, for other reasons."
+    assert len(sentences) == 6
 
 
 def test_without_anybody_to_make_kernels_nothing_changes() -> None:

@@ -102,6 +102,8 @@ def _run(options: argparse.Namespace) -> int:
     for row in rows:
         if row.code is not None and row.code.refusal:
             say(f"XLA cannot compile what {row.strategy} makes: {row.code.refusal}")
+        for refusal in row.refusals:
+            say(f"{row.strategy}: {refusal}")
     if options.save is not None:
         pipeline = find_strategy(options.pipeline)
         plans = [plan_module(module, pipeline) for module in captured.modules]

@@ -94,6 +94,41 @@ class LaneKernels:
         return attempts.has_changed
 
 
+def describe_refusals(log: FusionLog) -> tuple[str, ...]:
+    """Returns a sentence about each region that was left to XLA, the longest-running first.
+
+    Regions that are left for the same reason, word by word, share one; beyond a few, their number.
+    """
+    refused: dict[str, list[FusionStep]] = {}
+    for step in log:
+        if step.pass_name == LaneKernels.name and not step.decision.can_fuse:
+            refused.setdefault(step.decision.detail, []).append(step)
+    ordered = sorted(refused.items(), key=lambda item: -sum(map(_xla_us, item[1])))
+    sentences = [
+        f"No kernel of Fuselane's for {_name_region(steps)}: {detail}" for detail, steps in ordered
+    ]
+    if len(sentences) > _MAX_SENTENCES:
+        rest = len(sentences) - _MAX_SENTENCES
+        sentences[_MAX_SENTENCES:] = [f"Nor for {rest:,} smaller regions, for other reasons."]
+    return tuple(sentences)
+
+
+_MAX_SENTENCES: Final = 5
+
+
+def _name_region(steps: Sequence[FusionStep]) -> str:
+    first = steps[0]
+    name = f"`{first.producer}`"
+    if first.consumer:
+        name += f" to `{first.consumer}`"
+    others = len(steps) - 1
+    return f"{name} and {others:,} regions like it" if others else name
+
+
+def _xla_us(step: FusionStep) -> float:
+    return step.decision.numbers.get("xla_us", 0.0)
+
+
 @final
 class _Attempts:
     """The regions of a module on their way to kernels."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuselane.analysis.dimension_rules import matching_dimensions
-from fuselane.analysis.lanes import LaneAnalysis, find_lanes
+from fuselane.analysis.lanes import LaneAnalysis, find_lanes, find_meeting_lanes
 from fuselane.decisions import Decision, Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -168,6 +168,26 @@ def test_mixing(name: str) -> None:
     assert decision.reason is Reason.CROSS_LANE
     assert decision.instruction == culprit
     assert "size 8" in decision.sentence
+
+
+def test_lanes_that_meet_in_most_of_it() -> None:
+    """A counter for each lane beside state that they meet in is not worth being the lanes."""
+    body = """z = f32[] constant(0)
+        s = f32[] reduce(e0, z), dimensions={0}, to_apply=max_f32
+        b = f32[8,2] broadcast(s), dimensions={}
+        y = f32[8,2] subtract(e1, b)
+        o = f32[8] constant({1,1,1,1,1,1,1,1})
+        c = f32[8] add(e2, o)
+        w = f32[8,1] slice(y), slice={[0:8], [0:1]}
+        v = f32[8] reshape(w)"""
+    module = counting_loop(body, ["v", "y", "c"], ["f32[8]", "f32[8,2]", "f32[8]"])
+    region = normalise(loop_of(module)).region
+    decision = obstacle(find_lanes(region))
+    assert decision.reason is Reason.CROSS_LANE
+    assert decision.instruction == "s"
+    meeting = find_meeting_lanes(region)
+    assert meeting is not None
+    assert {by_name(meeting)[name] for name in ("v", "y", "c")} == {0}
 
 
 def test_condition_that_reduces_the_lanes() -> None:

@@ -100,6 +100,18 @@ def test_small_array_read_and_written_is_state() -> None:
     assert not streams
 
 
+def test_many_small_arrays_read_and_written_are_streams() -> None:
+    names = [f"up{n}" for n in range(4)]
+    body = "\n".join(
+        f"""old{n} = f32[1,8] dynamic-slice(e{n}, i, zero), dynamic_slice_sizes={{1,8}}
+        row{n} = f32[1,8] sine(old{n})
+        {name} = f32[60,8] dynamic-update-slice(e{n}, row{n}, zero, zero)"""
+        for n, name in enumerate(names)
+    )
+    _, streams = streams_of(body, names, ["f32[60,8]"] * 4)
+    assert len(streams) == 2
+
+
 def test_uniform_array_is_a_stream_only_if_nobody_reads_it() -> None:
     written = """y = f32[8] sine(e0)
         c = f32[] convert(i)

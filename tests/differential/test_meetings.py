@@ -152,6 +152,52 @@ def test_streams_read_and_written() -> None:
     check(program, numbers((100,)), numbers((9, 100)))
 
 
+def test_what_lanes_have_alone_goes_with_what_they_meet_in() -> None:
+    """As checkpoints do of a flag that never changes: it is parallel, and all the rest is not."""
+
+    def program(x: jax.Array) -> Any:
+        def step(carry: Any, t: jax.Array) -> Any:
+            x, kept, flags = carry
+            x = jnp.where(jnp.any(x % 11 == t), x * 3, x + t)
+            kept = kept.at[:, t].set(x)
+            return (x, kept, flags.at[:, t].set(7)), None
+
+        empty = jnp.zeros((x.size, 9), jnp.int32)
+        return lax.scan(step, (x, empty, empty - 1), jnp.arange(9))[0]
+
+    _, report = run_and_explain(program, numbers((100,)))
+    check(program, numbers((100,)))
+    assert [loop.lanes for loop in report.loops] == [100]
+
+
+def test_branches_that_read_what_is_updated_in_place() -> None:
+    """A branch reads a row, which another one is written over before or after it."""
+
+    def far_away(x: jax.Array) -> jax.Array:
+        for shift in range(1, 20):
+            x = (x ^ (x >> shift)) * 0x5BD1 + shift
+        return x
+
+    def program(x: jax.Array) -> Any:
+        def step(carry: Any, t: jax.Array) -> Any:
+            x, rows = carry
+            restart = jnp.max(x) % 3 == 0
+
+            def back(x: jax.Array, rows: jax.Array) -> jax.Array:
+                return far_away(x) + lax.dynamic_index_in_dim(rows, t // 2, 0, keepdims=False)
+
+            y = lax.cond(restart, back, lambda x, rows: far_away(x * 3), x, rows)
+            rows = lax.dynamic_update_index_in_dim(rows, x * 5, t // 2, 0)
+            return (y, rows), restart
+
+        return lax.scan(step, (x, jnp.ones((150, x.size), jnp.int32)), jnp.arange(40))
+
+    _, report = run_and_explain(program, numbers((100,)))
+    check(program, numbers((100,)))
+    numbers_of = report.loops[0].decision.numbers
+    assert numbers_of["streams"] == 2
+
+
 @pytest.mark.parametrize("name", ["maximum", "one_after_another"])
 def test_more_lanes_than_the_stack_has_room_for(name: str) -> None:
     check(scan(STEPS[name]), numbers((300_000,)))

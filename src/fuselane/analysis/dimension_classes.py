@@ -225,6 +225,19 @@ class DimensionClasses:
                     result[root] = max(rank, result.get(root, rank))
         return result
 
+    def num_changing(
+        self, loop: HloInstruction, some: Collection[int], none: Collection[int]
+    ) -> int:
+        """Returns how many numbers a loop changes in arrays with one of some classes, without
+        any of others."""
+        result = 0
+        for index, nodes in enumerate(self.elements[loop]):
+            roots = {self.find(node) for node in nodes}
+            is_counted = not roots.isdisjoint(some) and roots.isdisjoint(none)
+            if is_counted and not is_invariant(loop, index):
+                result += loop.shape.tuple_shapes[index].num_elements
+        return result
+
     def lane_dimensions(
         self, lane_class: int | None
     ) -> tuple[dict[HloInstruction, int | None], tuple[LeafSplit, ...]]:

@@ -16,7 +16,7 @@ Source: the idea is that of dimension-wise parallelism analysis, as in the desig
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -96,8 +96,9 @@ def find_lanes(
     classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
     candidates = classes.carried_classes(loop)
-    proven = {c: _prove_ends(classes, c) for c in candidates if c not in classes.mixing}
-    parallel = [c for c in candidates if c not in classes.mixing]
+    proven, parallel = _find_parallel(classes, candidates)
+    if _is_byplay(classes, loop, candidates, parallel):
+        parallel = []
     scattered = _find_scattered(classes, loop)
     nodes = () if along is None else classes.nodes.get(along, ())
     preferred = classes.find(nodes[0]) if nodes else None
@@ -133,6 +134,32 @@ def find_lanes(
         splits=splits,
         mergeable=mergeable,
         conditions=proven[lane_class],
+    )
+
+
+def _find_parallel(
+    classes: DimensionClasses, candidates: Collection[int]
+) -> tuple[dict[int, dict[HloInstruction, LaneCondition]], list[int]]:
+    """Returns the classes that nothing mixes, with when their lanes are done in which loops."""
+    proven = {c: _prove_ends(classes, c) for c in candidates if c not in classes.mixing}
+    return proven, [c for c in candidates if c not in classes.mixing]
+
+
+def _is_byplay(
+    classes: DimensionClasses,
+    loop: HloInstruction,
+    candidates: Mapping[int, tuple[int, int]],
+    parallel: Collection[int],
+) -> bool:
+    """Whether lanes of the same number meet in more of what a loop changes than is parallel."""
+    if not parallel:
+        return False
+    size = max(candidates[c][0] for c in parallel)
+    side = {c for c in parallel if candidates[c][0] == size}
+    meeting = (c for c in candidates if candidates[c][0] == size and _meets(classes, loop, c))
+    return any(
+        classes.num_changing(loop, {c}, side) > classes.num_changing(loop, side, ())
+        for c in meeting
     )
 
 
@@ -273,15 +300,19 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
     classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
     candidates = classes.carried_classes(loop)
+    proven, parallel = _find_parallel(classes, candidates)
     for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
-        marking = classes.marking(lane_class)
-        if marking is None or not all(_is_meeting(by, loop) for by in marking):
+        if not _meets(classes, loop, lane_class):
             continue
         ends = classes.reductions_at_ends(lane_class)
-        meetings = {*marking, *ends.pop(loop, ())}
+        meetings = {*(classes.marking(lane_class) or ()), *ends.pop(loop, ())}
         proofs = {inner: prove(classes, inner, at, lane_class) for inner, at in ends.items()}
         conditions = {i: p for i, p in proofs.items() if isinstance(p, LaneCondition)}
         if meetings and len(conditions) == len(proofs):
+            beside = [c for c in parallel if candidates[c][0] == candidates[lane_class][0]]
+            joiner = _Joiner(classes, [lane_class, *beside], {**proven, lane_class: conditions})
+            for other in beside:
+                joiner.join(lane_class, other)
             lane_dimensions, splits = classes.lane_dimensions(lane_class)
             return LaneAnalysis(
                 num_lanes=candidates[lane_class][0],
@@ -316,6 +347,12 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
             taken = [r for r in reductions if not set(marking).isdisjoint(r.members)]
             return [reduction for reduction in taken if len(reduction.members) > 1]
     return []
+
+
+def _meets(classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> bool:
+    """Whether reductions of a loop's own, and nothing else, mix a class."""
+    marking = classes.marking(lane_class)
+    return marking is not None and all(_is_meeting(by, loop) for by in marking)
 
 
 def _is_meeting(instruction: HloInstruction, loop: HloInstruction) -> bool:

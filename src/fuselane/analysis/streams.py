@@ -16,7 +16,8 @@ is carried as state or, if it is large, the loop is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -29,6 +30,9 @@ from fuselane.hlo.instruction import HloInstruction
 
 MAX_STATE_ELEMENTS: Final = 64
 """An array that is both read and written is kept as state up to this many elements per lane."""
+
+MAX_ALL_STATE_ELEMENTS: Final = 128
+"""The same for all such arrays together, small ones first."""
 
 MAX_INDEXED_STATE_ELEMENTS: Final = 16
 """The same for an array that some `scatter` changes, which has to select among all its elements."""
@@ -46,7 +50,8 @@ class Stream:
         elements: The loops that carry it, outermost first, with its tuple index in each.
         versions: All instructions that stand for it: `get-tuple-element`s, `dynamic-update-slice`s
             and `scatter`s.
-        readers: What reads it: `dynamic-slice`s, `gather`s, and `while`s that do not change it.
+        readers: What reads it: `dynamic-slice`s, `gather`s, conditionals, and `while`s that do not
+            change it.
         hazard: A reader that needs a version some update has already ended, or None.
     """
 
@@ -82,24 +87,33 @@ def find_streams(
             overwritten.
     """
     streams = []
-    for index, shape in enumerate(loop.shape.tuple_shapes):
-        if not shape.dimensions or is_invariant(loop, index):
-            continue
-        stream = Stream()
-        if not _trace(loop, index, stream):
-            continue
+    kept = 0
+    traced = (
+        (residual_elements(stream.versions[0], lane_dimensions[stream.versions[0]]), stream)
+        for stream in _trace_all(loop)
+    )
+    for elements, stream in sorted(traced, key=operator.itemgetter(0)):
         array = stream.versions[0]
-        elements = residual_elements(array, lane_dimensions[array])
         if stream.hazard is not None and elements > MAX_COPIED_ELEMENTS:
             detail = f"`{stream.hazard.name}` reads it"
             raise refuse(Reason.STREAM_HAZARD, stream.hazard, detail=detail)
         is_shared = has_lanes and lane_dimensions[array] is None
         limit = MAX_INDEXED_STATE_ELEMENTS if stream.is_scattered else MAX_STATE_ELEMENTS
         is_read = stream.readers or stream.is_scattered
-        if is_read and (is_shared or elements <= limit or stream.hazard):
-            continue
-        streams.append(stream)
+        is_small = elements <= limit and kept + elements <= MAX_ALL_STATE_ELEMENTS
+        if is_read and (is_shared or is_small or stream.hazard):
+            kept += elements
+        else:
+            streams.append(stream)
     return streams
+
+
+def _trace_all(loop: HloInstruction) -> Iterator[Stream]:
+    """Yields what may be updated in place."""
+    for index, shape in enumerate(loop.shape.tuple_shapes):
+        stream = Stream()
+        if shape.dimensions and not is_invariant(loop, index) and _trace(loop, index, stream):
+            yield stream
 
 
 def is_fully_overwritten(loop: HloInstruction, stream: Stream) -> bool:
@@ -192,9 +206,14 @@ def _add_use(
     if user is body.root:
         uses.is_carried = True
         return position == index
-    if user.opcode != "tuple" or len(user.users) != 1 or user.users[0].opcode != "while":
+    if user.opcode != "tuple" or len(user.users) != 1:
         return False
     nested = user.users[0]
+    if nested.opcode == "conditional":
+        uses.readers.append(nested)
+        return _reads_in_branches(nested, user, position)
+    if nested.opcode != "while":
+        return False
     if is_invariant(nested, position):
         uses.readers.append(nested)
         return _reads_in_loop(nested, position)
@@ -214,6 +233,14 @@ def _reads_in_loop(loop: HloInstruction, index: int) -> bool:
             if not _is_read(user, value) and user is not loop.body.root:
                 return False
     return _only_reads(loop.condition, index, inner)
+
+
+def _reads_in_branches(conditional: HloInstruction, argument: HloInstruction, index: int) -> bool:
+    """Whether the branches that are given an array read it by slices only."""
+    branches = zip(conditional.called_computations, conditional.operands[1:], strict=True)
+    given = (branch for branch, operand in branches if operand is argument)
+    values = (_element(branch.parameters[0], index) for branch in given)
+    return all(value is None or all(_is_read(u, value) for u in value.users) for value in values)
 
 
 def _only_reads(condition: HloComputation, index: int, stream: Stream) -> bool:

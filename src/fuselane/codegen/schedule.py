@@ -7,7 +7,7 @@ whose value all lanes share can be told apart from those that need a lane block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -164,9 +164,17 @@ def _readers_before_writer(
             continue
         writers = [user for user in version.users if _writes(user, version, program)]
         for writer in writers:
-            others = [user for user in version.users if user not in writers]
+            others = with_takers(user for user in version.users if user not in writers)
             order.setdefault(writer, []).extend(o for o in others if o is not computation.root)
     return order
+
+
+def with_takers(readers: Iterable[HloInstruction]) -> Iterator[HloInstruction]:
+    """Yields readers, and of tuples the loops and conditionals that take them."""
+    for reader in readers:
+        yield reader
+        if reader.opcode == "tuple":
+            yield from reader.users
 
 
 def _writes(user: HloInstruction, version: HloInstruction, program: LaneProgram) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.codegen.indexing import residual_size
-from fuselane.codegen.schedule import Step, parts_of, results_of
+from fuselane.codegen.schedule import Step, parts_of, results_of, with_takers
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import Guard, LaneProgram
 
@@ -86,7 +86,7 @@ def _awaited(step: Step, program: LaneProgram) -> Iterator[HloInstruction]:
     if isinstance(step, HloInstruction) and step in program.mutable:
         for operand in step.operands:
             if operand in program.mutable:
-                yield from (user for user in operand.users if user is not step)
+                yield from (user for user in with_takers(operand.users) if user is not step)
 
 
 def cut_in_phases(

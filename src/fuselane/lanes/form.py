@@ -353,7 +353,10 @@ def _find_groups(
             return not any(element.kind is ElementKind.STREAM for element in elements) and not any(
                 operand in mutable for operand in instruction.operands[0].operands
             )
-        return not any(operand in mutable for operand in instruction.operands)
+        read = [instruction]
+        if instruction.opcode == "conditional":
+            read += instruction.operands[1:]
+        return not any(operand in mutable for reader in read for operand in reader.operands)
 
     guards: dict[HloComputation, tuple[Guard, ...]] = {}
     pieces: dict[HloComputation, tuple[Piecewise, ...]] = {}

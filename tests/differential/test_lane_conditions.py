@@ -155,6 +155,31 @@ def test_nested_three_deep() -> None:
     check(jax.vmap(program), np.arange(37, dtype=np.int32) * 3)
 
 
+@pytest.mark.parametrize("lanes", (16, 37))
+def test_condition_of_what_the_loop_around_knows(lanes: int) -> None:
+    """XLA takes what asks for invariants only out of the body, and leaves it in the condition."""
+
+    def program(x: jax.Array, limit: jax.Array) -> Any:
+        def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, k = carry
+            is_late = k > limit
+
+            def goes_on(inner: tuple[jax.Array, jax.Array]) -> jax.Array:
+                return (inner[0] % 7 != 0) & ~inner[1] & ~is_late & (k < 20)
+
+            def advance(inner: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                return inner[0] * 3 + 1, inner[1] | (inner[0] % 13 == 0)
+
+            x, _ = lax.while_loop(goes_on, advance, (x + k, x > 900))
+            return x, k + 1
+
+        return lax.while_loop(lambda c: (c[1] < limit + 3) & (c[0] % 50 != 0), step, (x, 0))
+
+    arguments = numbers((lanes,)), numbers((lanes,), seed=1) % 10
+    check(jax.vmap(program), *arguments)
+    assert explain(jax.vmap(program), *arguments).loops[0].lanes == lanes
+
+
 def test_a_lane_that_is_done_would_never_leave_the_inner_loop() -> None:
     """XLA runs the inner loop for all lanes too, so it has to end; with lanes left out it ends
     sooner, with the same results."""

@@ -22,7 +22,7 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -33,7 +33,7 @@ from fuselane.analysis.dimension_classes import DimensionClasses
 from fuselane.analysis.integer_bounds import IntegerBounds, IntegerComparison
 from fuselane.analysis.loop_ends import cone, is_all
 from fuselane.analysis.loop_invariants import find_invariant
-from fuselane.analysis.valuation import Terms, Valuation
+from fuselane.analysis.valuation import Terms, Valuation, has_places_by_use
 from fuselane.analysis.while_loops import is_invariant
 from fuselane.hlo.indexed import get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
@@ -106,7 +106,14 @@ def prove(
     reduction, *others = reductions
     if others:
         return Unproven(others[0], "and another reduction both end the loop over it")
-    proof = _Proof(classes, loop, lane_class)
+    result = _prove(_Proof(classes, loop, lane_class, settled={}), reduction)
+    if isinstance(result, LaneCondition):
+        return result
+    settled = _find_settled(loop)
+    return _prove(_Proof(classes, loop, lane_class, settled), reduction) if settled else result
+
+
+def _prove(proof: _Proof, reduction: HloInstruction) -> LaneCondition | Unproven:
     try:
         unproven = proof.run(reduction)
     except (TooManyNodesError, RecursionError):
@@ -118,16 +125,38 @@ def prove(
     return LaneCondition(reduction=reduction, in_body=in_body, cone=members)
 
 
+def _find_settled(loop: HloInstruction) -> dict[int, HloInstruction]:
+    """Returns the elements that a loop never changes, with what they are around it.
+
+    XLA takes `not done` out of a loop whose condition asks for it, too, and hands both on.
+    """
+    initial = loop.operands[0].operands
+    return {
+        index: value
+        for index, value in enumerate(initial)
+        if is_invariant(loop, index) and not has_places_by_use(value)
+    }
+
+
 @final
 class _Proof:
     """The proof for one loop and one class of lanes."""
 
-    def __init__(self, classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> None:
+    def __init__(
+        self,
+        classes: DimensionClasses,
+        loop: HloInstruction,
+        lane_class: int,
+        settled: Mapping[int, HloInstruction],
+    ) -> None:
         self.classes = classes
         self.loop = loop
         self.lane_class = lane_class
         parameters = (loop.body.parameters[0], loop.condition.parameters[0])
-        self.values = Valuation(Terms(classes), parameters)
+        terms = Terms(classes)
+        outside = Valuation(terms)
+        known = {index: (outside, value) for index, value in settled.items()}
+        self.values = Valuation(terms, parameters, settled=known)
         self.booleans = self.values.booleans
         bounds = IntegerBounds(i for i in classes.elements if i.opcode == "while")
         self.integers = IntegerComparison(self.values, bounds)

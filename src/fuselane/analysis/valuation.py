@@ -110,6 +110,7 @@ class Valuation:
         standing: Mapping[HloInstruction, tuple[Valuation, Sequence[HloInstruction]]] | None = None,
         given: Node = TRUE,
         plain: Valuation | None = None,
+        settled: Mapping[int, tuple[Valuation, HloInstruction]] | None = None,
     ) -> None:
         """Args: see below.
 
@@ -118,6 +119,7 @@ class Valuation:
         standing: Parameters whose elements are these values of another valuation.
         given: What may be taken for granted of a lane.
         plain: The valuation that takes nothing for granted, if `given` does.
+        settled: Elements that are values of another valuation all along, by index.
         """
         self.terms = terms
         self.booleans = terms.booleans
@@ -125,6 +127,7 @@ class Valuation:
         self._standing = standing or {}
         self._given = given
         self._plain = plain
+        self._settled = settled or {}
         self._numbers: dict[HloInstruction, int] = {}
         self._functions: dict[HloInstruction, Node] = {}
 
@@ -136,7 +139,7 @@ class Valuation:
         """
         standing = {p: (inner.under(given), v) for p, (inner, v) in self._standing.items()}
         elements = tuple(self._elements)
-        return Valuation(self.terms, elements, standing, given=given, plain=self)
+        return Valuation(self.terms, elements, standing, given, self, self._settled)
 
     # Numbers.
 
@@ -171,9 +174,11 @@ class Valuation:
         if value.opcode == "get-tuple-element" and value.operands[0] in self._standing:
             inner, values = self._standing[value.operands[0]]
             return inner, values[value.tuple_index]
+        if self._is_own_element(value):
+            return self._settled.get(value.tuple_index)
         if self._plain is None or value.opcode in _LANE_BY_LANE or is_reshape_in_place(value):
             return None
-        return None if self._is_own_element(value) else (self._plain, value)
+        return self._plain, value
 
     def _find_number(self, value: HloInstruction) -> int:
         elsewhere = self._find_elsewhere(value)
@@ -196,7 +201,7 @@ class Valuation:
         for side, fails in ((1, booleans.negate(holds)), (2, holds)):
             if booleans.both(self._given, fails) == FALSE:
                 taken = select.operands[side]
-                return None if _has_places_by_use(taken) else taken
+                return None if has_places_by_use(taken) else taken
         return None
 
     def _find_sum(self, value: HloInstruction) -> int | None:
@@ -207,7 +212,7 @@ class Valuation:
         if value.opcode == "add" and _splat_of(right) is None:
             left, right = right, left
         amount = _splat_of(right)
-        if amount is None or _has_places_by_use(left):
+        if amount is None or has_places_by_use(left):
             return None
         number = self._numbers[left]
         base, offset = self.terms.sums.get(number, (number, 0))
@@ -242,6 +247,9 @@ class Valuation:
 
     def element_function(self, index: int) -> Node:
         """Returns a boolean element as a function."""
+        if index in self._settled:
+            inner, value = self._settled[index]
+            return inner.function(value)
         return self.booleans.unknown(self.terms.number(("element", index)))
 
     def function(self, value: HloInstruction) -> Node:
@@ -250,7 +258,7 @@ class Valuation:
         Raises:
             TooManyNodesError: if the function becomes too large.
         """
-        if _has_places_by_use(value):
+        if has_places_by_use(value):
             return self.booleans.unknown(("constant", object()))
         known = self._functions.get(value)
         if known is None:
@@ -266,7 +274,7 @@ class Valuation:
     def operand_function(self, user: HloInstruction, index: int) -> Node:
         """Returns a boolean operand as a function."""
         operand = user.operands[index]
-        if _has_places_by_use(operand):
+        if has_places_by_use(operand):
             places = self.terms.operand_places(user, index)
             return self.booleans.unknown(("constant", self.number(operand), places))
         return self.function(operand)
@@ -318,7 +326,7 @@ class Valuation:
         return self.booleans.negate(function) if is_opposite else function
 
 
-def _has_places_by_use(value: HloInstruction) -> bool:
+def has_places_by_use(value: HloInstruction) -> bool:
     """Whether a value differs along dimensions that stand for something in each use alone."""
     return value.opcode in ("constant", "iota") and _splat_of(value) is None
 

@@ -173,7 +173,8 @@ def test_condition_of_what_the_loop_around_knows(lanes: int) -> None:
             x, _ = lax.while_loop(goes_on, advance, (x + k, x > 900))
             return x, k + 1
 
-        return lax.while_loop(lambda c: (c[1] < limit + 3) & (c[0] % 50 != 0), step, (x, 0))
+        start = (x, jnp.int32(0))
+        return lax.while_loop(lambda c: (c[1] < limit + 3) & (c[0] % 50 != 0), step, start)
 
     arguments = numbers((lanes,)), numbers((lanes,), seed=1) % 10
     check(jax.vmap(program), *arguments)

@@ -47,8 +47,34 @@ ENTRY main {
 """The rows have one layout outside of the loop and another one inside."""
 
 
-def transformed(options: Options, log: DecisionLog) -> HloModule | None:
-    data = _hlo.hlo_module_from_text(SCAN).as_serialized_hlo_module_proto()
+TWICE = """HloModule twice
+step {
+  p = (s32[], f32[300]{0}, f32[300]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[300]{0} get-tuple-element(p), index=1
+  y = f32[300]{0} get-tuple-element(p), index=2
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  sum = f32[300]{0} add(x, y)
+  sine = f32[300]{0} sine(sum)
+  ROOT t = (s32[], f32[300]{0}, f32[300]{0}) tuple(next, sine, x)
+}
+condition {
+  p = (s32[], f32[300]{0}, f32[300]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  end = s32[] constant(1000)
+  ROOT c = pred[] compare(i, end), direction=LT
+}
+ENTRY main {
+  zero = s32[] constant(0)
+  x = f32[300]{0} parameter(0)
+  t = (s32[], f32[300]{0}, f32[300]{0}) tuple(zero, x, x)
+  ROOT loop = (s32[], f32[300]{0}, f32[300]{0}) while(t), condition=condition, body=step
+}"""
+
+
+def transformed(options: Options, log: DecisionLog, text: str = SCAN) -> HloModule | None:
+    data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     out = pipeline.transform(data, options, log, GpuBackend(options, H200))
     return None if out is None else HloModule.from_bytes(out)
 
@@ -72,3 +98,13 @@ def test_what_xla_will_fuse_is_no_launch_each() -> None:
     assert transformed(Options(cache_mib=0), log) is not None
     (decision,) = log
     assert decision.decision.numbers["xla_us"] == 1000 * 2 * 2.0
+
+
+def test_two_states_may_start_from_one_array() -> None:
+    """XLA has not placed the copy yet that keeps them apart."""
+    module = transformed(Options(min_gain=0, cache_mib=0, verify_hlo=True), DecisionLog(), TWICE)
+    assert module is not None
+    (call,) = (i for i in module.entry.instructions if i.opcode == "custom-call")
+    shared = [pair.operand_index for pair in call.proto.output_operand_aliasing]
+    assert len(shared) == len({call.operands[number] for number in shared})
+    assert {call.operands[number].opcode for number in shared} >= {"parameter", "copy"}

@@ -175,7 +175,13 @@ class _Replacement:
         """Adds a result that lies in the buffer of the loop's initial value."""
         value = self.initial[index]
         if any(self.operands[other] is value for _, other in self.aliases):
-            raise VerificationError(f"{self.loop.name} updates {value.name} twice in place.")
+            if not self.constrains_layouts:  # then XLA has placed all copies
+                raise VerificationError(f"{self.loop.name} updates {value.name} twice in place.")
+            value = self._copied(value)
+            if any(position == other for _, other in self.aliases):
+                position = None
+            if position is not None:
+                self.operands[position] = value
         if position is None:
             position = len(self.operands)
             self.operands.append(value)

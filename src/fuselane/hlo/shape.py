@@ -100,7 +100,7 @@ class PrimitiveType(enum.IntEnum):
         return result
 
 
-_MAX_INTERNED: Final = 16384
+_MAX_INTERNED: Final = 4096
 _MAX_BYTES: Final = 2**63 - 1
 _ELEMENT_TYPES: Final = {int(element_type): element_type for element_type in PrimitiveType}
 _interned: dict[bytes, Shape] = {}

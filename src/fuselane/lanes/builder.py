@@ -46,7 +46,7 @@ Attributes = tuple[tuple[str, Any], ...]
 """Fields of an instruction's proto as hashable values, such as `(("dimensions", (0, 1)),)`."""
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=2048)
 def array_shape(element_type: PrimitiveType, dimensions: tuple[int, ...]) -> Shape:
     """Returns the row-major shape; equal arguments give the same object."""
     return Shape.array(element_type, dimensions)

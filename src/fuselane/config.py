@@ -188,6 +188,13 @@ def xla_flags() -> str:
     return os.environ.get("XLA_FLAGS", "")
 
 
+def disabled_hlo_passes() -> tuple[str, ...]:
+    """Returns the passes that `XLA_FLAGS` tells XLA to leave out, in order."""
+    prefix = "--xla_disable_hlo_passes="
+    flags = [flag for flag in xla_flags().split() if flag.startswith(prefix)]
+    return tuple(flags[-1].removeprefix(prefix).split(",")) if flags else ()
+
+
 def _require(is_allowed: bool, name: str, allowed: str) -> None:
     if not is_allowed:
         raise OptionError(f"The option {name} has to be {allowed}.")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fuselane import config
 
+OUR_PASS: Final = "apply-xla-transforms"
+"""The pass through which XLA calls Fuselane, by its name up to JAX 0.10 (since then see `alone`).
+
+Leaving it out also tells these compilations from others in JAX's persistent cache, for which dumps
+make no difference."""
+
 
 def dump_options(folder: Path) -> dict[str, Any]:
-    """Returns options for a compilation that is dumped into a folder.
+    """Returns options for a compilation by XLA alone that is dumped into a folder.
 
     They come on top of what the environment says.
     """
@@ -17,6 +23,7 @@ def dump_options(folder: Path) -> dict[str, Any]:
         "xla_dump_to": str(folder),
         "xla_dump_hlo_pass_re": ".*",
         "xla_dump_hlo_as_proto": True,
+        "xla_disable_hlo_passes": ",".join((*config.disabled_hlo_passes(), OUR_PASS)),
     }
 
 

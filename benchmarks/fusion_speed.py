@@ -1,6 +1,9 @@
 """How long fusion strategies take: modules of about 10,000 instructions, CPU time.
 
+Strategies that go on from XLA's fusions get the module as `xla-today-cpu` leaves it.
+
 python benchmarks/fusion_speed.py --strategies xla-2021 xla-2023
+python benchmarks/fusion_speed.py --docs docs/strategies.md
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -17,7 +21,8 @@ from jax import lax
 from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from fuselane import collector
-from fuselane.fusion.pipelines import PIPELINES, for_cpu, parse_pipeline, run_pipeline
+from fuselane.cartpole.variants import make_no_concat
+from fuselane.fusion.pipelines import PIPELINES, for_cpu, parse_pipeline, refines, run_pipeline
 from fuselane.hlo import HloModule
 
 Built = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -88,7 +93,17 @@ def fan(num: int) -> Built:
     return function, (np.ones(256, np.float32),)
 
 
-PROGRAMS: Final = (chain, web, optimizer, layers, fan)
+def cartpole(num: int) -> Built:
+    """Steps of CartPole, one after the other without a loop."""
+    num_steps = num // 110
+    state = tuple(np.zeros(1024, np.float32) for _ in range(4))
+    actions = np.zeros((num_steps, 1024), np.int32)
+    resets = np.zeros((num_steps, 4, 1024), np.float32)
+    return make_no_concat(num_steps, unroll=num_steps), (state, actions, resets)
+
+
+PROGRAMS: Final = (chain, optimizer, layers, fan, cartpole, web)
+BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,17 +115,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="PROGRAM")
     parser.add_argument("--instructions", type=int, default=10_000)
     parser.add_argument("--cpu", action="store_true", help="without the rules of GPUs")
+    parser.add_argument("--docs", type=Path, help="put the table between a page's two marks")
     options = parser.parse_args(arguments)
+    table = [
+        f"| program | instructions | {' | '.join(options.strategies)} |",
+        f"|---|---:|{'---:|' * len(options.strategies)}",
+    ]
     width = max(map(len, options.strategies)) + 2
     print(f"{'program':12}{'instructions':>14}  {'strategy':{width}}{'kernels':>8}{'CPU s':>8}")
     for program in PROGRAMS:
         if options.only and program.__name__ not in options.only:
             continue
-        data = lower(*program(options.instructions))
+        data, times = lower(*program(options.instructions)), []
         for name in options.strategies:
             module = HloModule.from_bytes(data)
+            inline_calls(module)
             num = sum(len(c.instructions) for c in module.computations)
             pipeline = parse_pipeline(name)
+            if refines(pipeline):
+                run_pipeline(PIPELINES["xla-today-cpu"], module)
             start = time.process_time()
             with collector.paused():  # as while XLA compiles
                 run_pipeline(for_cpu(pipeline) if options.cpu else pipeline, module)
@@ -118,6 +141,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kernels = sum(i.opcode == "fusion" for i in module.entry.instructions)
             row = f"{program.__name__:12}{num:14,}  {name:{width}}{kernels:8,}{seconds:8.2f}"
             print(row, flush=True)
+            times.append(f"{seconds:.1f}")
+        table.append(f"| `{program.__name__}` | {num:,} | {' | '.join(times)} |")
+    if options.docs is not None:
+        before, _, rest = options.docs.read_text().partition(BEGIN)
+        text = "\n".join(table)
+        options.docs.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
     return 0
 
 
@@ -127,6 +156,21 @@ def lower(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     module = _hlo.HloModule.from_serialized_hlo_module_proto(hlo.as_serialized_hlo_module_proto())
     data: bytes = module.as_serialized_hlo_module_proto()
     return data
+
+
+def inline_calls(module: HloModule) -> None:
+    """Puts what the entry calls in place of the calls, as XLA does before it fuses."""
+    entry = module.entry
+    while calls := [i for i in entry.instructions if i.opcode == "call" and i.users]:
+        for call in calls:
+            made = dict(zip(call.to_apply.parameters, call.operands, strict=True))
+            for member in call.to_apply.post_order():
+                if member.opcode != "parameter":
+                    made[member] = entry.add(member.clone([made[o] for o in member.operands]))
+            call.replace_all_uses_with(made[call.to_apply.root])
+    entry.remove_dead_instructions()
+    entry.sort()
+    module.remove_unused_computations()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from fuselane.fusion.gpu.rules import (
     demands_of,
     is_free_bitcast,
     is_small_constant,
+    is_unguarded,
 )
 from fuselane.fusion.opcodes import is_fusible
 from fuselane.fusion.traversal import sequential_computations, xla_post_order
@@ -202,7 +203,7 @@ class _Queue:
             return _Pair(refusal)
         plan = self.model.plan(user, producer)
         costs = self.model.cost(producer), self.model.cost(user)
-        if plan.is_plain:
+        if is_unguarded(self.model.opcodes(producer)) and is_unguarded(self.model.opcodes(user)):
             return _Pair(self.rules.check_plain(producer, user, *costs), plan)
         demands = self._demands_of(producer), self._demands_of(user)
         return _Pair(self.rules.check(producer, user, costs, demands, plan.emission), plan)

@@ -51,6 +51,7 @@ class Candidate:
         if heavy is None:
             heavy = [member for member in members(instruction) if member.opcode in HEAVY]
         self.heavy = heavy
+        self._may_have_heroes = tiled and any(member.opcode in _HEROIC for member in heavy)
 
     @property
     def name(self) -> str:
@@ -83,10 +84,6 @@ class Candidate:
         return root.operands if root.opcode == "tuple" else [root]
 
     @cached_property
-    def _may_have_heroes(self) -> bool:
-        return self.tiled and any(member.opcode in _HEROIC for member in self.heavy)
-
-    @cached_property
     def heroes(self) -> list[HloInstruction]:
         """For each root, the reduction or tiled transpose it comes from, or the root itself."""
         if not self._may_have_heroes:
@@ -103,12 +100,12 @@ class Candidate:
                     return hero
         return self.roots[0]
 
-    @cached_property
+    @property
     def is_reduction(self) -> bool:
         """Whether any result comes from a reduction with an emitter of its own."""
         return self._may_have_heroes and any(map(is_real_reduction_hero, self.roots, self.heroes))
 
-    @cached_property
+    @property
     def is_transpose(self) -> bool:
         """Whether any result comes from a transpose with an emitter of its own."""
         return self._may_have_heroes and any(
@@ -121,7 +118,7 @@ class Candidate:
         is_loop = self.instruction.opcode == "fusion" and self.instruction.fusion_kind != "kInput"
         return self.roots[0].opcode == "scatter" and not is_loop
 
-    @cached_property
+    @property
     def is_transposing(self) -> bool:
         """Whether any member moves elements to other places of memory."""
         return any(

@@ -66,20 +66,16 @@ class Plan:
     Attributes:
         region: What is computed.
         emission: By which code generator.
-        is_plain: Whether the region is a loop, which stays as it is whatever else of that sort is
-            computed in it: then the plan of a consumer alone is that of consumer and producer.
+        is_steady: Whether it stays as it is if a producer is computed in the region as well, unless
+            that has any of the opcodes that decide.
     """
 
-    __slots__ = ("_running", "emission", "is_plain", "region")
+    __slots__ = ("_running", "emission", "is_steady", "region")
 
     def __init__(self, region: Region) -> None:
         self.region = region
         self.emission = choose_emitter(region)
-        self.is_plain = (
-            region.opcodes.isdisjoint(_SHAPING)
-            and len(self.emission.roots) == 1
-            and self.emission.emitter is Emitter.LOOP
-        )
+        self.is_steady = self.emission.emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
         self._running: _Running | None = None
 
     def running(self, gpu: GpuDescription) -> _Running:
@@ -113,7 +109,7 @@ class _Known:
     cost: KernelCost | None = None
     plan: Plan | None = None
     time: KernelTime | None = None
-    reads: Reads | None = None
+    reads: _Reads | None = None
 
 
 @final
@@ -138,7 +134,7 @@ class PerformanceModel:
     def learn(self, instruction: HloInstruction, cost: KernelCost, opcodes: Opcodes) -> None:
         """Takes what is known of an instruction instead of looking for itself."""
         known = self._of(instruction)
-        known.cost, known.opcodes = cost, opcodes
+        known.cost, known.opcodes, known.reads = cost, opcodes, None
 
     def _of(self, instruction: HloInstruction) -> _Known:
         known = self._known.get(instruction)
@@ -159,7 +155,7 @@ class PerformanceModel:
         alone = known.plan
         if alone is None:
             alone = known.plan = Plan(Region(consumer, None, self.opcodes(consumer)))
-        if producer is None or (alone.is_plain and self.opcodes(producer).isdisjoint(_SHAPING)):
+        if producer is None or (alone.is_steady and self.opcodes(producer).isdisjoint(_SHAPING)):
             return alone
         opcodes = self.opcodes(consumer) | self.opcodes(producer)
         return Plan(Region(consumer, producer, opcodes))
@@ -190,29 +186,24 @@ class PerformanceModel:
     ) -> int:
         """Returns the time of a consumer that computes an operand of it itself, and may also
         return it. The plan is that of both."""
-        into, of = self.cost(consumer), self.cost(producer)
+        into, of = self._reads(consumer), self._reads(producer)
         time, time_of = self.time(consumer), self.time(producer)
         running = plan.running(self.gpu)
-        reads = self.reads(consumer)
-        place = reads.places[producer]
-        share = into.operands[place].utilization
+        place = into.places[producer]
+        share = into.cost.operands[place].utilization
         times = share * consumer.operands.count(producer)
         flops = int(to_f32(to_f32(time_of.flops * times) + time.flops))
-        reading, each = self._reading(consumer, reads, running)
-        reading -= each[place]
-        for operand, place in self.reads(producer).places.items():
-            total = of.operands[place].bytes_read
-            if share != 1.0 or total >= EXACT_IN_F32:
-                total = round_half_up(to_f32(total * share))
-            known = reads.places.get(operand)
-            if known is not None:
-                common = self.common_utilization(operand, producer, consumer)
-                total += into.operands[known].bytes_read
-                if common:
-                    total -= round_half_up(to_f32(operand.shape.byte_size * common))
-                reading -= each[known]
-            reading += self._read_ticks(operand, total, running)
-        memory = reading + time.write
+        reading = self._reading(into, running)
+        inside = self._reading(of, running, share)
+        memory = reading.total - reading.ticks[place] + inside.total + time.write
+        for operand in into.places.keys() & of.places.keys():
+            place, place_of = into.places[operand], of.places[operand]
+            total = into.cost.operands[place].bytes_read + inside.num_bytes[place_of]
+            common = _common_utilization(operand, producer, consumer, of, into)
+            if common:
+                total -= round_half_up(to_f32(operand.shape.byte_size * common))
+            memory -= reading.ticks[place] + inside.ticks[place_of]
+            memory += self._read_ticks(operand, total, running)
         if is_multi_output:
             memory += time_of.write
         return _overlap(_compute_ticks(flops, running), memory)
@@ -221,54 +212,47 @@ class PerformanceModel:
         self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
     ) -> float:
         """Returns how much of a producer's operand the consumer reads in the same places."""
-        places = self.reads(consumer).places
-        if operand not in places:
+        of, into = self._reads(producer), self._reads(consumer)
+        if operand not in into.places:
             return 0.0
-        of, into = self.cost(producer), self.cost(consumer)
-        if of.is_fusion:
-            if of.result not in of.operands[self.reads(producer).places[operand]].roots:
-                return 0.0
-        elif not is_elementwise(producer):
-            return 0.0
-        if not into.is_fusion:
-            return 1.0 if is_elementwise(consumer) else 0.0
-        return into.common(
-            into.operands[places[operand]].roots, into.operands[places[producer]].roots
-        )
+        return _common_utilization(operand, producer, consumer, of, into)
 
     def _compute_time(self, instruction: HloInstruction) -> KernelTime:
         cost = self.cost(instruction)
         running = self.plan(instruction).running(self.gpu)
-        reads = self.reads(instruction)
-        reading, each = self._reading(instruction, reads, running)
-        if len(reads.places) < len(instruction.operands):  # what occurs twice is read twice
-            reading = sum([each[reads.places[operand]] for operand in instruction.operands])
+        reads = self._reads(instruction)
+        reading = self._reading(reads, running)
+        memory, places = reading.total, reads.places
+        if len(places) < len(instruction.operands):  # what occurs twice is read twice
+            memory = sum([reading.ticks[places[operand]] for operand in instruction.operands])
         flops = int(cost.flops)
         write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / self._bandwidth))
         computing = _compute_ticks(flops, running)
-        return KernelTime(flops, write, _overlap(computing, reading + write))
+        return KernelTime(flops, write, _overlap(computing, memory + write))
 
-    def reads(self, instruction: HloInstruction) -> Reads:
-        """Returns where an instruction has its operands."""
+    def _reads(self, instruction: HloInstruction) -> _Reads:
         known = self._known.get(instruction)
         if known is None or known.reads is None:
             known = self._of(instruction)
-            known.reads = Reads(_first_places(instruction.operands))
+            known.reads = _Reads(self.cost(instruction), _first_places(instruction.operands))
         return known.reads
 
-    def _reading(
-        self, instruction: HloInstruction, reads: Reads, running: _Running
-    ) -> tuple[int, list[int]]:
-        """Returns the time to read all distinct operands, and each; by its first place."""
-        key = running.blocks if running.is_coalesced else -running.blocks
-        known = reads.ticks.get(key)
-        if known is None:
-            each = [0] * len(instruction.operands)
-            operands = self.cost(instruction).operands
+    def _reading(self, reads: _Reads, running: _Running, share: float | None = None) -> _Reading:
+        """Returns what it takes to read all distinct operands, all of what is read or a share."""
+        key = (running.blocks, running.is_coalesced, share)
+        reading = reads.readings.get(key)
+        if reading is None:
+            operands = reads.cost.operands
+            num_bytes = [0] * len(operands)
+            ticks = num_bytes.copy()
             for operand, place in reads.places.items():
-                each[place] = self._read_ticks(operand, operands[place].bytes_read, running)
-            known = reads.ticks[key] = (sum(each), each)
-        return known
+                total = operands[place].bytes_read
+                if share is not None and (share != 1.0 or total >= EXACT_IN_F32):
+                    total = round_half_up(to_f32(total * share))
+                num_bytes[place] = total
+                ticks[place] = self._read_ticks(operand, total, running)
+            reading = reads.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
+        return reading
 
     def _read_ticks(self, operand: HloInstruction, total: int, running: _Running) -> int:
         """Returns the time to read `total` bytes, repetitions included, of an operand."""
@@ -304,11 +288,43 @@ class PerformanceModel:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Reads:
-    """Where an instruction has its operands, and what reading them takes, by the launch."""
+class _Reading:
+    """What reading an instruction's operands takes, in sum and by the place where each is first."""
 
+    total: int
+    ticks: list[int]
+    num_bytes: list[int]
+
+
+@final
+@dataclass(slots=True)
+class _Reads:
+    """What an instruction reads: where it has each operand first, and what reading all of them
+    takes, by the launch."""
+
+    cost: KernelCost
     places: dict[HloInstruction, int]
-    ticks: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    readings: dict[tuple[int, bool, float | None], _Reading] = field(default_factory=dict)
+
+
+def _common_utilization(
+    operand: HloInstruction,
+    producer: HloInstruction,
+    consumer: HloInstruction,
+    of: _Reads,
+    into: _Reads,
+) -> float:
+    if of.cost.is_fusion:
+        if of.cost.result not in of.cost.operands[of.places[operand]].roots:
+            return 0.0
+    elif not is_elementwise(producer):
+        return 0.0
+    if not into.cost.is_fusion:
+        return 1.0 if is_elementwise(consumer) else 0.0
+    operands = into.cost.operands
+    return into.cost.common(
+        operands[into.places[operand]].roots, operands[into.places[producer]].roots
+    )
 
 
 def _first_places(operands: list[HloInstruction]) -> dict[HloInstruction, int]:
@@ -340,9 +356,14 @@ def _scale(ticks: int, factor: float) -> int:
 
 
 _MOVES: Final = frozenset({"copy", "transpose"})
-_SHAPING: Final = HEROIC | HOSTILE | _MOVES | {"dynamic-update-slice"}
-"""Opcodes that may decide how the kernel that holds them is made; all others are computed in a loop
-over whatever the result is."""
+_WATCHING: Final = _MOVES | {"dynamic-update-slice"}
+"""Opcodes for which it matters where their operand comes from."""
+
+_SHAPING: Final = HEROIC | HOSTILE | _WATCHING
+"""Opcodes that may decide how the kernel that holds them is made."""
+
+_STEADY: Final = frozenset({Emitter.LOOP, Emitter.CONCATENATE, Emitter.SCATTER})
+"""Emitters that ask nothing about what a kernel reads."""
 
 
 def _is_coalesced(region: Region, emission: Emission) -> bool:

@@ -14,7 +14,7 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
 from fuselane.fusion.gpu.costs import KernelCost
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
-from fuselane.fusion.gpu.region import Region, roots_of
+from fuselane.fusion.gpu.region import Opcodes, Region, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
 from fuselane.fusion.in_place import check_in_place
 from fuselane.fusion.opcodes import (
@@ -34,6 +34,8 @@ _FUSIBLE: Final = ELEMENTWISE | opcodes(
 _SHARING: Final = frozenset({"reduce", "transpose"})
 """Opcodes that may take shared memory."""
 
+_GUARDED: Final = _SHARING | {"dynamic-update-slice", "scatter"}
+
 _SIGNIFICANT_RATIO: Final = 16
 
 
@@ -51,6 +53,11 @@ def is_free_bitcast(instruction: HloInstruction) -> bool:
     if instruction.opcode != "bitcast":
         return False
     return instruction.shape.element_type.bits == instruction.operands[0].shape.element_type.bits
+
+
+def is_unguarded(opcodes: Opcodes) -> bool:
+    """Whether a kernel of these opcodes shares no memory of blocks and updates no array."""
+    return opcodes.isdisjoint(_GUARDED)
 
 
 @final
@@ -136,7 +143,7 @@ class GpuRules:
     def check_plain(
         self, producer: HloInstruction, consumer: HloInstruction, of: KernelCost, into: KernelCost
     ) -> FusionDecision | None:
-        """As `check`, for a loop without reductions, transposes, scatters and updates."""
+        """As `check`, where both sides are unguarded."""
         return self.check_operands(producer, consumer, is_vertical=True) or self.check_code(
             producer, consumer, of, into
         )

@@ -12,7 +12,7 @@ from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.gpu.costs import KernelCost, compute_cost
 from fuselane.fusion.gpu.emitters import choose_emitter
 from fuselane.fusion.gpu.launch import Launch, compute_launch
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel, Plan
 from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.gpu.rules import is_fusible_on_gpu
 from fuselane.fusion.priority_fusion import PriorityFusion
@@ -64,6 +64,31 @@ def test_updates_of_what_the_kernel_computes_are_no_updates_in_place() -> None:
     p, c = find(module, "p"), find(module, "c")
     for region, launch in ((Region(c), Launch(1, 128)), (Region(c, p), Launch(32, 128))):
         assert compute_launch(region, choose_emitter(region), GPU) == launch
+
+
+@pytest.mark.parametrize(
+    ("body", "is_kept"),
+    [
+        ("p = f32[4096] negate(x) ROOT c = f32[4096] sine(p)", True),
+        ("p = f32[4096] negate(x) ROOT c = f32[8192] concatenate(p, x), dimensions={0}", True),
+        ("p = f32[8192] concatenate(x, x), dimensions={0} ROOT c = f32[8192] sine(p)", False),
+        ("p = f32[4096] negate(x) ROOT c = f32[4096] dynamic-update-slice(p, v, i)", False),
+        (
+            "p = f32[4096] negate(x) ROOT c = f32[] reduce(p, z), dimensions={0}, to_apply=sum",
+            False,
+        ),
+    ],
+)
+def test_plans_are_kept_only_where_a_producer_changes_nothing(body: str, is_kept: bool) -> None:
+    """A kept plan of a consumer alone says what that of both would say."""
+    module = parse(f"""x = f32[4096] parameter(0) v = f32[128] parameter(1) i = s32[] parameter(2)
+    z = f32[] constant(0) {body}""")
+    p, c = find(module, "p"), find(module, "c")
+    model, afresh = PerformanceModel(GPU), Plan(Region(c, p))
+    plan = model.plan(c, p)
+    assert (plan is model.plan(c)) == is_kept
+    assert plan.emission == afresh.emission
+    assert plan.running(GPU) == afresh.running(GPU)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,16 @@ def test_run_verifies_when_asked_to(
     assert "JaxRuntimeError" in said and "told" in said and "script.py:6" in said
 
 
+def test_pages_are_printed_where_signs_are_missing(tmp_path: Path) -> None:
+    module = tmp_path / "small.hlo"
+    module.write_text("HloModule m\n\nENTRY e {\n  ROOT x = f32[8] parameter(0)\n}\n")
+    command = [sys.executable, "-m", "fuselane", "explain", str(module)]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert "m on cpu" in done.stdout and " ? " in done.stdout
+
+
 def test_run_shows_what_a_script_raises_as_python_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

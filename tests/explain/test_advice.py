@@ -133,6 +133,17 @@ def test_a_loop_of_python() -> None:
     assert "python-unrolled-loop" not in advice(compiled(_rolled, jnp.ones(64)))
 
 
+def test_layers_are_copies_of_one_though_some_of_their_operations_are_alike() -> None:
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = x + jnp.tanh((x - x.mean()) @ w) * 0.5
+        return (x**2).sum()
+
+    weights = [jnp.ones((8, 8)) for _ in range(14)]
+    found = advice(compiled(jax.grad(loss), weights, jnp.ones((4, 8))))["python-unrolled-loop"]
+    assert found.sentence.startswith("14 copies of the same ")
+
+
 def test_many_arrays_alike_are_no_loop() -> None:
     arrays = [jnp.ones(5) for _ in range(40)]
     module = compiled(lambda xs: [jnp.sin(x) * x + x.sum() for x in xs], arrays)

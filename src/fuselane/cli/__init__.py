@@ -6,6 +6,7 @@ Exit codes: 0 if all is well, 1 if something measured or checked is wrong, 2 for
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, final
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _make_parser().parse_args(arguments)
     if for_script:
         options.arguments = for_script
+    if arguments[:1] != ["run"] and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of signs that a terminal does not know
     try:
         exit_code: int = options.run(options)
     except FuselaneError as error:

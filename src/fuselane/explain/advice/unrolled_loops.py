@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -36,7 +37,8 @@ def _find(view: View) -> Iterable[AdviceModel]:
     chained = [group for group in large if _is_chain(group)]
     if not chained:
         return
-    count = max(len(group) for group in chained)
+    lengths = Counter(map(len, chained))  # a body may hold several of an operation
+    count = max(lengths, key=lambda length: (lengths[length], length))
     alike = [group for group in large if len(group) == count]
     if len(alike) < _MIN_BODY:
         return

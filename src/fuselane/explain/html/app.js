@@ -96,7 +96,7 @@ class App {
   makeTable(key) {
     const { module } = this;
     const numbers = (list) => list.map((_, index) => index);
-    const line = (get) => ({ title: "Line", width: "minmax(130px, 1fr)", text: (row) => placeLabel(get(row)), value: (row) => (get(row).source < 0 ? null : DATA.lines[get(row).source][0] * 1e6 + DATA.lines[get(row).source][1]) });
+    const line = (get) => ({ title: "Line", width: "minmax(130px, 1.5fr)", text: (row) => placeLabel(get(row)), value: (row) => (get(row).source < 0 ? null : DATA.lines[get(row).source][0] * 1e6 + DATA.lines[get(row).source][1]) });
     const number = (title, width, get, format, hint) => ({ title, width, right: true, hint, value: get, text: (row) => (get(row) === null || get(row) === undefined ? "" : format(get(row))) });
     if (key === "kernels") {
       const kernel = (row) => module.kernels[row];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import traceback
@@ -26,16 +27,14 @@ from fuselane.fuzz.program import COHORT, Program
 from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.module import HloModule
 
-XLA_OPTIONS: Final = {
+XLA_OPTIONS: Final[dict[str, Any]] = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
 """For XLA's own code, LLVM is told not to optimise, and compiles it as a whole, which saves time.
 HLO is optimised as ever."""
 
-QUICK: Final = {**XLA_OPTIONS, "xla_cpu_use_fusion_emitters": False}
-"""XLA's emitters for fusions that need no MLIR are done in half the time. What Fuselane is compared
-with is made by these first, and what it leaves to XLA for most modules."""
+_OLDER_EMITTERS: Final = {"xla_cpu_use_fusion_emitters": False}
 
 COHORTS_PER_USUAL: Final = 4
 """Of so many modules, one is handed to Fuselane as XLA usually does: the older emitters want other
@@ -48,6 +47,21 @@ OPTIONS: Final = {"min_gain": 0.0, "cache_mib": 0, "max_compile_s": 3600.0}
 
 
 _numbers: Final = itertools.count()
+
+
+@functools.cache
+def quick_options() -> dict[str, Any]:
+    """Returns options with which XLA takes half the time, if this jaxlib (up to 0.10) has them.
+
+    They choose its older emitters for fusions, which need no MLIR. What Fuselane is compared with
+    is made by these first, and what it leaves to XLA for most modules.
+    """
+    options = {**XLA_OPTIONS, **_OLDER_EMITTERS}
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError:
+        return XLA_OPTIONS
+    return options
 
 
 @final
@@ -184,7 +198,7 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     clock = _Clock(outcome.seconds)
     module = Module.of(programs)
     clock.lap("trace")
-    plain = module.lowered.compile(compiler_options=QUICK)
+    plain = module.lowered.compile(compiler_options=quick_options())
     clock.lap("xla")
     expected = _call(plain, module)
     clock.lap("run")
@@ -197,7 +211,8 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
         fuselane.enabled(**options),
     ):
         warnings.simplefilter("always")
-        fused = module.lowered.compile(compiler_options=XLA_OPTIONS if is_usual else QUICK)
+        xla_options = XLA_OPTIONS if is_usual else quick_options()
+        fused = module.lowered.compile(compiler_options=xla_options)
     clock.lap("fuselane")
     actual = _call(fused, module)
     clock.lap("run")

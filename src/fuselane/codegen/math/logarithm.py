@@ -75,28 +75,44 @@ def emit_log1p(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 
 
 def _log_of_any(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
-    format_ = emitter.format
-    denormal = emitter.compare(
-        "<", x, emitter.from_bits(emitter.integer(1 << format_.mantissa_bits))
-    )
-    scaled = emitter.multiply(x, emitter.constant(2.0 ** (format_.mantissa_bits + 2)))
-    shift = emitter.constant((format_.mantissa_bits + 2) * 0.6931471805599453)
-    of_denormal = emitter.subtract(_log_of_normal(emitter, scaled), shift)
-    result = emitter.select(denormal, of_denormal, usual)
-    result = emitter.select(emitter.compare("<", x, emitter.infinity), result, x)
+    """Returns log(x) for all x; masks make zeros and infinities less rare than denormals are."""
     zero = emitter.constant(0.0)
+    smallest = emitter.from_bits(emitter.integer(emitter.format.smallest_normal_bits))
+    is_tiny = emitter.builder.and_(emitter.compare(">", x, zero), emitter.compare("<", x, smallest))
+    result = emit_rare(emitter, "log.denormal", is_tiny, [x, usual], _log_of_denormal)
+    result = emitter.select(emitter.compare("<", x, emitter.infinity), result, x)
     result = emitter.select(emitter.compare("<", x, zero), emitter.nan, result)
     return emitter.select(emitter.compare("==", x, zero), emitter.negate(emitter.infinity), result)
 
 
+def _log_of_denormal(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
+    """Returns log(x), of what is no positive denormal `usual`."""
+    format_ = emitter.format
+    smallest = emitter.from_bits(emitter.integer(format_.smallest_normal_bits))
+    scaled = emitter.multiply(x, emitter.constant(2.0 ** (format_.mantissa_bits + 2)))
+    shift = emitter.constant((format_.mantissa_bits + 2) * 0.6931471805599453)
+    of_denormal = emitter.subtract(_log_of_normal(emitter, scaled), shift)
+    return emitter.select(emitter.compare("<", x, smallest), of_denormal, usual)
+
+
 def _log1p_of_any(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
-    huge = emitter.compare(">=", x, emitter.constant(_HUGE))
-    result = emitter.select(huge, _log_of_normal(emitter, x), usual)
+    """Returns log(1 + x) for all x."""
+    huge = emitter.builder.and_(
+        emitter.compare(">=", x, emitter.constant(_HUGE)),
+        emitter.compare("<", x, emitter.infinity),
+    )
+    result = emit_rare(emitter, "log1p.huge", huge, [x, usual], _log1p_of_huge)
     result = emitter.select(emitter.compare("<", x, emitter.infinity), result, x)
     minus_one = emitter.constant(-1.0)
     result = emitter.select(emitter.compare("<", x, minus_one), emitter.nan, result)
     pole = emitter.compare("==", x, minus_one)
     return emitter.select(pole, emitter.negate(emitter.infinity), result)
+
+
+def _log1p_of_huge(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
+    """Returns log(x), of what is not huge `usual`."""
+    huge = emitter.compare(">=", x, emitter.constant(_HUGE))
+    return emitter.select(huge, _log_of_normal(emitter, x), usual)
 
 
 def _log_of_normal(emitter: FloatEmitter, x: ir.Value) -> ir.Value:

@@ -152,3 +152,14 @@ def test_threads_of_both_have_to_be_as_many() -> None:
     module, log = join(f"""{XYZ} a = f32[256] fusion(x, y), kind=kLoop, calls=one, {config}
         b = f32[256] fusion(x, z), kind=kLoop, calls=two {TWO}""")
     assert len(kernels(module)) == 2 and reasons(log) == {BoundaryReason.LOOP_SHAPES}
+
+
+@pytest.mark.parametrize(("limit", "tried"), [(3, 3), (64, 9)])
+def test_a_kernel_refused_often_looks_no_further(limit: int, tried: int) -> None:
+    """Of ten readers of two arrays, each may be compared with nine; time must not grow so."""
+    names = [f"k{number}" for number in range(10)]
+    made = " ".join(f"{name} = f32[256] fusion(x, y), kind=kLoop, calls=one" for name in names)
+    root = f"ROOT t = ({', '.join(['f32[256]'] * 10)}) tuple({', '.join(names)})"
+    _, log = join(f"{XYZ} {made} {root}", max_arrays=3, max_refusals=limit)
+    assert reasons(log) == {BoundaryReason.BUDGET}
+    assert sum(step.producer == "k0" for step in log) == tried

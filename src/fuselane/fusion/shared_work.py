@@ -44,12 +44,14 @@ class SharedWork:
         max_arrays: Large arrays that one kernel may read and write.
         max_instructions: How much one kernel may compute.
         min_shared_bytes: Arrays smaller than this are no reason to join.
+        max_refusals: A kernel that may not be joined with so many looks for no others.
     """
 
     name: ClassVar[str] = "shared-work"
     max_arrays: int = 12
     max_instructions: int = 200
     min_shared_bytes: int = 256
+    max_refusals: int = 64
 
     def run(self, module: HloModule, log: FusionLog) -> bool:
         """Joins what the rules allow; returns whether there was anything."""
@@ -74,6 +76,7 @@ class _Walk:
         if len(kernels) < 2:
             return False
         self.reach = Reachability(self.computation.post_order())
+        self.spaces = {kernel: _space(kernel) for kernel in kernels}
         for kernel in kernels:
             self._grow(kernel)
         if self.has_changed:
@@ -83,35 +86,45 @@ class _Walk:
     def _grow(self, kernel: HloInstruction) -> None:
         """Joins a kernel with all others that it shares arrays with."""
         refused: set[HloInstruction] = set()
-        while kernel.operands:
-            other = next((o for o in self._partners(kernel) if o not in refused), None)
-            if other is None:
-                return
+        grown: HloInstruction | None = kernel
+        while grown is not None and grown.operands:
+            grown = self._grow_by_one(grown, refused)
+
+    def _grow_by_one(
+        self, kernel: HloInstruction, refused: set[HloInstruction]
+    ) -> HloInstruction | None:
+        """Returns what a kernel and the first other that may join it become, None if none may."""
+        for other in self._partners(kernel):
+            if other in refused:
+                continue
+            if len(refused) >= self.options.max_refusals:
+                return None
             decision = self._decide(kernel, other)
             names = (kernel.name, other.name)
-            if decision.can_fuse:
-                kernel = self._join(kernel, other)
-            else:
-                refused.add(other)
+            joined = self._join(kernel, other) if decision.can_fuse else None
             self.log.append(
                 FusionStep(
                     pass_name=self.options.name,
                     producer=names[0],
                     consumer=names[1],
                     decision=decision,
-                    fusion=kernel.name if decision.can_fuse else "",
+                    fusion="" if joined is None else joined.name,
                 )
             )
+            if joined is not None:
+                return joined
+            refused.add(other)
+        return None
 
     def _partners(self, kernel: HloInstruction) -> Iterator[HloInstruction]:
         """Yields the kernels over the same index space that read what it reads or makes."""
         arrays = [kernel, *kernel.operands, *(u for u in kernel.users if u.shape.is_array)]
+        space = _space(kernel)
         for array in dict.fromkeys(arrays):
             if array.shape.is_array and array.shape.byte_size < self.options.min_shared_bytes:
                 continue
             for user in array.users:
-                is_other = user is not kernel and can_be_joined(user)
-                if is_other and _space(user) == _space(kernel):
+                if user is not kernel and self.spaces.get(user) == space:
                     yield user
 
     def _decide(self, kernel: HloInstruction, other: HloInstruction) -> FusionDecision:
@@ -163,6 +176,9 @@ class _Walk:
         share(body)
         body.remove_dead_instructions()
         self.has_changed = True
+        del self.spaces[kernel], self.spaces[other]
+        if can_be_joined(joined):
+            self.spaces[joined] = _space(joined)
         return joined
 
 

@@ -368,6 +368,21 @@ def test_explain_a_function(
     assert "There never was one." in capsys.readouterr().out
 
 
+def test_explain_compares_with_a_report_that_was_kept(
+    function_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, name = tmp_path / "kept.json", f"{function_file}:example"
+    assert exit_code_of("explain", name, "--json", str(kept)) == cli.OK
+    function_file.write_text(FUNCTION_FILE.replace("jnp.sin(y)", "jnp.cumsum(y)"))
+    capsys.readouterr()
+    assert exit_code_of("explain", name, "--diff", str(kept)) == cli.OK
+    assert "No kernel" not in capsys.readouterr().out
+    assert exit_code_of("explain", name, "--diff", str(tmp_path / "none.json")) == cli.BAD_INPUT
+    assert "cannot be read" in capsys.readouterr().err
+    kept.write_text("{}")
+    assert exit_code_of("explain", name, "--diff", str(kept)) == cli.BAD_INPUT
+
+
 def test_explain_a_script_that_fails(
     function_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

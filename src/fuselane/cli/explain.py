@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="print which passes made or removed an instruction, or opcode",
     )
-    parser.add_argument("--diff", metavar="OTHER", help="compare with another input, or target")
+    parser.add_argument(
+        "--diff",
+        metavar="OTHER",
+        help="compare with another input or target, or the report in a .json file",
+    )
     parser.add_argument(
         "--max-seconds",
         type=seconds,
@@ -80,12 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     elif options.json is not None:
         write(options.json, report.json() + "\n")
     if options.diff is not None:
-        is_target = options.diff in TARGETS
-        other, other_code = _explain_input(
-            command if is_target else [options.diff],
-            options.diff if is_target else options.target,
-            options.max_seconds,
-        )
+        other, other_code = _explain_other(options, command)
         print(report.diff(other))
         return max(exit_code, other_code)
     if options.annotate:
@@ -95,6 +94,21 @@ def _run(options: argparse.Namespace) -> int:
     elif options.json != STDOUT:
         Console().print(report)
     return exit_code
+
+
+def _explain_other(options: argparse.Namespace, command: Sequence[str]) -> tuple[Report, int]:
+    """Returns the report to compare with: one kept, one for another target, or on another input."""
+    if options.diff in TARGETS:
+        return _explain_input(command, options.diff, options.max_seconds)
+    path = Path(options.diff)
+    if path.suffix == ".json":
+        try:
+            return Report.from_json(path.read_text(encoding="utf-8", errors="replace")), OK
+        except OSError as error:
+            raise InputError(
+                f"The report {options.diff!r} cannot be read: {error.strerror}."
+            ) from None
+    return _explain_input([options.diff], options.target, options.max_seconds)
 
 
 def _explain_input(

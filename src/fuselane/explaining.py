@@ -177,8 +177,7 @@ def _model(
     try:
         return build_module(captured, log, costs=costs, num_cores=num_cores, strategy=strategy)
     except Exception as error:
-        note = f"Its kernels are not shown: {hook.describe(error)}."
-        noted = replace(captured, notes=(*captured.notes, note))
+        noted = _noted(captured, f"Its kernels are not shown: {hook.describe(error)}.")
     return ModuleModel(
         name=noted.name, target=noted.target, compile_s=noted.compile_s, notes=noted.notes
     )

@@ -86,7 +86,7 @@ def _log_of_any(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value
 
 
 def _log_of_denormal(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
-    """Returns log(x), of what is no positive denormal `usual`."""
+    """Returns log(x) of positive x, denormals too; `usual` is right for all that are none."""
     format_ = emitter.format
     smallest = emitter.from_bits(emitter.integer(format_.smallest_normal_bits))
     scaled = emitter.multiply(x, emitter.constant(2.0 ** (format_.mantissa_bits + 2)))

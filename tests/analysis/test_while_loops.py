@@ -192,6 +192,9 @@ def index_loop(index: str, trip_count: int = 10) -> tuple[HloInstruction, HloIns
         ("wide = s64[] convert(i)\nat = s32[] convert(wide)", Affine(1, 0)),
         ("narrow = s8[] convert(i)\nat = s32[] convert(narrow)", None),
         ("big = s32[] constant(2147483640)\nat = s32[] add(big, i)", None),
+        ("nine = s32[] constant(9)\nat = s32[] clamp(zero, i, nine)", Affine(1, 0)),
+        ("eight = s32[] constant(8)\nat = s32[] clamp(zero, i, eight)", None),
+        ("nine = s32[] constant(9)\nat = s32[] clamp(one, i, nine)", None),
         ("one_d = s32[1] reshape(i)\nat = s32[] reshape(one_d)", Affine(1, 0)),
     ],
 )

@@ -55,6 +55,18 @@ def test_libraries_cost_more() -> None:
     assert difference == pytest.approx(COSTS.library_us, rel=1e-3)
 
 
+def test_a_librarys_sine_costs_what_its_exponential_does() -> None:
+    """XLA's own, in the loops it makes itself, calls a function for each element."""
+
+    def fused(kind: str, opcode: str) -> float:
+        body = f"y = f32[4096] fusion(e0), kind={kind}, calls=f"
+        more = f"f {{ q = f32[4096] parameter(0)  ROOT r = f32[4096] {opcode}(q) }}"
+        return step_us(simple(body, more=more))
+
+    assert fused("kCustom", "sine") == pytest.approx(fused("kCustom", "exponential"))
+    assert fused("kLoop", "sine") > 3 * fused("kCustom", "sine")
+
+
 def test_work_grows_with_size_and_opcode() -> None:
     small, large = (step_us(simple(f"y = f32[{n}] sine(e0)", f"f32[{n}]")) for n in (4096, 40960))
     assert large == pytest.approx(10 * small, rel=0.05)

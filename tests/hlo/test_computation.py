@@ -124,6 +124,25 @@ def test_post_order(computation: HloComputation) -> None:
     assert computation.post_order() == order
 
 
+def test_post_order_follows_edits() -> None:
+    """It is kept, but not beyond an edit."""
+    computation = HloComputation.create("c")
+    x = computation.add(_parameter(0))
+    a = computation.add(_add(x, x))
+    b = computation.add(_add(x, x))
+    computation.root = computation.add(_add(a, b))
+    assert computation.post_order() == [x, a, b, computation.root]
+    a.replace_operand(0, b)
+    assert computation.post_order() == [x, b, a, computation.root]
+    c = computation.add(_add(x, x))
+    b.replace_operands([x, c])
+    assert computation.post_order() == [x, c, b, a, computation.root]
+    c.replace_all_uses_with(x)
+    assert computation.post_order() == [x, b, a, computation.root, c]
+    computation.remove(c)
+    assert computation.post_order() == [x, b, a, computation.root]
+
+
 def test_post_order_of_a_cycle() -> None:
     computation = HloComputation.create("c")
     p = computation.add(_parameter(0))

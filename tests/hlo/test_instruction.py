@@ -198,6 +198,18 @@ def test_clone() -> None:
     assert p.users == [copy]
 
 
+def test_copies_change_apart() -> None:
+    """A copy and its original are copies of each other until one of them is changed."""
+    original = _parameter(3)
+    copy, other = original.clone([]), original.clone([])
+    assert copy.is_copy_of(other)
+    copy.proto.parameter_number = 5
+    assert [i.parameter_number for i in (original, copy, other)] == [3, 5, 3]
+    original.proto.parameter_number = 4
+    assert [i.parameter_number for i in (original, copy, other)] == [4, 5, 3]
+    assert not copy.is_copy_of(other)
+
+
 def test_clone_of_a_loop_with_another_body() -> None:
     module = xla.module_of(programs.COUNTING_LOOP)
     loop = _named(module)["loop"]

@@ -125,27 +125,40 @@ def estimate_thread_step_us(
     num_threads: int,
     gpu: GpuDescription,
     *,
+    chain_ops: float | None = None,
+    occupancy: float = 1.0,
     num_meetings: int = 0,
     moved_bytes: float = 0.0,
+    row_cycles: float = 0.0,
 ) -> float:
     """Returns a kernel's time for one step of all threads, in microseconds.
 
     The longest of: a thread's instructions, each waiting for the one before; the instructions of
     all warps, which take turns; what is read and written. Waiting for memory, and for each other
-    where lanes meet, which only one multiprocessor can have at once, comes on top.
+    where lanes meet, which only one multiprocessor can have at once, comes on top. Warps that do
+    not fit a multiprocessor at once come after the others.
 
     Args:
         thread_ops: Instructions of one step of one thread.
         num_threads: Threads.
         gpu: Where.
+        chain_ops: How many of them wait for each other; all by default.
+        occupancy: The share of a multiprocessor's warps that it can have at once.
         num_meetings: Reductions over all threads that each of them waits for.
         moved_bytes: What all threads read and write of streams.
+        row_cycles: For how long a warp has its multiprocessor's path to memory; see
+            `codegen.stream_rows`.
     """
     multiprocessors = 1 if num_meetings else gpu.num_multiprocessors
     warps = -(-num_threads // WARP_LANES)
     warps_per_scheduler = -(-warps // (_SCHEDULERS * multiprocessors))
+    resident = max(1.0, occupancy * gpu.max_threads / (WARP_LANES * _SCHEDULERS))
+    at_once = min(float(warps_per_scheduler), resident)
     issue_cycles = WARP_LANES * _SCHEDULERS / gpu.fp32_units
-    cycles = thread_ops * max(_LATENCY_CYCLES, warps_per_scheduler * issue_cycles)
+    chain = _LATENCY_CYCLES * (thread_ops if chain_ops is None else chain_ops)
+    waves = warps_per_scheduler / max(at_once, 1.0)
+    cycles = waves * max(chain, thread_ops * at_once * issue_cycles)
+    cycles = max(cycles, row_cycles * -(-warps // multiprocessors))
     if num_meetings:
         cycles += num_meetings * (_MEETING_CYCLES + _WARP_CYCLES * min(warps, _MAX_BLOCK_WARPS))
     if moved_bytes:

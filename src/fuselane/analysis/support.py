@@ -97,7 +97,7 @@ LEFT_OPCODES: Final[Mapping[str, str]] = {
     "reduce-scatter": _COLLECTIVE,
     "replica-id": _COLLECTIVE,
     "rng": "random numbers that no seed determines",
-    "rng-bit-generator": "of `jax.random.key(..., impl='rbg')`; the default generator is fused",
+    "rng-bit-generator": _EXPANDED,
     "rng-get-and-update-state": _SIDE_EFFECT,
     "scaled-dot": _EXPANDED,
     "scan": _EXPANDED,
@@ -113,9 +113,9 @@ LEFT_OPCODES: Final[Mapping[str, str]] = {
 """Opcodes that leave a loop to XLA, and why."""
 
 _CONDITIONS: Final[Mapping[str, str]] = {
-    "concatenate": "not along the lanes",
+    "concatenate": "along the lanes in equal parts",
     "conditional": "on what all lanes share; `vmap` makes selects of others",
-    "custom-call": "`TopK`, and LAPACK's Cholesky, LU and triangular solves of small matrices",
+    "custom-call": "`TopK`, and LAPACK's Cholesky, LU, QR and triangular solves of small matrices",
     "dot": "with shared or per-lane matrices, sums over lanes that leave the loop",
     "gather": "from shared tables and from arrays of the lane's own",
     "reduce": "along the lanes only if the result leaves the loop",
@@ -126,7 +126,7 @@ _CONDITIONS: Final[Mapping[str, str]] = {
     "pad": "not along the lanes",
     "reduce-window": "not along the lanes",
     "reverse": "not along the lanes",
-    "slice": "not along the lanes",
+    "slice": "along the lanes in equal parts, or a few that are written down",
     "sort": "not along the lanes",
 }
 

@@ -91,9 +91,9 @@ def match_counter(loop: HloInstruction, index: int) -> Affine | None:
 def match_affine(value: HloInstruction, loop: HloInstruction, trip_count: int) -> Affine | None:
     """Returns a scalar of the loop's body as an affine function of the iteration, or None.
 
-    Sees through integer arithmetic with constants, widening conversions, reshapes, and selects
-    whose comparison has the same outcome in all iterations, such as those that wrap negative
-    indices.
+    Sees through integer arithmetic with constants, widening conversions, reshapes, clamps within
+    whose bounds it always is, and selects whose comparison has the same outcome in all iterations,
+    such as those that wrap negative indices.
 
     Args:
         value: An integer scalar in `loop.body`, or an array of one element.
@@ -130,6 +130,8 @@ class _AffineMatcher:
                 return inner if inner and self._fits(value, inner) else None
             case "add" | "subtract" | "multiply":
                 return self._match_arithmetic(value)
+            case "clamp":
+                return self._match_clamp(value)
             case "select":
                 outcome = self._constant_outcome(value.operands[0])
                 return None if outcome is None else self.match(value.operands[1 if outcome else 2])
@@ -150,6 +152,13 @@ class _AffineMatcher:
                 slope = left.slope * right.offset + right.slope * left.offset
                 result = Affine(slope, left.offset * right.offset)
         return result if self._fits(value, result) else None
+
+    def _match_clamp(self, value: HloInstruction) -> Affine | None:
+        low, inner, high = map(self.match, value.operands)
+        if low is None or inner is None or high is None or low.slope or high.slope:
+            return None
+        smallest, largest = self._range(inner)
+        return inner if low.offset <= smallest and largest <= high.offset else None
 
     def _range(self, affine: Affine) -> tuple[int, int]:
         ends = (affine.at(0), affine.at(self._last))

@@ -47,6 +47,22 @@ _CALLS: Final[Mapping[str, tuple[float, float]]] = {
 }
 """XLA's time for one element in f32 and f64, in sines of f32."""
 
+_LIBRARY_FUNCTIONS: Final[Mapping[str, float]] = {
+    "cosine": 1.0,
+    "erf": 2.7,
+    "exponential": 1.0,
+    "exponential-minus-one": 1.0,
+    "log": 1.1,
+    "log-plus-one": 1.2,
+    "logistic": 1.3,
+    "rsqrt": 0.6,
+    "sine": 1.0,
+    "sqrt": 0.4,
+    "tan": 1.5,
+    "tanh": 1.3,
+}
+"""YNNPACK's time for one element in f32, in exponentials; sines and the like since JAX 0.11."""
+
 _COMPLEX: Final[Mapping[str, Mapping[str, float]]] = {
     "abs": {"divide": 1, "maximum": 2, "multiply": 3, "select": 1, "sqrt": 1},
     "divide": {"divide": 6, "multiply": 20, "select": 20},
@@ -196,10 +212,10 @@ class _Clock:
         return self.costs.moving_us(written + read, self.footprint)
 
     def _work(self, instruction: HloInstruction) -> float:
+        self.is_library_code = instruction.fusion_kind == "kCustom"
         if instruction.opcode != "fusion":
             return self._time(instruction, _result_elements(instruction))
         body = instruction.called_computations[0]
-        self.is_library_code = instruction.fusion_kind == "kCustom"
         # A library computes each array once.
         whole = {inner: float(_result_elements(inner)) for inner in body.instructions}
         runs = whole if self.is_library_code else count_runs(body)
@@ -238,6 +254,8 @@ class _Clock:
         """Returns the time to compute so many elements by an opcode on real numbers."""
         costs = self.costs
         is_double = bits > _SINGLE_BITS
+        if self.is_library_code and opcode in _LIBRARY_FUNCTIONS and not is_double:
+            return count * _LIBRARY_FUNCTIONS[opcode] * costs.xla_function_us
         if opcode in _FUNCTIONS:
             elements = max(count, _MIN_FUNCTIONS)
             return elements * _FUNCTIONS[opcode][is_double] * costs.xla_function_us

@@ -25,8 +25,7 @@ def attributes_of(instruction: HloInstruction, *without: str) -> bytes:
     Neither name, opcode, shape, operands, callees, control edges and source are among them, nor the
     fields of HloInstructionProto that are given.
     """
-    proto = type(instruction.proto)()
-    proto.CopyFrom(instruction.proto)
+    proto = instruction.copy_proto()
     for name in (*_PLACE, *without):
         proto.ClearField(name)
     proto.DiscardUnknownFields()

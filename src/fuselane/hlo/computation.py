@@ -35,6 +35,7 @@ class HloComputation:
 
     __slots__ = (
         "__weakref__",
+        "_post_order",
         "_root",
         "_signature_in_proto",
         "id",
@@ -53,6 +54,7 @@ class HloComputation:
         self.module: HloModule | None = None
         self.proto: Message = proto
         self._root: HloInstruction | None = None
+        self._post_order: list[HloInstruction] | None = None
         self._signature_in_proto: _Signature | None = None
 
     @classmethod
@@ -110,7 +112,8 @@ class HloComputation:
             proto.program_shape.CopyFrom(self.program_shape())
             self._signature_in_proto = signature
         message.MergeFrom(proto)
-        message.instructions.extend([i.update_proto() for i in self.post_order()])
+        for instruction in self.post_order():
+            instruction.write_to(message.instructions.add())
 
     def program_shape(self) -> Message:
         """Returns a new ProgramShapeProto with the shapes of parameters and root."""
@@ -157,7 +160,13 @@ class HloComputation:
         The order of `instructions` is kept where it is such an order. Raises VerificationError for
         a cycle.
         """
-        return post_order(self.instructions, _dependencies)
+        if self._post_order is None:
+            self._post_order = post_order(self.instructions, _dependencies)
+        return self._post_order.copy()
+
+    def note_edit(self) -> None:
+        """Takes note that an instruction was added, removed, or got another operand."""
+        self._post_order = None
 
     def sort(self) -> None:
         """Puts `instructions` into post order."""
@@ -180,6 +189,7 @@ class HloComputation:
         if self.module is not None:
             self.module.adopt(instruction, self)
         instruction.computation = self
+        self._post_order = None
         if before is None:
             self.instructions.append(instruction)
         else:
@@ -198,7 +208,7 @@ class HloComputation:
                 predecessor.
         """
         self._check_removable(instruction)
-        self.instructions.remove(instruction)
+        del self.instructions[_find_from_end(self.instructions, instruction)]
         self._detach(instruction)
 
     def remove_dead_instructions(self) -> int:
@@ -236,8 +246,23 @@ class HloComputation:
         instruction.operands.clear()
         instruction.drop_control_edges()
         instruction.computation = None
+        self._post_order = None
         if instruction.opcode == "parameter":
             self.parameters.remove(instruction)
+
+
+def _find_from_end(instructions: list[HloInstruction], instruction: HloInstruction) -> int:
+    """Returns the position of an instruction, in time proportional to its distance from the end."""
+    tail = _TAIL
+    while tail < len(instructions):
+        try:
+            return instructions.index(instruction, len(instructions) - tail)
+        except ValueError:
+            tail *= _TAIL
+    return instructions.index(instruction)
+
+
+_TAIL: Final = 16
 
 
 def instructions_with_branches(computation: HloComputation) -> Iterator[HloInstruction]:

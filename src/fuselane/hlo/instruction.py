@@ -56,8 +56,8 @@ class HloInstruction:
     """One operation of a computation; equality is identity.
 
     The attributes below are the truth; the message fields they come from (`name`, `opcode`,
-    `shape`, `id` and the ids of operands, control predecessors and called computations) are brought
-    up to date when a module is written. All other fields are read, changed and kept in `proto`.
+    `shape`, `id` and the ids of operands, control predecessors and called computations) are only
+    written with the module. All other fields are read, changed and kept in `proto`.
 
     Attributes:
         id: Unique in the module; an instruction of no module has one that is unique among those.
@@ -72,12 +72,14 @@ class HloInstruction:
         control_successors: The other direction.
         called_computations: A while has its body first, then its condition.
         computation: Where it is, or None.
-        proto: The HloInstructionProto.
+        proto: The HloInstructionProto; copies share one until it is asked for.
     """
 
     __slots__ = (
         "__weakref__",
+        "_is_shared",
         "_literal",
+        "_proto",
         "_shape_in_proto",
         "called_computations",
         "computation",
@@ -87,7 +89,6 @@ class HloInstruction:
         "name",
         "opcode",
         "operands",
-        "proto",
         "shape",
         "users",
     )
@@ -104,7 +105,8 @@ class HloInstruction:
         self.control_successors: list[HloInstruction] = []
         self.called_computations: list[HloComputation] = []
         self.computation: HloComputation | None = None
-        self.proto: Message = proto
+        self._proto: Message = proto
+        self._is_shared = False
         self._shape_in_proto: Shape | None = None
         self._literal: np.ndarray[Any, Any] | None = None
 
@@ -153,17 +155,35 @@ class HloInstruction:
 
         Called computations are shared with the original unless others are given.
         """
-        proto = HloInstructionProto()
-        proto.CopyFrom(self.proto)
         copy = HloInstruction(
-            proto, next(_detached_ids), name or self.name, self.opcode, shape or self.shape
+            self._proto, next(_detached_ids), name or self.name, self.opcode, shape or self.shape
         )
+        self._is_shared = copy._is_shared = True
         copy._shape_in_proto = self._shape_in_proto
         copy._literal = self._literal
         copy._connect(operands)
         callees = self.called_computations if called_computations is None else called_computations
         copy.called_computations.extend(callees)
         return copy
+
+    @property
+    def proto(self) -> Message:
+        """The HloInstructionProto, which may be changed."""
+        if self._is_shared:
+            self._proto = self.copy_proto()
+            self._is_shared = False
+        return self._proto
+
+    def copy_proto(self) -> Message:
+        """Returns a copy of `proto`."""
+        copy = HloInstructionProto()
+        copy.CopyFrom(self._proto)
+        return copy
+
+    def is_copy_of(self, other: HloInstruction) -> bool:
+        """Whether one was cloned from the other, or both from a third; False if `proto` was asked
+        for since."""
+        return self._proto is other._proto
 
     def _connect(self, operands: Sequence[HloInstruction]) -> None:
         """Gives an instruction that is newer than all of `operands`' users its operands."""
@@ -185,6 +205,7 @@ class HloInstruction:
         if old is new:
             return
         self.operands[index] = new
+        self._note_edit()
         if old not in self.operands:
             old.users.remove(self)
         if self not in new.users:
@@ -205,6 +226,7 @@ class HloInstruction:
             if newest is not self:
                 old.users[place] = newest
         self.operands[:] = new
+        self._note_edit()
 
     def replace_all_uses_with(self, new: HloInstruction) -> None:
         """Makes every user use `new` instead, and `new` the root where this is the root.
@@ -223,10 +245,12 @@ class HloInstruction:
         for user in self.users:
             if user is new:
                 continue
-            user.operands[:] = [new if operand is self else operand for operand in user.operands]
+            for _ in range(user.operands.count(self)):
+                user.operands[user.operands.index(self)] = new
             if user not in existing:
                 new.users.append(user)
         self.users[:] = keep
+        self._note_edit()
         if self.is_root and self.computation is not None:
             self.computation.root = new
 
@@ -234,6 +258,7 @@ class HloInstruction:
         """Requires `predecessor`, of the same computation, to run before this instruction."""
         if predecessor not in self.control_predecessors:
             self.control_predecessors.append(predecessor)
+            self._note_edit()
             predecessor.control_successors.append(self)
 
     def move_control_edges_to(self, new: HloInstruction) -> None:
@@ -261,22 +286,25 @@ class HloInstruction:
             successor.control_predecessors.remove(self)
         self.control_predecessors.clear()
         self.control_successors.clear()
+        self._note_edit()
 
-    def update_proto(self) -> Message:
-        """Writes the attributes into `proto` and returns it."""
-        proto = self.proto
-        proto.id = self.id
-        proto.name = self.name
-        proto.opcode = self.opcode
+    def _note_edit(self) -> None:
+        if self.computation is not None:
+            self.computation.note_edit()
+
+    def write_to(self, message: Message) -> None:
+        """Writes the instruction into an empty HloInstructionProto."""
+        message.MergeFrom(self._proto)
+        message.id = self.id
+        message.name = self.name
+        message.opcode = self.opcode
         if self.shape is not self._shape_in_proto:
-            proto.shape.CopyFrom(self.shape.to_proto())
-            self._shape_in_proto = self.shape
-        proto.operand_ids[:] = [operand.id for operand in self.operands]
-        if self.control_predecessors or proto.control_predecessor_ids:
-            proto.control_predecessor_ids[:] = [other.id for other in self.control_predecessors]
-        if self.called_computations or proto.called_computation_ids:
-            proto.called_computation_ids[:] = [callee.id for callee in self.called_computations]
-        return proto
+            message.shape.CopyFrom(self.shape.to_proto())
+        message.operand_ids[:] = [operand.id for operand in self.operands]
+        if self.control_predecessors or message.control_predecessor_ids:
+            message.control_predecessor_ids[:] = [other.id for other in self.control_predecessors]
+        if self.called_computations or message.called_computation_ids:
+            message.called_computation_ids[:] = [callee.id for callee in self.called_computations]
 
     # Attributes that only some opcodes have; from the others one reads 0, "" or ().
 
@@ -288,109 +316,109 @@ class HloInstruction:
     @property
     def parameter_number(self) -> int:
         """Position of a parameter."""
-        result: int = self.proto.parameter_number
+        result: int = self._proto.parameter_number
         return result
 
     @property
     def tuple_index(self) -> int:
         """Element that a get-tuple-element takes."""
-        result: int = self.proto.tuple_index
+        result: int = self._proto.tuple_index
         return result
 
     @property
     def dimensions(self) -> tuple[int, ...]:
         """Dimension numbers of a broadcast, reduce, transpose, concatenate, reverse, iota or
         sort."""
-        return tuple(self.proto.dimensions)
+        return tuple(self._proto.dimensions)
 
     @property
     def literal(self) -> np.ndarray[Any, Any]:
         """Value of an array constant, read-only, in logical order. Raises VerificationError if
         there is none."""
         if self._literal is None:
-            if not self.proto.HasField("literal"):
+            if not self._proto.HasField("literal"):
                 raise VerificationError(f"{self.name} is a {self.opcode} without a literal.")
-            self._literal = literal_to_numpy(self.proto.literal)
+            self._literal = literal_to_numpy(self._proto.literal)
         return self._literal
 
     @property
     def comparison_direction(self) -> str:
         """EQ, NE, GE, GT, LE or LT."""
-        result: str = self.proto.comparison_direction
+        result: str = self._proto.comparison_direction
         return result
 
     @property
     def comparison_type(self) -> str:
         """FLOAT, TOTALORDER, SIGNED, UNSIGNED; empty where the element type decides."""
-        result: str = self.proto.comparison_type
+        result: str = self._proto.comparison_type
         return result
 
     @property
     def slice_starts(self) -> tuple[int, ...]:
         """First index a slice takes, per dimension."""
-        return tuple(dimension.start for dimension in self.proto.slice_dimensions)
+        return tuple(dimension.start for dimension in self._proto.slice_dimensions)
 
     @property
     def slice_limits(self) -> tuple[int, ...]:
         """Index behind the last a slice may take, per dimension."""
-        return tuple(dimension.limit for dimension in self.proto.slice_dimensions)
+        return tuple(dimension.limit for dimension in self._proto.slice_dimensions)
 
     @property
     def slice_strides(self) -> tuple[int, ...]:
         """Step of a slice, per dimension."""
-        return tuple(dimension.stride for dimension in self.proto.slice_dimensions)
+        return tuple(dimension.stride for dimension in self._proto.slice_dimensions)
 
     @property
     def dynamic_slice_sizes(self) -> tuple[int, ...]:
         """Sizes a dynamic-slice takes, per dimension."""
-        return tuple(self.proto.dynamic_slice_sizes)
+        return tuple(self._proto.dynamic_slice_sizes)
 
     @property
     def padding(self) -> tuple[tuple[int, int, int], ...]:
         """(low, high, interior) of a pad, per dimension; low and high may be negative."""
         return tuple(
             (dimension.edge_padding_low, dimension.edge_padding_high, dimension.interior_padding)
-            for dimension in self.proto.padding_config.dimensions
+            for dimension in self._proto.padding_config.dimensions
         )
 
     @property
     def fusion_kind(self) -> str:
         """kLoop, kInput, kOutput or kCustom."""
-        result: str = self.proto.fusion_kind
+        result: str = self._proto.fusion_kind
         return result
 
     @property
     def custom_call_target(self) -> str:
         """Name of the function a custom-call calls."""
-        result: str = self.proto.custom_call_target
+        result: str = self._proto.custom_call_target
         return result
 
     @property
     def backend_config(self) -> bytes:
         """JSON or any other text the backend attached."""
-        result: bytes = self.proto.backend_config
+        result: bytes = self._proto.backend_config
         return result
 
     @property
     def metadata(self) -> Message:
         """The OpMetadata."""
-        return self.proto.metadata
+        return self._proto.metadata
 
     @property
     def frontend_attributes(self) -> dict[str, str]:
         """A copy of the attributes the front end attached."""
-        return {entry.key: entry.value for entry in self.proto.frontend_attributes.map}
+        return {entry.key: entry.value for entry in self._proto.frontend_attributes.map}
 
     @property
     def exponent_bits(self) -> int:
         """Exponent bits a reduce-precision keeps."""
-        result: int = self.proto.exponent_bits
+        result: int = self._proto.exponent_bits
         return result
 
     @property
     def mantissa_bits(self) -> int:
         """Mantissa bits a reduce-precision keeps."""
-        result: int = self.proto.mantissa_bits
+        result: int = self._proto.mantissa_bits
         return result
 
     @property
@@ -398,7 +426,7 @@ class HloInstruction:
         """Whether it, or anything it calls, does more than compute its result."""
         if self.opcode in SIDE_EFFECT_OPCODES:
             return True
-        if self.opcode == "custom-call" and self.proto.custom_call_has_side_effect:
+        if self.opcode == "custom-call" and self._proto.custom_call_has_side_effect:
             return True
         return bool(self.called_computations) and any(
             inner.has_side_effect

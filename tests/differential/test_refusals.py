@@ -145,21 +145,6 @@ def test_library_calls(body: Program) -> None:
     )
 
 
-def test_random_bits_of_another_generator() -> None:
-    """The `rbg` generator is one opaque instruction."""
-
-    def program(x: jax.Array) -> Any:
-        def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, None]:
-            key, x = carry
-            key, subkey = jax.random.split(key)
-            return (key, x + jax.random.uniform(subkey, x.shape)), None
-
-        (_, x), _ = lax.scan(step, (jax.random.key(0, impl="rbg"), x), length=4)
-        return x
-
-    check(program, linear_values((LANES,)), fused=None)
-
-
 def test_pure_callback() -> None:
     def body(x: jax.Array, i: jax.Array) -> jax.Array:
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -172,6 +172,20 @@ def test_donated_arguments() -> None:
     assert_same_results(expected, actual, CLOSE)
 
 
+@pytest.mark.parametrize("fusion", ["fuselane", "xla-2021"])
+def test_no_result_lies_in_a_donated_argument_read_backwards(fusion: str) -> None:
+    """Where XLA remembers donations, it would put the first result there, and has a copy for it."""
+
+    def program(x: jax.Array) -> Any:
+        return jnp.sin(x)[::-1] * x.mean(0) + jnp.cos(x) * x.max(0), jnp.cos(x[::-1]) * x.max(0)
+
+    argument = values(64 * 4096).reshape(64, 4096)
+    expected = jax.jit(program)(argument)
+    with fuselane.enabled(fusion=fusion, verify_hlo=True, min_gain=0), no_warnings():
+        actual = jax.jit(program, donate_argnums=0)(jnp.array(argument))
+    assert_same_results(expected, actual, CLOSE)
+
+
 def test_a_program_with_nothing_to_gain_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """By estimate XLA is done before a kernel would have started."""
     monkeypatch.setenv("FUSELANE_MIN_GAIN", "1.15")

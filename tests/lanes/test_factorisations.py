@@ -137,7 +137,7 @@ def test_determinants(size: int) -> None:
     ("name", "step"),
     [
         ("lapack_ssyevd_ffi", lambda a: jnp.linalg.eigvalsh(a)[..., None] + a),
-        ("lapack_sgeqrf_ffi", lambda a: jnp.linalg.qr(a)[1] + a),
+        ("lapack_sgesdd_ffi", lambda a: jnp.linalg.svd(a)[0] + a),
     ],
 )
 def test_other_calls_are_refused_by_name(name: str, step: Callable[..., Any]) -> None:
@@ -149,6 +149,7 @@ def test_other_calls_are_refused_by_name(name: str, step: Callable[..., Any]) ->
     [
         ("lapack_spotrf_ffi", 13, jnp.linalg.cholesky),
         ("lapack_sgetrf_ffi", 9, lambda a: lax.linalg.lu(a)[0]),
+        ("lapack_sgeqrf_ffi", 9, lambda a: jnp.linalg.qr(a)[1]),
     ],
 )
 def test_large_matrices_are_refused_by_name(name: str, size: int, step: Callable[..., Any]) -> None:
@@ -161,3 +162,30 @@ def assert_refused(name: str, step: Callable[..., Any], values: Any) -> None:
         form(module, loops_of(module)[0])
     assert caught.value.decision.reason is Reason.UNSUPPORTED_OPCODE
     assert name in caught.value.decision.sentence
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 3), (2, 4), (4, 4), (3, 1)])
+def test_qr(rows: int, columns: int) -> None:
+    """Columns of zeros, tiny and huge ones, those that are done already, NaN: all as LAPACK's."""
+
+    def step(a: Array, _: Array, __: Array) -> Array:
+        return (a * 0.5, *jnp.linalg.qr(a))
+
+    values = matrices(rows, columns=columns)
+    values[0, 0] = 0
+    values[0, 1] *= 1e-25
+    values[0, 2] *= 1e25
+    values[0, 3] = np.triu(values[0, 3])
+    values[0, 4, 1:, 0] *= 1e-25
+    values[1, 0, -1, -1] = np.nan
+    size = min(rows, columns)
+    q = np.zeros((*BATCH, rows, size), np.float32)
+    r = np.zeros((*BATCH, size, columns), np.float32)
+    check(step, values, q, r)
+
+
+def test_qr_with_all_columns() -> None:
+    def step(a: Array, _: Array) -> Array:
+        return a * 0.5, jnp.linalg.qr(a, mode="complete")[0]
+
+    check(step, matrices(4, columns=2), np.zeros((*BATCH, 4, 4), np.float32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from fuselane import pipeline
@@ -73,6 +75,37 @@ ENTRY main {
 }"""
 
 
+ZEROS: Final = """HloModule zeros
+step {
+  p = (s32[], f32[300]{0}, f32[300]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[300]{0} get-tuple-element(p), index=1
+  y = f32[300]{0} get-tuple-element(p), index=2
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  sum = f32[300]{0} add(x, y)
+  sine = f32[300]{0} sine(x)
+  ROOT t = (s32[], f32[300]{0}, f32[300]{0}) tuple(next, sine, sum)
+}
+condition {
+  p = (s32[], f32[300]{0}, f32[300]{0}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  end = s32[] constant(1000)
+  ROOT c = pred[] compare(i, end), direction=LT
+}
+ENTRY main {
+  first = s32[] constant(0)
+  zero = f32[] constant(0)
+  zeros = f32[300]{0} broadcast(zero), dimensions={}
+  x = f32[300]{0} parameter(0)
+  t = (s32[], f32[300]{0}, f32[300]{0}) tuple(first, x, zeros)
+  loop = (s32[], f32[300]{0}, f32[300]{0}) while(t), condition=condition, body=step
+  total = f32[300]{0} get-tuple-element(loop), index=2
+  ROOT most = f32[300]{0} maximum(total, zeros)
+}"""
+"""What a loop starts from, and a kernel makes itself, is needed behind it too."""
+
+
 def transformed(options: Options, log: DecisionLog, text: str = SCAN) -> HloModule | None:
     data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     out = pipeline.transform(data, options, log, GpuBackend(options, H200))
@@ -108,3 +141,11 @@ def test_two_states_may_start_from_one_array() -> None:
     shared = [pair.operand_index for pair in call.proto.output_operand_aliasing]
     assert len(shared) == len({call.operands[number] for number in shared})
     assert {call.operands[number].opcode for number in shared} >= {"parameter", "copy"}
+
+
+def test_no_order_is_made_that_fusions_would_break() -> None:
+    """XLA gives up on the whole program where it would fuse away what another has to wait for."""
+    module = transformed(Options(min_gain=0, cache_mib=0, verify_hlo=True), DecisionLog(), ZEROS)
+    assert module is not None
+    assert "custom-call" in {i.opcode for i in module.entry.instructions}
+    assert not any(i.control_predecessors for i in module.entry.instructions)

@@ -9,7 +9,8 @@ Before                                         After
     %t = tuple(%i, %p)                             %c = f32[8] copy(%p)
                                                    %t = tuple(%i, %c)
 
-Should XLA remember the donation, the copies are only superfluous.
+Since JAX 0.11 XLA remembers: there the copies are only superfluous, unless fusions were changed,
+too (see `forget_donation`).
 """
 
 from __future__ import annotations
@@ -61,6 +62,16 @@ def copy_donated_arguments(module: HloModule) -> None:
         following = instructions[instructions.index(parameter) + 1 :]
         module.entry.add(copy, before=following[0] if following else None)
         parameter.replace_all_uses_with(copy)
+
+
+def forget_donation(module: HloModule) -> None:
+    """Lets no result lie in an argument's memory, where XLA has not forgotten about that anyway.
+
+    Since JAX 0.11 XLA remembers, for all that a hook returns. It had put copies where a result
+    would be written while its argument is still read; other fusions read elsewhere, or have taken
+    such a copy in.
+    """
+    module.proto.ClearField("input_output_alias")
 
 
 def _donated(module: HloModule) -> list[HloInstruction]:

@@ -5,10 +5,10 @@
                        s = s[1:, 1:] - l[k+1:, k] * transpose(l[k+1:, k])
 
 Cholesky, LU with partial pivoting and triangular solves are what JAX's `cholesky`, `solve`, `inv`,
-`det`, `cho_solve` and the like consist of on CPUs. What LAPACK leaves alone (the other triangle)
-stays as it was.
+`det`, `cho_solve` and the like consist of on CPUs; for `qr` see `fuselane.lanes.reflections`. What
+LAPACK leaves alone (the other triangle) stays as it was.
 
-Does not handle: matrices that are not small; other calls (eigenvalues, QR, SVD).
+Does not handle: matrices that are not small; other calls (eigenvalues, SVD).
 Numerics: the same operations in another order. `info` is that of LAPACK: the number of the first
 pivot that is not positive (Cholesky) or zero (LU), else 0. What follows such a pivot in a Cholesky
 factor is left open; JAX replaces it by NaN.
@@ -23,13 +23,17 @@ from typing import Final
 
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
+from fuselane.lanes import reflections
 from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.layout import memory_order, relayout
 from fuselane.lanes.matrices import Matrices
 
 _MAX_SIZE: Final = 12
 _MAX_PIVOTED_SIZE: Final = 8
+"""Of LU and QR, whose code is longer."""
+
 _ATTRIBUTE: Final = re.compile(r"(\w+) = (\d+) : ui8")
+_SHORT: Final = ("potrf_ffi", "trsm_ffi")
 _S32: Final = PrimitiveType.S32
 
 _Attributes = Mapping[str, str]
@@ -39,11 +43,13 @@ _Lowering = Callable[[Sequence[Matrices], _Attributes], tuple[HloInstruction, ..
 def is_small_factorisation(instruction: HloInstruction) -> bool:
     """Whether a custom call is one of LAPACK's that `lower_factorisation` writes out."""
     target = instruction.custom_call_target
-    if target not in _LOWERINGS or not all(o.shape.rank >= 2 for o in instruction.operands):
+    if target not in _LOWERINGS:
         return False
-    limit = _MAX_PIVOTED_SIZE if "getrf" in target else _MAX_SIZE
+    limit = _MAX_SIZE if target.endswith(_SHORT) else _MAX_PIVOTED_SIZE
+    matrices = instruction.operands[:1] if "orgqr" in target else instruction.operands
     return all(
-        size <= limit for operand in instruction.operands for size in operand.shape.dimensions[-2:]
+        operand.shape.rank >= 2 and max(operand.shape.dimensions[-2:]) <= limit
+        for operand in matrices
     )
 
 
@@ -51,16 +57,14 @@ def lower_factorisation(
     builder: ComputationBuilder, instruction: HloInstruction, operands: Sequence[HloInstruction]
 ) -> HloInstruction | tuple[HloInstruction, ...]:
     """Lowers a call for which `is_small_factorisation` holds."""
-    matrices = [
-        Matrices(
-            builder=builder,
-            origin=instruction,
-            value=relayout(
-                builder, value, memory_order(original.shape), tuple(range(original.shape.rank))
-            ),
-        )
-        for original, value in zip(instruction.operands, operands, strict=True)
-    ]
+    rank = instruction.operands[0].shape.rank
+    matrices = []
+    for original, value in zip(instruction.operands, operands, strict=True):
+        order = tuple(range(original.shape.rank))
+        array = relayout(builder, value, memory_order(original.shape), order)
+        if original.shape.rank < rank:  # a vector for each matrix
+            array = builder.reshape(array, (*original.shape.dimensions, 1))
+        matrices.append(Matrices(builder=builder, origin=instruction, value=array))
     lower = _LOWERINGS[instruction.custom_call_target]
     results = lower(matrices, _attributes(instruction))
     shapes = instruction.shape.tuple_shapes or (instruction.shape,)
@@ -206,4 +210,8 @@ _LOWERINGS: Final[Mapping[str, _Lowering]] = {
     "lapack_dtrsm_ffi": _triangular_solve,
     "lapack_sgetrf_ffi": _lu,
     "lapack_dgetrf_ffi": _lu,
+    "lapack_sgeqrf_ffi": reflections.factorise,
+    "lapack_dgeqrf_ffi": reflections.factorise,
+    "lapack_sorgqr_ffi": reflections.multiply,
+    "lapack_dorgqr_ffi": reflections.multiply,
 }

@@ -12,6 +12,7 @@ guards      what a block of lanes may leave out               fuselane.lanes.gua
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -37,9 +38,11 @@ from fuselane.hlo.shape import Shape
 from fuselane.lanes.flatten import flatten
 from fuselane.lanes.frozen import end_when_frozen
 from fuselane.lanes.guards import find_guards
+from fuselane.lanes.iterations import spread_iterations
 from fuselane.lanes.meetings import join_stages
 from fuselane.lanes.normalise import NormalLoop, normalise
 from fuselane.lanes.partials import PartialLoop, find_late, get_combiners, take_out_reductions
+from fuselane.lanes.parting import part_lanes
 from fuselane.lanes.pieces import find_pieces, without_pieces
 from fuselane.lanes.program import (
     ElementKind,
@@ -98,15 +101,35 @@ def _form_normal(
     user_loop: HloInstruction, residuals: Residuals | None, normal: NormalLoop, num_recomputed: int
 ) -> LaneProgram:
     leaving = find_lanes(normal.region, with_leaving=True)
-    if not leaving.leaving:
-        program = _form_whole(normal, user_loop.name)
-    else:
+
+    def renew() -> NormalLoop:
+        return _normalise(user_loop, residuals)[0]
+
+    for other, lanes in itertools.chain(
+        spread_iterations(renew, leaving), part_lanes(renew, leaving)
+    ):
         try:
-            partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
-            program = _form_whole(partial.normal, user_loop.name, partial)
-        except UnsupportedError as failure:
-            program = _form_without_leaving(user_loop, residuals, failure)
+            program = _form_found(user_loop, residuals, other, lanes)
+        except UnsupportedError:
+            continue
+        return replace(program, num_recomputed=num_recomputed)
+    program = _form_found(user_loop, residuals, normal, leaving)
     return replace(program, num_recomputed=num_recomputed)
+
+
+def _form_found(
+    user_loop: HloInstruction,
+    residuals: Residuals | None,
+    normal: NormalLoop,
+    leaving: LaneAnalysis,
+) -> LaneProgram:
+    if not leaving.leaving:
+        return _form_whole(normal, user_loop.name)
+    try:
+        partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
+        return _form_whole(partial.normal, user_loop.name, partial)
+    except UnsupportedError as failure:
+        return _form_without_leaving(user_loop, residuals, failure)
 
 
 def _form_without_leaving(
@@ -208,6 +231,7 @@ def _form_lanes(
         operands=normal.operands,
         output_indices=normal.output_indices,
         invariants=normal.invariants,
+        iterations=normal.iterations,
         cost=cost,
         obstacle=analysis.obstacle and analysis.obstacle.decision,
         folds=folds,

@@ -34,8 +34,8 @@ def describe(
         "pieces": float(sum(map(len, program.pieces.values()))),
         "streams": float(sum(e.kind is ElementKind.STREAM for e in loop.elements)),
     }
-    if loop.trip_count is not None:
-        numbers["trip_count"] = float(loop.trip_count)
+    if program.trip_count is not None:
+        numbers["trip_count"] = float(program.trip_count)
     if program.num_recomputed:
         numbers[RECOMPUTED] = float(program.num_recomputed)
     numbers.update(estimates)

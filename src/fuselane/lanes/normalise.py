@@ -124,6 +124,7 @@ class NormalLoop:
             `while`.
         output_indices: For each element of the root the tuple index of the user's `while`.
         invariants: Tuple indices whose value never changes -> the instruction that supplies it.
+        iterations: How many iterations of the user's loop are one of the region's.
     """
 
     region: HloComputation
@@ -132,6 +133,7 @@ class NormalLoop:
     element_indices: tuple[int, ...]
     output_indices: tuple[int, ...]
     invariants: Mapping[int, HloInstruction]
+    iterations: int = 1
 
 
 def normalise(loop: HloInstruction) -> NormalLoop:

@@ -208,6 +208,7 @@ class LaneProgram:
         num_recomputed: How many stacks of another loop it computes instead of reading them.
         meetings: Reductions over lanes in the outermost body or condition whose results the loop
             goes on with: all lanes take each step together.
+        iterations: How many iterations of the original `while` are one step: they are lanes then.
     """
 
     name: str
@@ -231,6 +232,13 @@ class LaneProgram:
     scratch_bytes: int = 0
     num_recomputed: int = 0
     meetings: frozenset[HloInstruction] = frozenset()
+    iterations: int = 1
+
+    @property
+    def trip_count(self) -> int | None:
+        """How often the original `while` runs, or None if that is only known at run time."""
+        count = self.loop.trip_count
+        return None if count is None else count * self.iterations
 
     @property
     def has_lanes(self) -> bool:

@@ -7,10 +7,11 @@ Before                                          After
     %y = get-tuple-element(%w), index=2             %x = get-tuple-element(%k), index=0
                                                     %y = get-tuple-element(%k), index=1
 
-XLA has already placed the copies that a `while`, which updates its operands in place, needs, and
-places none after us. So the call must use memory as the loop did: each result shares the buffer of
-the loop's initial value, by `output_to_operand_aliasing`, and the call stands in the same order to
-everything else. That also costs no copy. The exceptions:
+On CPUs, XLA has already placed the copies that a `while`, which updates its operands in place,
+needs, and places none after us; on GPUs, where layouts are still to be assigned, it will. So the
+call must use memory as the loop did: each result shares the buffer of the loop's initial value, by
+`output_to_operand_aliasing`, and on CPUs the call stands in the same order to everything else. That
+also costs no copy. The exceptions:
 
 - a stream that is overwritten as a whole gets a new buffer; what filled the old one is removed;
 - a uniform state beside lanes gets a new buffer, as several threads read the initial value while
@@ -273,7 +274,7 @@ class _Replacement:
 
     def _kept(self, value: HloInstruction, call: HloInstruction) -> HloInstruction:
         """Returns a value as an array in row-major order that nothing behind the call changes."""
-        if value.opcode != "constant":
+        if value.opcode != "constant" and not self.constrains_layouts:
             copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
             value = self.computation.add(copy, before=call)
             call.add_control_predecessor(value)
@@ -319,8 +320,14 @@ class _Replacement:
         return elements[index]
 
     def _keep_order(self, call: HloInstruction) -> None:
-        """Makes what had to run before the loop, and stays, precede the call."""
+        """Makes what had to run before the loop, and stays, precede the call.
+
+        Where XLA has yet to place copies, it sees to that itself; and fusions, which are also still
+        to come, take nothing away that such an order holds.
+        """
         self.loop.move_control_edges_to(call)
+        if self.constrains_layouts:
+            return
         dead = {self.loop, self.loop.operands[0]}
         earlier: dict[HloInstruction, None] = {}
         stack = list(self.initial)

@@ -87,14 +87,15 @@ def make_block(
     offset: ir.Value | int = 0,
     lanes: int | None = None,
     is_first: ir.Value | None = None,
+    is_whole: ir.Value | None = None,
 ) -> LaneBlock:
-    """Returns a block of lanes, masked if not all `width` of them exist."""
+    """Returns a block of lanes, masked if not all `width` of them need exist."""
     mask = None
     if lanes is not None:
         limit = splat(function.builder, i64(lanes), width)
         mask = function.builder.icmp_signed("<", lane_numbers(width), limit)
     first = ir.Constant(ir.IntType(1), 1) if is_first is None else is_first
-    return LaneBlock(width=width, offset=i64(offset), mask=mask, is_first=first)
+    return LaneBlock(width=width, offset=i64(offset), mask=mask, is_first=first, is_whole=is_whole)
 
 
 def make_place(function: Function, block: LaneBlock) -> Place:

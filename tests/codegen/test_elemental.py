@@ -508,6 +508,26 @@ def test_remainder_of_far_apart_floats_is_exact() -> None:
         check_equal(flush(ours), flush(np.fmod(*operands)), operands)
 
 
+@pytest.mark.parametrize("type_", [PrimitiveType.S64, PrimitiveType.U64])
+def test_wide_division_on_both_sides_of_what_doubles_hold(type_: PrimitiveType) -> None:
+    """Products and their neighbours, where a quotient that is rounded badly would show."""
+    generator = np.random.default_rng(4)
+    bits = np.repeat(np.arange(2, 64 - type_.is_signed), 16 * WIDTH)
+    most = np.ldexp(1.0, bits)
+    divisor = np.maximum(1, np.exp2(generator.uniform(0, bits - 0.1))).astype(np.int64)
+    dividend = (generator.uniform(0, most / divisor).astype(np.int64) * divisor).astype(type_.dtype)
+    dividend += generator.integers(-1, 2, bits.size).astype(type_.dtype)
+    divisor = divisor.astype(type_.dtype)
+    if type_.is_signed:
+        dividend *= generator.choice([-1, 1], bits.size)
+        divisor *= generator.choice([-1, 1], bits.size)
+    cases = [as_case(same_type(name, 2, lax.rem), type_) for name in ("divide", "remainder")]
+    ours = compile_cases(cases, (WIDTH,), opt_level=2)
+    remainder = np.fmod(dividend, divisor)
+    for case, expected in zip(cases, ((dividend - remainder) // divisor, remainder), strict=True):
+        check_equal(ours.run(case.name, WIDTH, dividend, divisor), expected, [dividend, divisor])
+
+
 def test_every_opcode_is_compared_with_xla() -> None:
     tested = {operation.opcode for type_ in ALL_TYPES for operation in operations_of(type_)}
     tested |= {operation.opcode for operation in TRANSCENDENTAL}

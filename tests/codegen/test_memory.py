@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from llvmlite import ir
 
 from fuselane.codegen import memory
+from fuselane.codegen.indexing import known_values
 from fuselane.codegen.llvm import assembly
 from fuselane.codegen.memory import (
     all_lanes,
     element_pointer,
+    in_cases,
     lane_numbers,
     load,
     load_lanes,
@@ -126,6 +129,53 @@ def test_runs_stored(element: PrimitiveType, width: int, lanes: int | None, leng
             expected[lane * length + number] = source[number * width + lane]
     run(emit, source, target)
     assert_same_bytes(target, expected)
+
+
+@types
+@pytest.mark.parametrize("lanes", [16, 11])
+@pytest.mark.parametrize("length", [1, 3, 16])
+def test_whole_blocks_have_code_without_masks(
+    element: PrimitiveType, lanes: int, length: int
+) -> None:
+    """Both versions are right, each where it runs, and what is loaded is known behind them."""
+    width = 16
+    source = numbered(element, width * length)
+    target = untouched(element, width * length)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value, count: ir.Value) -> None:
+        builder = function.builder
+        is_whole = builder.icmp_signed("==", count, ir.Constant(count.type, width))
+        block = make_block(function, width, lanes=lanes, is_whole=is_whole)
+        before = known_values(builder.block)
+        values = in_cases(
+            builder, block, lambda case: load_runs(builder, start, element, length, case)
+        )
+        assert known_values(builder.block) is before
+        if length == 1:
+            store_lanes(builder, values[0], end, element, 1, block)
+        else:
+            in_cases(builder, block, lambda case: store_runs(builder, values, end, element, case))
+
+    text = run(emit, source, target, lanes)
+    expected = target.copy()
+    expected[: lanes * length] = source[: lanes * length]
+    expected[lanes * length :] = untouched(element, (width - lanes) * length)
+    assert_same_bytes(target, expected)
+    assert text.count('call void @"llvm.masked.store') <= text.count("  store <")
+
+
+@pytest.mark.parametrize("lanes", [None, 11])
+def test_no_branch_for_each_lane(lanes: int | None) -> None:
+    """LLVM makes branches of strided loads and stores with masks where there are none such."""
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        block = make_block(function, 16, lanes=lanes)
+        value = load_lanes(function.builder, start, PrimitiveType.S32, 3, block)
+        store_lanes(function.builder, value, end, PrimitiveType.S32, 3, block)
+
+    text = run(emit, numbered(PrimitiveType.S32, 48), untouched(PrimitiveType.S32, 48))
+    machine_code = assembly(text)
+    assert not re.search(r"^\s+j[a-z]+\s", machine_code, re.MULTILINE)
 
 
 def test_squares_of_runs_are_transposed() -> None:

@@ -25,6 +25,7 @@ from fuselane.codegen.memory import (
     LaneBlock,
     element_pointer,
     gather,
+    in_cases,
     lane_index,
     load,
     load_lanes,
@@ -205,12 +206,15 @@ class Memory(Array):
     strides: Elements from one index to the next, for every dimension of the whole array, which is
         dense: what lies between two lanes belongs to the first of them.
     written: When the kernel writes it.
+    is_staged: Whether its runs pass through a GPU's shared memory where all threads of a warp come
+        by; its indices are the same for all lanes.
     loaded: Runs loaded so far, by basic block and address; see `run`.
     """
 
     pointer: ir.Value
     strides: tuple[int, ...]
     written: Written
+    is_staged: bool = False
     loaded: dict[object, list[ir.Value]] = field(default_factory=dict)
 
     @property
@@ -226,6 +230,8 @@ class Memory(Array):
         if self.lane is None:
             return 1
         stride = self.strides[self.lane]
+        if self.is_staged:
+            return stride
         is_short = stride <= _MAX_RUN and stride * block.width <= _MAX_RUN_TIMES_WIDTH
         return stride if is_short else 1
 
@@ -261,7 +267,15 @@ class Memory(Array):
         """Stores a whole run of every lane; `index` is that of its first element."""
         pointer = self._address(place, index)
         wide = [widen(place, value) for value in values]
-        store_runs(place.builder, wide, pointer, self.shape.element_type, place.block)
+        builder, element, warp = place.builder, self.shape.element_type, place.block.warp
+        if self.is_staged and warp is not None:
+            warp.store_row(builder, wide, pointer, element)
+        else:
+            in_cases(
+                builder,
+                place.block,
+                lambda block: store_runs(builder, wide, pointer, element, block),
+            )
 
     def _load_run(self, place: Place, index: Element) -> list[ir.Value]:
         stride = self.strides[self.lane or 0]
@@ -270,20 +284,24 @@ class Memory(Array):
             for coordinate, step in zip(index, self.strides, strict=True)
         )
         known = tuple(at if isinstance(at, int) else id(at) for at in first)
-        key = (id(place.builder.block), id(place.block.offset), known)
+        key = (id(indexing.known_values(place.builder.block)), id(place.block.offset), known)
         found = self.loaded.get(key)
         if found is None:
-            pointer = self._address(place, first)
-            element = self.shape.element_type
-            found = self.loaded[key] = load_runs(
-                place.builder,
-                pointer,
-                element,
-                stride,
-                place.block,
-                invariant=self._is_invariant,
-            )
+            found = self.loaded[key] = self._load(place, self._address(place, first), stride)
         return found
+
+    def _load(self, place: Place, pointer: ir.Value, length: int) -> list[ir.Value]:
+        builder, element, warp = place.builder, self.shape.element_type, place.block.warp
+        if self.is_staged and warp is not None:
+            return warp.load_row(builder, pointer, element, length)
+        is_invariant = self._is_invariant
+        return in_cases(
+            builder,
+            place.block,
+            lambda block: load_runs(
+                builder, pointer, element, length, block, invariant=is_invariant
+            ),
+        )
 
     def put(self, place: Place, index: Element, value: ir.Value) -> None:
         """Stores an element; one that all lanes share is stored by the first block alone."""
@@ -292,7 +310,7 @@ class Memory(Array):
             scatter_lanes(place, value, self._addresses(place, index), element)
             return
         if self.lane is None:
-            is_certain = isinstance(place.block.is_first, ir.Constant)
+            is_certain = place.block.is_surely_first
             with nullcontext() if is_certain else builder.if_then(place.block.is_first):
                 store(builder, value, self._address(place, index), element)
             return

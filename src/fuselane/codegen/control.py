@@ -176,6 +176,10 @@ def emit_loop(
 
     active: list[ir.Value] = []
 
+    place = emitter.place
+    if loop.lane_condition is not None:
+        emitter.place = replace(place, block=place.block.on_its_own)
+
     def test(values: Sequence[ir.Value]) -> ir.Value:
         arrays = carry.arrays(values)
         if goes_on is not None:
@@ -205,6 +209,7 @@ def emit_loop(
             advance,
             name="steps",
         )
+    emitter.place = place
     return carry.arrays(values)
 
 
@@ -391,8 +396,10 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
         emitter.copy(others[select], home)
         emitter.homes[select] = home
 
+    is_voted, needed = _any_lane(emitter, guard)
+
     def work() -> list[ir.Value]:
-        inner = emitter.at(place.block)
+        inner = emitter.at(place.block if is_voted else place.block.on_its_own)
         emit_steps(inner, guard.parts)
         arrays = [inner.array(select) for select in small]
         return [
@@ -401,7 +408,6 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
             for position in range(array.size)
         ]
 
-    needed = _any_lane(emitter, guard)
     merged = iter(emit_choice(place.builder, needed, work, [v for vs in results for v in vs]))
     for select in large:
         emitter.values[select] = emitter.homes.pop(select)
@@ -422,7 +428,27 @@ def _elements(emitter: Emitter, array: Array) -> list[ir.Value]:
     ]
 
 
-def _any_lane(emitter: Emitter, guard: Guard) -> ir.Value:
-    """Returns an `i1`: whether some lane of the block may need what is guarded."""
+def _any_lane(emitter: Emitter, guard: Guard) -> tuple[bool, ir.Value]:
+    """Returns an `i1`, whether some lane of the block may need what is guarded.
+
+    In front of it, whether a warp has voted: whether all its threads get the same answer.
+    """
     predicate = emitter.array(guard.question)
-    return _find_lanes(emitter, predicate, is_negated=guard.side == 2).any_lane
+    needed = _find_lanes(emitter, predicate, is_negated=guard.side == 2).any_lane
+    warp = emitter.place.block.warp
+    if warp is None or not _may_vote(emitter, guard):
+        return False, needed
+    return True, warp.any_thread(emitter.builder, needed)
+
+
+def _may_vote(emitter: Emitter, guard: Guard) -> bool:
+    """Whether a warp may do guarded work in all lanes, not only in those that need it.
+
+    Loops would go on for lanes that don't matter, and gathers would read what nobody needs.
+    """
+    loops = emitter.program.loops
+    return not any(
+        part.opcode in ("conditional", "gather")
+        or (part.opcode == "while" and loops[part].trip_count is None)
+        for part in guard.parts
+    )

@@ -23,6 +23,7 @@ from llvmlite import ir
 from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.memory import Warp
 from fuselane.hlo.shape import PrimitiveType
 
 POINTER: Final = ir.PointerType()
@@ -40,6 +41,7 @@ class KernelEntry(Protocol):
         max_stack_bytes: The most memory of a call's own.
         max_scratch_bytes: The most memory a caller can give besides.
         num_rows: Rows of results that are combined behind the kernel.
+        warp: The threads that run tiles side by side, on a GPU.
     """
 
     function: ir.Function
@@ -49,6 +51,7 @@ class KernelEntry(Protocol):
     max_stack_bytes: int
     max_scratch_bytes: int
     num_rows: int
+    warp: Warp | None
 
     def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
         """Returns the row of a tile, i64."""
@@ -100,6 +103,7 @@ class CpuEntry:
         self.max_stack_bytes = _MAX_STACK_BYTES
         self.max_scratch_bytes = _MAX_SCRATCH_BYTES
         self.num_rows = num_tiles
+        self.warp: Warp | None = None
 
     def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
         """Returns the tile's number: each has a row."""

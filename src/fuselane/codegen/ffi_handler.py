@@ -1,4 +1,4 @@
-"""The native side of the runtime: LLVM IR of the one XLA FFI handler that runs every kernel.
+"""The native side of the runtime: LLVM IR of the one XLA FFI handler that runs kernels on CPUs.
 
 The module built here keeps nothing but two globals and calls nothing but XLA's FFI interface, the C
 allocator and `sched_yield`, so one object file serves all kernels of a process. It exports
@@ -62,10 +62,12 @@ _TYPES: Final = """
 _GLOBALS: Final = """
 @fuselane_resolver = global ptr null
 @type_id = internal global i64 0
-@type_name = internal constant [15 x i8] c"fuselane_kernel"
+@type_name = internal constant [15 x i8] c"{type}"
 @type_info = internal constant %TypeInfo { i64 24, ptr null, ptr @release_kernel }
 @no_state = internal constant [38 x i8] c"fuselane: the call site has no kernel\\00"
+"""
 
+_MEMORY: Final = """
 declare ptr @malloc(i64)
 declare void @free(ptr)
 declare i32 @sched_yield()
@@ -75,6 +77,7 @@ declare i32 @sched_yield()
 _API_FUNCTIONS: Final = {
     "error_create": 0,
     "error_destroy": 2,
+    "stream_get": 4,
     "type_register": 5,
     "state_set": 7,
     "state_get": 8,
@@ -203,6 +206,60 @@ define internal void @release_kernel(ptr %kernel) nounwind {
   %released = getelementptr %Kernel, ptr %kernel, i64 0, i32 3
   %before = atomicrmw add ptr %released, i64 1 acq_rel
   ret void
+}
+"""
+
+_LOOK_UP: Final = """
+; Fills `addresses` with the data addresses of the buffers of an XLA_FFI_Args or XLA_FFI_Rets.
+define internal void @collect_addresses(ptr %buffers, i64 %count, ptr %addresses)
+    alwaysinline nounwind {
+entry:
+  %list.place = getelementptr %Args, ptr %buffers, i64 0, i32 4
+  %list = load ptr, ptr %list.place
+  br label %check
+check:
+  %i = phi i64 [ 0, %entry ], [ %following, %copy ]
+  %is_left = icmp slt i64 %i, %count
+  br i1 %is_left, label %copy, label %done
+copy:
+  %buffer.place = getelementptr ptr, ptr %list, i64 %i
+  %buffer = load ptr, ptr %buffer.place
+  %data.place = getelementptr %Buffer, ptr %buffer, i64 0, i32 3
+  %data = load ptr, ptr %data.place
+  %target = getelementptr ptr, ptr %addresses, i64 %i
+  store ptr %data, ptr %target
+  %following = add i64 %i, 1
+  br label %check
+done:
+  ret void
+}
+
+; Puts the call site's kernel at `place`; returns an error if it has none.
+define internal ptr @find_kernel(ptr %frame, ptr %place) alwaysinline nounwind {
+entry:
+  %args = alloca %State
+  store %State { i64 48, ptr null, ptr null, i32 0, ptr @type_id, ptr null }, ptr %args
+  %ctx.place = getelementptr %CallFrame, ptr %frame, i64 0, i32 3
+  %ctx = load ptr, ptr %ctx.place
+  %ctx.field = getelementptr %State, ptr %args, i64 0, i32 2
+  store ptr %ctx, ptr %ctx.field
+  %get = call ptr @api_state_get(ptr %frame)
+  %error = call ptr %get(ptr %args)
+  %is_found = icmp eq ptr %error, null
+  br i1 %is_found, label %found, label %missing
+missing:
+  ret ptr %error
+found:
+  %state.field = getelementptr %State, ptr %args, i64 0, i32 5
+  %kernel = load ptr, ptr %state.field
+  store ptr %kernel, ptr %place
+  %is_empty = icmp eq ptr %kernel, null
+  br i1 %is_empty, label %empty, label %there
+empty:
+  %refusal = call ptr @make_error(ptr %frame, ptr @no_state)
+  ret ptr %refusal
+there:
+  ret ptr null
 }
 """
 
@@ -345,30 +402,6 @@ work:
 """
 
 _EXECUTE: Final = """
-; Fills `addresses` with the data addresses of the buffers of an XLA_FFI_Args or XLA_FFI_Rets.
-define internal void @collect_addresses(ptr %buffers, i64 %count, ptr %addresses)
-    alwaysinline nounwind {
-entry:
-  %list.place = getelementptr %Args, ptr %buffers, i64 0, i32 4
-  %list = load ptr, ptr %list.place
-  br label %check
-check:
-  %i = phi i64 [ 0, %entry ], [ %following, %copy ]
-  %is_left = icmp slt i64 %i, %count
-  br i1 %is_left, label %copy, label %done
-copy:
-  %buffer.place = getelementptr ptr, ptr %list, i64 %i
-  %buffer = load ptr, ptr %buffer.place
-  %data.place = getelementptr %Buffer, ptr %buffer, i64 0, i32 3
-  %data = load ptr, ptr %data.place
-  %target = getelementptr ptr, ptr %addresses, i64 %i
-  store ptr %data, ptr %target
-  %following = add i64 %i, 1
-  br label %check
-done:
-  ret void
-}
-
 ; How many pool threads may help: one less than the pool's size, the kernel's limit and the number
 ; of tiles allow.
 define internal i64 @count_workers(ptr %frame, i64 %num_tiles, i64 %max_threads) nounwind noinline {
@@ -404,33 +437,20 @@ known:
 
 define ptr @fuselane_execute(ptr %frame) nounwind {
 entry:
-  %args = alloca %State
+  %place = alloca ptr
   %is_metadata = call i1 @is_metadata_request(ptr %frame)
   br i1 %is_metadata, label %metadata, label %find
 metadata:
   call void @answer_metadata(ptr %frame, i64 0)
   ret ptr null
 find:
-  store %State { i64 48, ptr null, ptr null, i32 0, ptr @type_id, ptr null }, ptr %args
-  %ctx.place = getelementptr %CallFrame, ptr %frame, i64 0, i32 3
-  %ctx = load ptr, ptr %ctx.place
-  %ctx.field = getelementptr %State, ptr %args, i64 0, i32 2
-  store ptr %ctx, ptr %ctx.field
-  %get = call ptr @api_state_get(ptr %frame)
-  %error = call ptr %get(ptr %args)
+  %error = call ptr @find_kernel(ptr %frame, ptr %place)
   %is_found = icmp eq ptr %error, null
-  br i1 %is_found, label %found, label %missing
+  br i1 %is_found, label %prepare, label %missing
 missing:
   ret ptr %error
-found:
-  %state.field = getelementptr %State, ptr %args, i64 0, i32 5
-  %kernel = load ptr, ptr %state.field
-  %is_empty = icmp eq ptr %kernel, null
-  br i1 %is_empty, label %empty, label %prepare
-empty:
-  %refusal = call ptr @make_error(ptr %frame, ptr @no_state)
-  ret ptr %refusal
 prepare:
+  %kernel = load ptr, ptr %place
   %operands = getelementptr %CallFrame, ptr %frame, i64 0, i32 5
   %num_inputs.place = getelementptr %CallFrame, ptr %frame, i64 0, i32 5, i32 2
   %num_inputs = load i64, ptr %num_inputs.place
@@ -479,10 +499,23 @@ def build_handler_ir() -> str:
     8-byte fields), or null and a message. `released` is counted up, atomically, for every returned
     pointer when XLA no longer needs it.
     """
+    job = _JOB.replace("{shares}", str(_SHARES_PER_THREAD))
+    return "".join((build_common_ir("fuselane_kernel"), _MEMORY, job, _EXECUTE))
+
+
+def build_common_ir(state_type: str) -> str:
+    """Returns what handlers on all platforms begin with: their INSTANTIATE stage and look-ups.
+
+    Also defines `fuselane_resolver`; of what it returns, only `released` is touched. To be followed
+    by the EXECUTE stage.
+
+    Args:
+        state_type: What XLA is to call the type of a call's state, once per platform: 15 letters.
+    """
+    names = _GLOBALS.replace("{type}", state_type)
     accessors = (
         _ACCESSOR.format(name=name, position=position) for name, position in _API_FUNCTIONS.items()
     )
     metadata = _METADATA.replace("{major}", str(API_MAJOR)).replace("{minor}", str(API_MINOR))
     instantiate = _INSTANTIATE.replace("{capacity}", str(MESSAGE_CAPACITY))
-    job = _JOB.replace("{shares}", str(_SHARES_PER_THREAD))
-    return "".join((_TYPES, _GLOBALS, *accessors, _ERRORS, metadata, instantiate, job, _EXECUTE))
+    return "".join((_TYPES, names, *accessors, _ERRORS, metadata, instantiate, _LOOK_UP))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from llvmlite import ir
@@ -146,14 +147,25 @@ class Frame:
 
     def block(self, offset: ir.Value, is_first: ir.Value) -> LaneBlock:
         """Returns the lane block that starts at a lane; masked if the last one can be partial."""
-        width, mask = self.plan.width, None
+        width, mask, is_whole = self.plan.width, None, None
         if self.program.num_lanes % width:
             remaining = self.builder.sub(i64(self.program.num_lanes), offset)
             whole = self.builder.icmp_signed(">=", remaining, i64(width))
             count = self.builder.select(whole, i64(width), remaining)
             count = splat(self.builder, self.builder.trunc(count, I32), width)
             mask = self.builder.icmp_signed("<", lane_numbers(width, I32.width), count)
-        return LaneBlock(width=width, offset=offset, mask=mask, is_first=is_first)
+            if self.plan.avoids_masks and self.program.num_lanes > width:
+                is_whole = whole
+        # Threads with several blocks, of which the last one may be missing, don't stay together.
+        warp = self.entry.warp if self.plan.tile_vectors == 1 else None
+        return LaneBlock(
+            width=width,
+            offset=offset,
+            mask=mask,
+            is_first=is_first,
+            is_whole=is_whole,
+            warp=warp,
+        )
 
     def emitter(self, block: LaneBlock) -> Emitter:
         """Returns an emitter that knows the inputs, for a lane block."""
@@ -221,14 +233,19 @@ class Frame:
         """Returns the loop's arrays at entry; streams stand for the outputs they are written to."""
         loop = self.program.loop
         operands = loop.instruction.operands[0].operands
+        staged = self.plan.gpu.staged if self.plan.gpu else ()
         arrays: list[Array] = []
         for element, operand in zip(loop.elements, operands, strict=True):
+            array: Array
             if element.kind is ElementKind.STREAM:
-                arrays.append(self._stream(element, outputs))
+                array = self._stream(element, outputs)
             elif operand in emitter.values:
-                arrays.append(emitter.array(operand))
+                array = emitter.array(operand)
             else:
-                arrays.append(Discarded(shape=element.shape, lane=element.lane_dimension))
+                array = Discarded(shape=element.shape, lane=element.lane_dimension)
+            if element.index in staged and isinstance(array, Memory):
+                array = replace(array, is_staged=True)
+            arrays.append(array)
         return arrays
 
     def _stream(self, element: LoopElement, outputs: Sequence[Array]) -> Array:

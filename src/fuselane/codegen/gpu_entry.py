@@ -8,9 +8,11 @@ from typing import Final, final
 
 from llvmlite import ir
 
+from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.entry import POINTER
 from fuselane.codegen.indexing import i64
-from fuselane.codegen.memory import declare
+from fuselane.codegen.memory import Warp, declare
+from fuselane.codegen.plan import GpuLayout
 from fuselane.codegen.warps import Threads
 from fuselane.errors import CodegenError
 from fuselane.hlo.shape import PrimitiveType
@@ -37,7 +39,7 @@ class GpuEntry:
         num_outputs: int,
         *,
         num_tiles: int,
-        block_threads: int,
+        layout: GpuLayout,
         max_stack_bytes: int,
         has_own_rows: bool,
     ) -> None:
@@ -48,7 +50,7 @@ class GpuEntry:
             symbol: Its name.
             num_inputs, num_outputs: Its arrays.
             num_tiles: Threads that have something to do.
-            block_threads: Threads of a block.
+            layout: Threads of a block, and what they share.
             max_stack_bytes: The most memory of a thread's own.
             has_own_rows: Whether each thread has a row of its own in results to be combined, not
                 each warp.
@@ -59,7 +61,7 @@ class GpuEntry:
         self.function.attributes.add("nounwind")
         for argument in self.function.args:
             argument.attributes.align = ALIGNMENT
-        limit = ir.Constant(ir.IntType(32), block_threads)
+        limit = ir.Constant(ir.IntType(32), layout.block_threads)
         annotations = module.add_named_metadata("nvvm.annotations")
         annotations.add(module.add_metadata([self.function, "maxntidx", limit]))
         builder = ir.IRBuilder(self.function.append_basic_block("entry"))
@@ -68,7 +70,8 @@ class GpuEntry:
         self.tables: dict[ir.Value, int] = {}
         self.max_stack_bytes = max_stack_bytes
         self.max_scratch_bytes = 0
-        self.threads = Threads(builder, num_tiles, block_threads)
+        self.threads = Threads(builder, num_tiles, layout)
+        self.warp: Warp | None = self.threads
         self._has_own_rows = has_own_rows
         self.num_rows = num_tiles if has_own_rows else self.threads.num_warps
 
@@ -84,6 +87,7 @@ class GpuEntry:
         self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
     ) -> ir.Value:
         """Returns, in the first thread of a warp, what its threads make together."""
+        value = combine_entries(builder, combiner, value, element)
         if self._has_own_rows:
             return value
         return self.threads.combine_warp(builder, combiner, value, element)

@@ -99,14 +99,24 @@ def emit_once(
     builder: ir.IRBuilder, key: tuple[object, ...], emit: Callable[[], ir.Value]
 ) -> ir.Value:
     """Returns the value of a key, emitting it unless the basic block has it already."""
-    block = builder.block
-    known: dict[tuple[object, ...], ir.Value] | None = getattr(block, "index_values", None)
-    if known is None:
-        known = block.index_values = {}
+    known = known_values(builder.block)
     value = known.get(key)
     if value is None:
         value = known[key] = emit()
     return value
+
+
+def known_values(block: ir.Block) -> dict[tuple[object, ...], ir.Value]:
+    """Returns what a basic block has emitted, by key; the same object for blocks that continue."""
+    known: dict[tuple[object, ...], ir.Value] | None = getattr(block, "index_values", None)
+    if known is None:
+        known = block.index_values = {}
+    return known
+
+
+def continue_block(before: ir.Block, behind: ir.Block) -> None:
+    """Makes a basic block that is reached through another alone know what that one has emitted."""
+    behind.index_values = known_values(before)
 
 
 def add(builder: ir.IRBuilder, left: Index, right: Index) -> Index:

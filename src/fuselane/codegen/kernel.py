@@ -144,7 +144,7 @@ def emit_kernel(program: LaneProgram, plan: Plan, entry: KernelEntry) -> Frame:
     """Emits the body of a kernel's function and ends it."""
     frame = Frame(program, plan, entry)
     panels: Mapping[HloInstruction, Panels] = {}
-    if plan.width > 1:
+    if plan.width > 1 and plan.gpu is None:
         everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
         panels = pack_weights(everywhere, plan)
     with entry.each_tile(frame.builder) as tile:

@@ -62,16 +62,22 @@ def estimate_straight_us(
     program: LaneProgram, plan: Plan, costs: MachineCosts, device: DeviceDescription
 ) -> float:
     """Returns the time of a call of a kernel of straight-line code, which reads each input and
-    writes each result once, in microseconds."""
+    writes each result once, in microseconds.
+
+    Results count twice: their memory is new, and fetched before it is written. XLA puts a result
+    where an operand was that nothing else needs.
+    """
     work = estimate_kernel_step_us(program, plan, costs, device)
     threads = _num_threads(plan, device)
-    results = program.loop.instruction.shape.tuple_shapes
-    arrays = [(p.shape, program.lane_dimensions[p]) for p in program.inputs]
+    shapes = program.loop.instruction.shape.tuple_shapes
+    read = [(p.shape, program.lane_dimensions[p]) for p in program.inputs]
+    written = []
     for output in program.outputs:
         element = program.loop.elements[output.tuple_index]
         if not element.combiner:
-            arrays.append((results[output.tuple_index], element.lane_dimension))
-    moved = sum(shape.byte_size for shape, _ in arrays)
+            written.append((shapes[output.tuple_index], element.lane_dimension))
+    arrays = read + written
+    moved = sum(shape.byte_size for shape, _ in [*arrays, *written])
     turned = sum(s.num_elements for s, lane in arrays if is_in_rows(s, lane))
     turning_us = turned * _TURNING * costs.kernel_cycle_us
     leaps = sum(s.num_elements / plan.vector_lanes for s, lane in arrays if is_leaping(s, lane))

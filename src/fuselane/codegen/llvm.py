@@ -16,21 +16,36 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, final
 
 from llvmlite import binding, ir
 from llvmlite.binding.newpassmanagers import NewPassManager
 
 from fuselane import budget
-from fuselane.errors import CodegenError, OutOfTimeError
+from fuselane.decisions import Reason
+from fuselane.errors import CodegenError, OutOfTimeError, UnsupportedError
 
 _Result = TypeVar("_Result")
 _emission = threading.Lock()
 _MAX_IN_VECTORISED_LOOPS = 3000
 """LLVM writes every loop several times over, and what comes behind takes time by the square of
 that: minutes for a dozen thousand instructions in loops of index arithmetic."""
-PTX_ARCHITECTURES: Final = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
-"""Compute capabilities that PTX is made for, oldest first."""
+PTX_ARCHITECTURES: Final = MappingProxyType(
+    {
+        (7, 0): (9, 0),
+        (7, 5): (10, 0),
+        (8, 0): (11, 0),
+        (8, 6): (11, 1),
+        (8, 9): (11, 8),
+        (9, 0): (11, 8),
+        (10, 0): (12, 7),
+        (12, 0): (12, 8),
+    }
+)
+"""Compute capabilities that PTX is made for, oldest first, each with the first version of CUDA
+whose drivers read that PTX. Source: the PTX ISA's release history."""
+_NVPTX: Final = "nvptx64-nvidia-cuda"
 _S_PER_INSTRUCTION = 1e-4
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
@@ -111,7 +126,10 @@ def assembly(
 
     def emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
         machine.set_asm_verbosity(True)
-        return str(machine.emit_assembly(module))
+        try:
+            return str(machine.emit_assembly(module))
+        finally:
+            machine.set_asm_verbosity(False)
 
     return _with_machine(module_ir, target, opt_level, emit)
 
@@ -127,11 +145,13 @@ def compile_ptx(module_ir: ir.Module | str, target: HostTarget, opt_level: int =
             a fifth longer.
     Raises:
         CodegenError: as `compile_object`.
+        UnsupportedError: if this LLVM makes no PTX.
     """
 
     def emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
         return str(machine.emit_assembly(module))
 
+    _check_nvptx()
     return _with_machine(module_ir, target, opt_level, emit)
 
 
@@ -142,17 +162,30 @@ def nvptx_target(compute_capability: tuple[int, int]) -> HostTarget:
     writes the oldest version of PTX that knows the architecture; every driver that does reads it.
 
     Raises:
-        CodegenError: for an architecture older than all that are supported.
+        UnsupportedError: for an architecture older than all that are supported.
     """
+    major, minor = _architecture(compute_capability)
+    return HostTarget(triple=_NVPTX, cpu=f"sm_{major}{minor}", features="")
+
+
+def needed_cuda(compute_capability: tuple[int, int]) -> tuple[int, int]:
+    """Returns the oldest CUDA whose drivers read the PTX for NVIDIA GPUs of a compute capability.
+
+    Raises:
+        UnsupportedError: as `nvptx_target`.
+    """
+    return PTX_ARCHITECTURES[_architecture(compute_capability)]
+
+
+def _architecture(compute_capability: tuple[int, int]) -> tuple[int, int]:
+    """Returns the newest architecture known that is not newer than a GPU's."""
     known = [found for found in PTX_ARCHITECTURES if found <= compute_capability]
     if not known:
         major, minor = compute_capability
-        oldest = ".".join(map(str, PTX_ARCHITECTURES[0]))
-        raise CodegenError(
-            f"There are no kernels for compute capability {major}.{minor}; {oldest} is the oldest."
-        )
-    major, minor = known[-1]
-    return HostTarget(triple="nvptx64-nvidia-cuda", cpu=f"sm_{major}{minor}", features="")
+        oldest = ".".join(map(str, min(PTX_ARCHITECTURES)))
+        detail = f"kernels need compute capability {oldest} or later, not {major}.{minor}"
+        raise UnsupportedError(Reason.UNSUPPORTED_TARGET.decide(detail=detail))
+    return max(known)
 
 
 def optimised_ir(
@@ -203,7 +236,7 @@ def _with_machine(
     if not 0 <= opt_level <= 3:
         raise CodegenError(f"The optimisation level has to be 0, 1, 2 or 3, not {opt_level}.")
     try:
-        machine = _create_machine(target or _host_target())
+        machine = _machine(target or _host_target())
         with _parse(str(module_ir), machine) as module:
             if vectorise:
                 _vectorise(module, machine)
@@ -212,6 +245,16 @@ def _with_machine(
             return finish(machine, module)
     except RuntimeError as error:
         raise CodegenError(f"LLVM rejected a kernel: {str(error).strip()}") from error
+
+
+def _machine(target: HostTarget) -> binding.TargetMachine:
+    """Returns a target machine: one for all kernels, but where it counts the calls it has seen."""
+    return _create_machine(target) if target.triple == _NVPTX else _shared_machine(target)
+
+
+@lru_cache(maxsize=4)
+def _shared_machine(target: HostTarget) -> binding.TargetMachine:
+    return _create_machine(target)
 
 
 def _create_machine(target: HostTarget) -> binding.TargetMachine:
@@ -229,6 +272,16 @@ def _create_machine(target: HostTarget) -> binding.TargetMachine:
     return binding.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="small"
     )
+
+
+def _check_nvptx() -> None:
+    """Raises UnsupportedError if LLVM was built without NVIDIA's GPUs."""
+    _initialise_all()
+    try:
+        binding.Target.from_triple(_NVPTX)
+    except RuntimeError:
+        detail = "LLVM was built without NVIDIA's; `pip install llvmlite` gets one that has them"
+        raise UnsupportedError(Reason.UNSUPPORTED_TARGET.decide(detail=detail)) from None
 
 
 @lru_cache(maxsize=1)
@@ -257,12 +310,7 @@ def _parse(text: str, machine: binding.TargetMachine) -> binding.ModuleRef:
 def _vectorise(module: binding.ModuleRef, machine: binding.TargetMachine) -> None:
     """Runs the whole pipeline with its vectorisers; that of loops, only if the code is short."""
     count = sum(1 for f in module.functions for block in f.blocks for _ in block.instructions)
-    tuning = binding.create_pipeline_tuning_options(2)
-    tuning.loop_vectorization = count <= _MAX_IN_VECTORISED_LOOPS
-    tuning.slp_vectorization = True
-    tuning.loop_interleaving = False
-    tuning.loop_unrolling = False
-    builder = binding.create_pass_builder(machine, tuning)
+    builder = _pass_builder(machine, 2, slp=True, loops=count <= _MAX_IN_VECTORISED_LOOPS)
     with _disposing(builder.getModulePassManager()) as passes:
         passes.run(module, builder)
 
@@ -271,12 +319,7 @@ def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_lev
     """Runs the IR passes of a level; vectorisers and unrollers stay off: layout is ours."""
     if opt_level == 0:
         return
-    tuning = binding.create_pipeline_tuning_options(opt_level)
-    tuning.loop_vectorization = False
-    tuning.slp_vectorization = False
-    tuning.loop_interleaving = False
-    tuning.loop_unrolling = False
-    builder = binding.create_pass_builder(machine, tuning)
+    builder = _pass_builder(machine, opt_level)
     if opt_level == 3:
         with _disposing(builder.getModulePassManager()) as passes:
             passes.run(module, builder)
@@ -295,6 +338,31 @@ def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_lev
         for function in module.functions:
             if not function.is_declaration:
                 passes.run(function, builder)
+
+
+_COMPILATIONS_PER_BUILDER: Final = 32
+"""A pass builder of llvmlite's leaves 1.5 KiB behind when it is freed, and grows by 0.1 KiB each
+time it is used, which then takes longer: so one serves that many compilations."""
+_compilation_numbers = itertools.count()
+
+
+def _pass_builder(
+    machine: binding.TargetMachine, opt_level: int, *, slp: bool = False, loops: bool = False
+) -> binding.PassBuilder:
+    number = next(_compilation_numbers) // _COMPILATIONS_PER_BUILDER
+    return _make_pass_builder(machine, opt_level, slp, loops, number)
+
+
+@lru_cache(maxsize=4)
+def _make_pass_builder(
+    machine: binding.TargetMachine, opt_level: int, slp: bool, loops: bool, _number: int
+) -> binding.PassBuilder:
+    tuning = binding.create_pipeline_tuning_options(opt_level)
+    tuning.loop_vectorization = loops
+    tuning.slp_vectorization = slp
+    tuning.loop_interleaving = False
+    tuning.loop_unrolling = False
+    return binding.create_pass_builder(machine, tuning)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, final
 
 from llvmlite import ir
 
@@ -15,6 +15,11 @@ Values = list[ir.Value]
 
 _MAX_UNROLLED_TAIL: Final = 4
 """Indices of the innermost dimension that are not worth a loop."""
+
+_STEPS_AT_ONCE: Final = 4
+_MAX_SHORT_BODY: Final = 48
+_MAX_STRAIGHT: Final = 512
+"""Instructions that ptxas may have in a row, which takes it about 50 milliseconds."""
 
 
 def emit_counted_loop(
@@ -54,7 +59,7 @@ def emit_counted_loop(
     latch = builder.block
     _close(latch, [counter, *phis], [increment, *following])
     again = builder.icmp_signed("<", increment, i64(trip_count))
-    builder.cbranch(again, header, exit_block)
+    _unroll_for_gpus(builder, builder.cbranch(again, header, exit_block), trip_count)
 
     builder.position_at_end(exit_block)
     if not skippable:
@@ -113,7 +118,9 @@ def counted_loop(
     yield counter
     increment = builder.add(counter, ir.Constant(I64, 1), flags=("nsw",))
     counter.add_incoming(increment, builder.block)
-    builder.cbranch(builder.icmp_signed("<", increment, i64(stop)), header, exit_block)
+    branch = builder.cbranch(builder.icmp_signed("<", increment, i64(stop)), header, exit_block)
+    if isinstance(start, int) and isinstance(stop, int):
+        _unroll_for_gpus(builder, branch, stop - start)
     builder.position_at_end(exit_block)
 
 
@@ -271,6 +278,38 @@ def emit_switch(
         _merge(builder, [(values[number], block) for values, block in incoming])
         for number in range(len(incoming[0][0]))
     ]
+
+
+def _unroll_for_gpus(builder: ir.IRBuilder, branch: ir.Instruction, trip_count: Index) -> None:
+    """Has LLVM run some steps of a short loop at once where the code is for a GPU.
+
+    As many as ptxas does for long loops. Loops of up to about ten thousand instructions it would
+    write out: 200 steps of 17 instructions take it 0.4 s, 600 take it 5 s (CUDA 13.0). It leaves
+    alone what LLVM has unrolled.
+    """
+    block = builder.block
+    is_single = branch.operands[1] is block
+    if builder.function.calling_convention != "ptx_kernel" or not is_single:
+        return
+    size = len(block.instructions)
+    is_long = isinstance(trip_count, int) and trip_count * size > _MAX_STRAIGHT
+    if is_long and size <= _MAX_SHORT_BODY:
+        count = ir.Constant(ir.IntType(32), _STEPS_AT_ONCE)
+        properties = builder.module.add_metadata(["llvm.loop.unroll.count", count])
+        branch.set_metadata("llvm.loop", _LoopId(builder.module, properties))
+
+
+@final
+class _LoopId(ir.MDValue):  # type: ignore[misc]
+    """What tells a loop from others, with its properties: a node that begins with itself."""
+
+    def __init__(self, module: ir.Module, properties: ir.MDValue) -> None:
+        super().__init__(module, [properties], name=str(len(module.metadata)))
+
+    def descr(self, buffer: list[str]) -> None:
+        """Writes the node as LLVM reads it."""
+        own, properties = self.get_reference(), self.operands[0].get_reference()
+        buffer.append(f"distinct !{{ {own}, {properties} }}\n")
 
 
 def _begin(builder: ir.IRBuilder, entry: ir.Block, carried: Values) -> Values:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, final
 
 from llvmlite import ir
 
-from fuselane.codegen.indexing import I64, emit_once, i64, split
+from fuselane.codegen.indexing import I64, continue_block, emit_once, i64, split
 from fuselane.codegen.types import (
     is_vector,
     memory_type,
@@ -21,6 +22,37 @@ I1 = ir.IntType(1)
 I32 = ir.IntType(32)
 
 
+class Warp(Protocol):
+    """Threads of a GPU that get to a place together, each with a lane of its own."""
+
+    def any_thread(self, builder: ir.IRBuilder, predicate: ir.Value) -> ir.Value:
+        """Returns an `i1`, the same in all threads: whether a predicate holds in one of them."""
+        ...
+
+    def load_row(
+        self, builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, length: int
+    ) -> list[ir.Value]:
+        """Returns neighbouring elements of this thread's lane, loaded with those of all threads.
+
+        Args:
+            builder: Where.
+            pointer: Address of this thread's first element; the next thread's follow its last one.
+            element: Their type.
+            length: How many there are.
+        """
+        ...
+
+    def store_row(
+        self,
+        builder: ir.IRBuilder,
+        values: Sequence[ir.Value],
+        pointer: ir.Value,
+        element: PrimitiveType,
+    ) -> None:
+        """Stores neighbouring elements of this thread's lane with those of all threads."""
+        ...
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBlock:
@@ -30,15 +62,29 @@ class LaneBlock:
     offset: `i64`, the first of them, counted over all lanes of the program.
     mask: `<width x i1>`, which of them exist; None when all do.
     is_first: `i1`, true in exactly one block of all: who stores what all lanes share.
+    is_whole: `i1`, whether all exist after all, where the processor is slow at masks; else None.
     active: `<width x i1>`, which of them the results matter of, in a loop that others have left;
         None when of all that exist.
+    warp: The threads that are here together, on a GPU; None where some may have gone another way.
     """
 
     width: int
     offset: ir.Value
     mask: ir.Value | None
     is_first: ir.Value
+    is_whole: ir.Value | None = None
     active: ir.Value | None = None
+    warp: Warp | None = None
+
+    @property
+    def on_its_own(self) -> LaneBlock:
+        """The same lanes where other threads need not come along."""
+        return replace(self, warp=None)
+
+    @property
+    def is_surely_first(self) -> bool:
+        """Whether no other block gets to where code is emitted for this one."""
+        return isinstance(self.is_first, ir.Constant)
 
     def among_active(self, builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
         """Returns those of some lanes, `<width x i1>`, that exist and are active."""
@@ -149,10 +195,12 @@ def load_lanes(
     elif stride == 1:
         raw = _masked_load(builder, pointer, raw_type, block)
     else:
-        pointers = _strided_pointers(builder, pointer, element, stride, block.width)
-        raw = _gather(builder, pointers, raw_type, block.mask)
+        pointers = _strided_pointers(builder, pointer, element, stride, block)
+        raw = _gather(builder, pointers, raw_type)
     if invariant:
         raw.set_metadata("invariant.load", builder.module.add_metadata([]))
+    if block.mask is not None and stride != 1:
+        raw = builder.select(block.mask, raw, ir.Constant(raw_type, None))
     return from_memory(builder, raw, element)
 
 
@@ -166,13 +214,19 @@ def store_lanes(
 ) -> None:
     """Stores one element of every lane of a block; lanes that don't exist store nothing."""
     raw = to_memory(builder, value, element)
-    if block.width == 1 or (stride == 1 and block.mask is None):
-        builder.store(settled(builder, raw), pointer, align=element.byte_size)
-    elif stride == 1:
-        masked_store(builder, raw, pointer, block)
-    else:
-        pointers = _strided_pointers(builder, pointer, element, stride, block.width)
-        _scatter(builder, raw, pointers, block.mask)
+    if block.width == 1 or stride == 1:
+        raw = settled(builder, raw)
+        in_cases(
+            builder, block, lambda case: store_neighbours(builder, raw, pointer, element, case)
+        )
+        return
+    if block.mask is not None:
+        # Where there is no lane, the first one's element is stored once more.
+        zeros = ir.Constant(ir.VectorType(I32, block.width), None)
+        first = builder.shuffle_vector(raw, raw, zeros)
+        raw = builder.select(block.mask, raw, first)
+    pointers = _strided_pointers(builder, pointer, element, stride, block)
+    _scatter(builder, raw, pointers)
 
 
 def gather(
@@ -187,7 +241,7 @@ def gather(
         offsets = builder.select(block.mask, offsets, ir.Constant(offsets.type, None))
     pointers = _pointers(builder, addresses.base, offsets, element)
     raw_type = vector(memory_type(element), block.width)
-    return from_memory(builder, _gather(builder, pointers, raw_type, None), element)
+    return from_memory(builder, _gather(builder, pointers, raw_type), element)
 
 
 def scatter(
@@ -213,7 +267,7 @@ def scatter(
     if where is not None:
         unused = _pointers(builder, nowhere, ir.Constant(addresses.offsets.type, None), element)
         pointers = builder.select(where, pointers, unused)
-    _scatter(builder, to_memory(builder, value, element), pointers, None)
+    _scatter(builder, to_memory(builder, value, element), pointers)
 
 
 def lane_index(width: int) -> ir.Constant:
@@ -255,18 +309,58 @@ def _masked_load(
     return builder.call(function, [pointer, align, all_lanes(block), zero])
 
 
-def masked_store(builder: ir.IRBuilder, raw: ir.Value, pointer: ir.Value, block: LaneBlock) -> None:
+def store_neighbours(
+    builder: ir.IRBuilder,
+    raw: ir.Value,
+    pointer: ir.Value,
+    element: PrimitiveType,
+    block: LaneBlock,
+) -> None:
+    """Stores a vector as it is, but for lanes that don't exist."""
+    if block.mask is None:
+        builder.store(raw, pointer, align=element.byte_size)
+        return
     signature = ir.FunctionType(
         ir.VoidType(), [raw.type, ir.PointerType(), I32, ir.VectorType(I1, block.width)]
     )
     function = declare(builder.module, f"llvm.masked.store.{_suffix(raw.type)}.p0", signature)
-    align = ir.Constant(I32, _byte_size(raw.type))
-    builder.call(function, [raw, pointer, align, all_lanes(block)])
+    align = ir.Constant(I32, element.byte_size)
+    builder.call(function, [raw, pointer, align, block.mask])
 
 
-def _gather(
-    builder: ir.IRBuilder, pointers: ir.Value, raw_type: ir.VectorType, mask: ir.Value | None
-) -> ir.Value:
+def in_cases(
+    builder: ir.IRBuilder, block: LaneBlock, emit: Callable[[LaneBlock], list[ir.Value] | None]
+) -> list[ir.Value]:
+    """Emits code for a block; twice, without and with masks, where the processor is slow at masks.
+
+    A branch goes to the one or the other: without AVX-512, a masked store takes ten times as long
+    as another, and all blocks but the last are whole.
+    """
+    if block.is_whole is None:
+        return emit(block) or []
+    before = builder.block
+    values, ends = [], []
+    with builder.if_else(block.is_whole, likely=True) as branches:
+        for branch, mask in zip(branches, (None, block.mask), strict=True):
+            with branch:
+                values.append(emit(replace(block, mask=mask, is_whole=None)) or [])
+                ends.append(builder.block)
+    continue_block(before, builder.block)
+    merged = []
+    for alternatives in zip(*values, strict=True):
+        phi = builder.phi(alternatives[0].type)
+        for value, end in zip(alternatives, ends, strict=True):
+            phi.add_incoming(value, end)
+        merged.append(phi)
+    return merged
+
+
+def _gather(builder: ir.IRBuilder, pointers: ir.Value, raw_type: ir.VectorType) -> ir.Value:
+    """Loads an element from every address of a vector.
+
+    There is no mask: where the processor has no such instruction, or a slow one, LLVM makes a
+    branch of each lane of it, and needs minutes for a thousand.
+    """
     if not is_vector(raw_type):
         return builder.load(pointers, typ=raw_type, align=_byte_size(raw_type))
     width = raw_type.count
@@ -274,13 +368,12 @@ def _gather(
     name = f"llvm.masked.gather.{_suffix(raw_type)}.v{width}p0"
     align = ir.Constant(I32, _byte_size(raw_type))
     zero = ir.Constant(raw_type, None)
-    lanes = _ones(width) if mask is None else mask
-    return builder.call(declare(builder.module, name, signature), [pointers, align, lanes, zero])
+    function = declare(builder.module, name, signature)
+    return builder.call(function, [pointers, align, _ones(width), zero])
 
 
-def _scatter(
-    builder: ir.IRBuilder, raw: ir.Value, pointers: ir.Value, mask: ir.Value | None
-) -> None:
+def _scatter(builder: ir.IRBuilder, raw: ir.Value, pointers: ir.Value) -> None:
+    """Stores an element to every address of a vector, without a mask, as `_gather` loads."""
     if not is_vector(raw):
         builder.store(raw, pointers, align=_byte_size(raw.type))
         return
@@ -290,14 +383,18 @@ def _scatter(
     )
     name = f"llvm.masked.scatter.{_suffix(raw.type)}.v{width}p0"
     align = ir.Constant(I32, _byte_size(raw.type))
-    lanes = _ones(width) if mask is None else mask
-    builder.call(declare(builder.module, name, signature), [raw, pointers, align, lanes])
+    function = declare(builder.module, name, signature)
+    builder.call(function, [raw, pointers, align, _ones(width)])
 
 
 def _strided_pointers(
-    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, stride: int, width: int
+    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, stride: int, block: LaneBlock
 ) -> ir.Value:
-    offsets = ir.Constant(ir.VectorType(I64, width), [lane * stride for lane in range(width)])
+    """Returns each lane's address; the first one's, which exists, where there is no lane."""
+    places = [lane * stride for lane in range(block.width)]
+    offsets = ir.Constant(ir.VectorType(I64, block.width), places)
+    if block.mask is not None:
+        offsets = builder.select(block.mask, offsets, ir.Constant(offsets.type, None))
     return _pointers(builder, pointer, offsets, element)
 
 

@@ -1,8 +1,9 @@
-"""A lane program to PTX: one thread for each lane, one launch for the whole loop.
+"""A lane program to PTX: a thread for each lane or a few, one launch for the whole loop.
 
-The code is that of `codegen.kernel` with blocks of one lane: state in registers, what all lanes
-share worked out by every thread. Arrays of a lane that are indexed at run time are in local memory.
-Where lanes meet in each step, one block of threads has them all; see `codegen.warps`.
+The code is that of `codegen.kernel` with blocks of the lanes of a thread: state in registers, what
+all lanes share worked out by every thread. `codegen.thread_plan` chooses how many lanes those are.
+Arrays of a lane that are indexed at run time are in local memory. Where lanes meet in each step,
+one block of threads has them all; see `codegen.warps`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from llvmlite import ir
 
 from fuselane.codegen.gpu_entry import GpuEntry
 from fuselane.codegen.kernel import SYMBOL, emit_kernel
+from fuselane.codegen.math.approximate import define_approximations
 from fuselane.codegen.partials import check_partials
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.products import find_products
-from fuselane.gpu import WARP_LANES, GpuDescription
+from fuselane.gpu import GpuDescription
 from fuselane.lanes.program import LaneProgram
-
-_MAX_BLOCK_THREADS: Final = 128
 
 _LOCAL_SHARE: Final = 16
 """Part of a GPU's memory that threads may have for arrays of their own. The driver sets it aside
@@ -51,28 +51,32 @@ class ThreadCode:
     num_instructions: int
 
 
-def build_threads(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> ThreadCode:
+def build_threads(
+    program: LaneProgram, plan: Plan, gpu: GpuDescription, *, fast_math: bool = False
+) -> ThreadCode:
     """Returns the kernel of a lane program for a GPU.
 
     Args:
         program: What the kernel computes.
-        plan: From `make_thread_plan`.
+        plan: From `make_thread_plan`, for this GPU.
         gpu: What it is launched on.
+        fast_math: Whether elementary functions of f32 may be approximate.
     Raises:
         UnsupportedError: for lanes that need too much memory, and for reductions over lanes that
             leave too much to be combined.
     """
-    block_threads = choose_block_threads(plan.num_tiles, gpu)
-    if program.meetings:
-        block_threads = -(-plan.num_tiles // WARP_LANES) * WARP_LANES
+    assert plan.gpu is not None, "a plan of `make_thread_plan`"
+    block_threads = plan.gpu.block_threads
     module = ir.Module(name=SYMBOL)
+    if fast_math:
+        define_approximations(module, plan.width, gpu.compute_capability)
     entry = GpuEntry(
         module,
         SYMBOL,
         len(program.inputs),
         len(program.outputs),
         num_tiles=plan.num_tiles,
-        block_threads=block_threads,
+        layout=plan.gpu,
         max_stack_bytes=gpu.memory_bytes // _LOCAL_SHARE // gpu.resident_threads,
         has_own_rows=bool(find_products(program)),
     )
@@ -86,11 +90,3 @@ def build_threads(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> Thre
         num_rows=entry.num_rows,
         num_instructions=frame.builder.num_instructions,
     )
-
-
-def choose_block_threads(num_threads: int, gpu: GpuDescription) -> int:
-    """Returns the threads of a block: whole warps, as many as leave no multiprocessor idle."""
-    block_threads = _MAX_BLOCK_THREADS
-    while block_threads > WARP_LANES and num_threads < block_threads * gpu.num_multiprocessors:
-        block_threads //= 2
-    return block_threads

@@ -31,6 +31,8 @@ def emit_pieces(emitter: Emitter, pieces: Piecewise) -> None:
     outside = {o: None for i in pieces.instructions for o in i.operands if o not in inside}
 
     rank = len(last.shape.dimensions)
+    # What comes in front of the loop may be worked out where it is read, by some threads alone.
+    in_front = last.computation is emitter.program.region
 
     def element(index: Element) -> ir.Value:
         place, builder = emitter.place, emitter.builder
@@ -38,6 +40,10 @@ def emit_pieces(emitter: Emitter, pieces: Piecewise) -> None:
         predicate = widen(place, known[pieces.predicate])
         unusual = predicate if pieces.side == 2 else builder.not_(predicate)
         voted = any_lane(builder, unusual, place.block.active)
+        if place.block.warp is not None and not in_front:
+            # Of threads that part, some would wait for the usual version and then the others for
+            # the other one, which gives the same.
+            voted = place.block.warp.any_thread(builder, voted)
         versions = [
             partial(_emit_all, emitter, pieces, known),
             partial(_emit_usual, emitter, pieces, known),

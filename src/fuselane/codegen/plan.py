@@ -17,6 +17,7 @@ from fuselane.codegen.sweeps import MAX_ROWS, count_rows
 from fuselane.codegen.vector_time import VectorBlock, VectorUnit
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
+from fuselane.gpu import WARP_LANES
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
@@ -47,12 +48,32 @@ _MIN_ROW_LANES: Final = 64
 _PAGE_ELEMENTS: Final = 512  # of 8 bytes, the largest there are
 _MIN_PARALLEL_OPS: Final = 200_000
 _MIN_DOT_SHARE: Final = 0.3
-_THREAD_REGISTERS: Final = 128
-"""Registers of a GPU's thread that hold values; with more, few threads would run at once."""
-_MAX_MEETING_THREADS: Final = 512
-"""Threads of a block whose lanes meet: each may then have 128 registers."""
 _VECTORS_PER_DOT: Final = 2
 _MAX_UNROLLED_BESIDE_DOTS: Final = 16
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLayout:
+    """How the tiles of a kernel are laid out on a GPU, one for each thread.
+
+    block_threads: Threads of a block: whole warps.
+    registers: That a thread needs, by estimate.
+    spilled: Values that it stores in a step for want of registers, by estimate.
+    staged: Indices of the loop's elements whose rows pass through shared memory.
+    row_bytes: Shared memory that a warp has for one of them.
+    """
+
+    block_threads: int
+    registers: int
+    spilled: float
+    staged: frozenset[int] = frozenset()
+    row_bytes: int = 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return self.block_threads // WARP_LANES * self.row_bytes
 
 
 @final
@@ -71,6 +92,7 @@ class Plan:
     uniform_ops: Estimated scalar operations of one step that all lanes of a tile share.
     block_cycles: Estimated processor cycles of one step of one block of `width` lanes; 0 for
         scalars.
+    avoids_masks: Whether whole blocks have code without masks, as the processor is slow at them.
     is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
         by side work on lanes side by side. Tiles are of lane blocks of one lane then.
     """
@@ -85,7 +107,9 @@ class Plan:
     lane_ops: float
     uniform_ops: float
     block_cycles: float = 0.0
+    avoids_masks: bool = False
     is_interleaved: bool = False
+    gpu: GpuLayout | None = None
 
     @property
     def tile_lanes(self) -> int:
@@ -105,6 +129,17 @@ class Plan:
         pitch = self.tile_lanes + self.width
         return pitch if pitch % _PAGE_ELEMENTS else pitch + self.width
 
+    def numbers(self) -> dict[str, float]:
+        """Returns what a decision tells of the layout: that of a GPU's threads, by name."""
+        if self.gpu is None:
+            return {}
+        return {
+            "lanes_per_thread": float(self.tile_lanes),
+            "block_threads": float(self.gpu.block_threads),
+            "registers": float(self.gpu.registers),
+            "staged_streams": float(len(self.gpu.staged)),
+        }
+
     def with_smaller_tiles(self, num_lanes: int) -> Plan:
         """Returns the plan for as many lanes with tiles of half as many vectors."""
         tile_vectors = max(1, self.tile_vectors // 2)
@@ -114,8 +149,15 @@ class Plan:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """What one step of the loop costs, and the memory it runs on."""
+class Work:
+    """What one step of a loop costs, and the memory it runs on.
+
+    lane_ops, uniform_ops: As in `Plan`.
+    dot_ops: Those of `lane_ops` that are products of long dots.
+    state_bytes, state_elements: What a lane carries from step to step.
+    has_streams: Whether rows of streams are read or written.
+    has_partial_streams: Whether the lanes of a tile are combined in every step.
+    """
 
     lane_ops: float
     dot_ops: float
@@ -128,7 +170,7 @@ class _Work:
 
 def make_plan(program: LaneProgram, options: Options, device: DeviceDescription) -> Plan:
     """Chooses the layout for a CPU from estimates of work, registers and caches."""
-    work = _measure(program)
+    work = measure(program)
     if not program.has_lanes:
         return _scalar_plan(program, work, device)
     lanes = (options.vector_bits or device.vector_bits) // _element_bits(program)
@@ -138,7 +180,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     if total < _MIN_PARALLEL_OPS:
         threads = 1
     in_registers = _fits_registers(work, device) and not program.meetings
-    max_unrolled = _max_unrolled(program, work)
+    max_unrolled = max_unrolled_for(program, work)
     unit = VectorUnit(
         lanes=lanes,
         bits=_element_bits(program),
@@ -184,33 +226,11 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,
         block_cycles=block_cycles(unroll),
+        avoids_masks=not device.has_masked_memory,
     )
 
 
-def make_thread_plan(program: LaneProgram) -> Plan:
-    """Returns the layout for a GPU: a thread runs one lane, with its state in registers.
-
-    Lanes that meet have to be in one block, so there a thread runs several if they are many.
-    """
-    work = _measure(program)
-    num_threads = program.num_lanes
-    if program.meetings:
-        num_threads = min(num_threads, _MAX_MEETING_THREADS)
-    return Plan(
-        width=1,
-        vector_lanes=1,
-        tile_vectors=math.ceil(program.num_lanes / num_threads),
-        num_tiles=num_threads,
-        is_interleaved=True,
-        max_unrolled=_max_unrolled(program, work),
-        vectors_in_registers=_THREAD_REGISTERS,
-        parallel=True,
-        lane_ops=work.lane_ops,
-        uniform_ops=work.uniform_ops,
-    )
-
-
-def _scalar_plan(program: LaneProgram, work: _Work, device: DeviceDescription) -> Plan:
+def _scalar_plan(program: LaneProgram, work: Work, device: DeviceDescription) -> Plan:
     """Returns the layout of a loop without lanes: scalars, on one thread."""
     return Plan(
         width=1,
@@ -225,7 +245,7 @@ def _scalar_plan(program: LaneProgram, work: _Work, device: DeviceDescription) -
     )
 
 
-def _fits_registers(work: _Work, device: DeviceDescription) -> bool:
+def _fits_registers(work: Work, device: DeviceDescription) -> bool:
     """Streams want long rows and shared work wants many lanes: both want tiles instead.
 
     So does state that is in memory anyway. But the many values of a long step would have to be
@@ -242,7 +262,7 @@ def _fits_registers(work: _Work, device: DeviceDescription) -> bool:
 
 def _candidates(
     program: LaneProgram,
-    work: _Work,
+    work: Work,
     device: DeviceDescription,
     code_size: float,
     lanes: int,
@@ -290,7 +310,7 @@ def _block_cycles(
 
 
 def _tile_vectors(
-    work: _Work, device: DeviceDescription, width: int, num_vectors: int, threads: int
+    work: Work, device: DeviceDescription, width: int, num_vectors: int, threads: int
 ) -> int:
     vector_bytes = max(work.state_bytes * width, 1)
     cached = max(1, device.l1_bytes // 2 // vector_bytes)
@@ -316,7 +336,8 @@ def _element_bits(program: LaneProgram) -> int:
     return 64 if bits[64] > bits[32] else 32
 
 
-def _max_unrolled(program: LaneProgram, work: _Work) -> int:
+def max_unrolled_for(program: LaneProgram, work: Work) -> int:
+    """Returns the most elements per lane to keep in registers, so that code stays short."""
     sizes = [
         _size(instruction, program)
         for instruction, _ in _weighted(program, program.loop.instruction.body, 1.0)
@@ -340,7 +361,8 @@ def _max_unrolled_scalars(program: LaneProgram) -> int:
     return _MAX_UNROLLED if is_small else _MAX_UNROLLED_SCALARS
 
 
-def _measure(program: LaneProgram) -> _Work:
+def measure(program: LaneProgram) -> Work:
+    """Returns what one step of a loop costs."""
     lane_ops = uniform_ops = dot_ops = 0.0
     rows = 0
     for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
@@ -362,7 +384,7 @@ def _measure(program: LaneProgram) -> _Work:
     widths = [element.shape.element_type.byte_size for element in state]
     shared = sum(s * w for e, s, w in zip(state, sizes, widths, strict=True) if e.combiner)
     per_lane = sum(map(operator.mul, sizes, widths)) - shared + factor_bytes(program)
-    return _Work(
+    return Work(
         lane_ops=max(lane_ops, 1.0),
         dot_ops=dot_ops,
         uniform_ops=uniform_ops,

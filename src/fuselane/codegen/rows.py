@@ -21,7 +21,7 @@ from fuselane.codegen.arrays import Array, Memory, Place, Scratch, new_scratch, 
 from fuselane.codegen.cuts import per_dimension
 from fuselane.codegen.indexing import Index, i64
 from fuselane.codegen.loops import emit_for_each
-from fuselane.codegen.memory import element_pointer, load, store
+from fuselane.codegen.memory import element_pointer, in_cases, load, store
 from fuselane.codegen.runs import load_square, side_of_squares, store_square
 
 
@@ -39,7 +39,11 @@ def load_rows(place: Place, source: Memory) -> Scratch:
     def move(index: tuple[Index, ...]) -> None:
         outer, first = index[0], _first(builder, index[1], side, run)
         address = _address(place, source, outer, first)
-        columns = load_square(builder, address, element, run, place.block)
+        columns = in_cases(
+            builder,
+            place.block,
+            lambda block: load_square(builder, address, element, run, block),
+        )
         start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
         for number, column in enumerate(columns):
             store(builder, column, _slot(builder, target, start, number), element)
@@ -65,7 +69,11 @@ def store_rows(place: Place, target: Memory, source: Array) -> None:
                 for number in range(side)
             ]
             address = _address(place, target, outer, first)
-            store_square(builder, columns, address, element, run, place.block)
+            in_cases(
+                builder,
+                place.block,
+                lambda block: store_square(builder, columns, address, element, run, block),
+            )
 
         emit_for_each(builder, (_num_outer(target), math.ceil(run / side)), move_flat)
         return
@@ -115,7 +123,11 @@ def _store_part(
         position = indexing.flatten(builder, (*others, start), source.dimensions)
         outer, rest = indexing.divide(builder, position, run)
         address = _address(place, target, outer, rest)
-        store_square(builder, columns, address, element, run, place.block)
+        in_cases(
+            builder,
+            place.block,
+            lambda block: store_square(builder, columns, address, element, run, block),
+        )
 
     emit_for_each(builder, (*outer_sizes, math.ceil(size / side)), move, cuts=[*cuts, ()])
 

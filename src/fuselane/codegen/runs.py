@@ -22,8 +22,8 @@ from fuselane.codegen.memory import (
     LaneBlock,
     element_pointer,
     load_lanes,
-    masked_store,
     store,
+    store_neighbours,
     to_memory,
 )
 from fuselane.codegen.types import shuffle
@@ -104,25 +104,12 @@ def store_runs(
         rows = _put_squares_together(builder, raw, block.width, side)
         for (lane, start), row in zip(_places_of_rows(length, block, side), rows, strict=True):
             address = element_pointer(builder, pointer, i64(lane * length + start), element)
-            _store(builder, row, address, element, _row(builder, block, lane, side))
+            store_neighbours(builder, row, address, element, _row(builder, block, lane, side))
         return
     for piece, mixed in enumerate(_put_together(builder, raw, length // pieces)):
         start = i64(piece * _piece_width(length, block))
         address = element_pointer(builder, pointer, start, element)
-        _store(builder, mixed, address, element, _piece(builder, block, length, piece))
-
-
-def _store(
-    builder: ir.IRBuilder,
-    value: ir.Value,
-    address: ir.Value,
-    element: PrimitiveType,
-    block: LaneBlock,
-) -> None:
-    if block.mask is None:
-        builder.store(value, address, align=element.byte_size)
-    else:
-        masked_store(builder, value, address, block)
+        store_neighbours(builder, mixed, address, element, _piece(builder, block, length, piece))
 
 
 # Squares: as many neighbouring elements as lanes, a register for each lane.
@@ -177,7 +164,7 @@ def store_square(
     rows = _put_squares_together(builder, raw, block.width, side)
     for lane, row in enumerate(rows):
         address = element_pointer(builder, pointer, i64(lane * stride), element)
-        _store(builder, row, address, element, _row(builder, block, lane, side))
+        store_neighbours(builder, row, address, element, _row(builder, block, lane, side))
 
 
 def _side_of_squares(length: int, block: LaneBlock, element: PrimitiveType) -> int:

@@ -198,6 +198,10 @@ class VectorBlock:
         inner = [block for operation in self._operations for block in operation.inner]
         return own + sum(block.code_size() for block in (*inner, *self._guards))
 
+    def count_spills(self, registers: float) -> float:
+        """Returns the values that are stored in a step of one vector for want of registers."""
+        return self._count_spills(registers)[0]
+
     # What is in it.
 
     def _add(self, instruction: HloInstruction) -> None:

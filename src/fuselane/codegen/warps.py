@@ -8,25 +8,43 @@
 
 Threads are combined in the same order each time, whatever the launch: results are deterministic.
 All threads that are there have to come by, and none of those that have left is waited for.
+
+A warp's part of a row, `length` neighbours for each of its `count` threads, passes through memory
+of its own that the warp has in shared memory:
+
+    for i in range(length)       shared[place(i * count + thread)] := row[i * count + thread]
+    for i in range(length)       value i := shared[place(thread * length + i)]
+
+`place` leaves out a word behind each 32, so that neither is held up by banks that threads want at
+once: with 4, 8 or 16 words a lane, threads would meet in 8, 4 or 2 of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, final
 
 from llvmlite import ir
 
 from fuselane.codegen.combining import combine
 from fuselane.codegen.indexing import I64, i64
-from fuselane.codegen.memory import declare
+from fuselane.codegen.memory import declare, load, store
+from fuselane.codegen.plan import GpuLayout
+from fuselane.codegen.types import memory_type
 from fuselane.gpu import WARP_LANES
 from fuselane.hlo.shape import PrimitiveType
 
+_I1: Final = ir.IntType(1)
 _I32: Final = ir.IntType(32)
 _VOID: Final = ir.VoidType()
 _SHARED: Final = 3
 """LLVM's address space of a block's shared memory on NVIDIA GPUs."""
 
+LINE_BYTES: Final = 128
+"""What a warp moves at once at most, from memory or from shared memory."""
+
+_BANK_BYTES: Final = 4
+_WARP_BITS: Final = WARP_LANES.bit_length() - 1
 _WHOLE_WARP: Final = ir.Constant(_I32, -1)
 _LAST_THREAD: Final = WARP_LANES - 1
 
@@ -40,14 +58,25 @@ class Threads:
         num_threads: How many there are; those of higher numbers, in the last block, have left.
     """
 
-    def __init__(self, builder: ir.IRBuilder, num_threads: int, block_threads: int) -> None:
+    def __init__(self, builder: ir.IRBuilder, num_threads: int, layout: GpuLayout) -> None:
+        """Finds out which thread this is.
+
+        Args:
+            builder: At the beginning of the kernel.
+            num_threads: As the attribute.
+            layout: Threads of a block, and what they share.
+        """
         self.num_threads = num_threads
-        self._block_threads = block_threads
+        self._block_threads = layout.block_threads
+        self._row_bytes = layout.row_bytes
+        self._rows: ir.GlobalVariable | None = None
         block, self._thread = (_special_register(builder, name) for name in ("ctaid", "tid"))
-        first = builder.mul(builder.zext(block, I64), i64(block_threads), flags=("nsw", "nuw"))
+        first = builder.mul(
+            builder.zext(block, I64), i64(self._block_threads), flags=("nsw", "nuw")
+        )
         wide = builder.zext(self._thread, I64)
         self.number = builder.add(first, wide, flags=("nsw", "nuw"))
-        self._slots: ir.Value | None = None
+        self._slots: ir.GlobalVariable | None = None
 
     @property
     def is_full(self) -> bool:
@@ -61,7 +90,7 @@ class Threads:
 
     def warp(self, builder: ir.IRBuilder) -> ir.Value:
         """Returns this thread's warp among all, `i64`."""
-        return builder.lshr(self.number, i64(WARP_LANES.bit_length() - 1))
+        return builder.lshr(self.number, i64(_WARP_BITS))
 
     def is_first_of_warp(self, builder: ir.IRBuilder) -> ir.Value:
         """Returns whether this is its warp's thread 0."""
@@ -71,8 +100,7 @@ class Threads:
         self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
     ) -> ir.Value:
         """Returns, in thread 0, what the threads of its warp make together; others get anything."""
-        count = self._count(builder)
-        members = _WHOLE_WARP if count is None else _low_bits(builder, count)
+        count, members = self._count(builder), self._members(builder)
         lane = self._lane(builder)
         distance = 1
         while distance < min(WARP_LANES, self.num_threads):
@@ -85,15 +113,98 @@ class Threads:
             distance *= 2
         return value
 
+    def any_thread(self, builder: ir.IRBuilder, predicate: ir.Value) -> ir.Value:
+        """Returns, in every thread of a warp, whether a predicate holds in one of them."""
+        signature = ir.FunctionType(_I1, [_I32, _I1])
+        vote = declare(builder.module, "llvm.nvvm.vote.any.sync", signature)
+        return builder.call(vote, [self._members(builder), predicate])
+
+    def load_row(
+        self, builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, length: int
+    ) -> list[ir.Value]:
+        """Returns neighbouring elements of each thread, which its warp loads as they lie."""
+        row, moved = self._row(builder, pointer, element, length), _as_it_lies(element)
+        turns = self._turns(builder, length)
+        parts = [load(builder, _at(builder, row, at, moved), moved) for at in turns]
+        for at, part in zip(turns, parts, strict=True):
+            store(builder, part, self._shared(builder, at, moved), moved)
+        self._wait_for_warp(builder)
+        own = self._own(builder, length)
+        values = [load(builder, self._shared(builder, at, element), element) for at in own]
+        self._wait_for_warp(builder)
+        return values
+
+    def store_row(
+        self,
+        builder: ir.IRBuilder,
+        values: Sequence[ir.Value],
+        pointer: ir.Value,
+        element: PrimitiveType,
+    ) -> None:
+        """Stores neighbouring elements of each thread, which its warp writes as they lie."""
+        length, moved = len(values), _as_it_lies(element)
+        row = self._row(builder, pointer, element, length)
+        for at, value in zip(self._own(builder, length), values, strict=True):
+            store(builder, value, self._shared(builder, at, element), element)
+        self._wait_for_warp(builder)
+        turns = self._turns(builder, length)
+        parts = [load(builder, self._shared(builder, at, moved), moved) for at in turns]
+        for at, part in zip(turns, parts, strict=True):
+            store(builder, part, _at(builder, row, at, moved), moved)
+        self._wait_for_warp(builder)
+
+    def _turns(self, builder: ir.IRBuilder, length: int) -> list[ir.Value]:
+        """Returns which elements of its warp's row a thread moves, `i32`."""
+        count = self._count(builder)
+        each = _i32(WARP_LANES) if count is None else count
+        lane = self._lane(builder)
+        return [builder.add(builder.mul(_i32(turn), each), lane) for turn in range(length)]
+
+    def _own(self, builder: ir.IRBuilder, length: int) -> list[ir.Value]:
+        """Returns which elements of its warp's row are a thread's own, `i32`."""
+        first = builder.mul(self._lane(builder), _i32(length))
+        return [builder.add(first, _i32(place)) for place in range(length)]
+
+    def _row(
+        self, builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, length: int
+    ) -> ir.Value:
+        """Returns where a warp's row begins, from where a thread's own part does."""
+        before = builder.sub(_i32(0), builder.mul(self._lane(builder), _i32(length)))
+        return _at(builder, pointer, before, element)
+
+    def _shared(self, builder: ir.IRBuilder, at: ir.Value, element: PrimitiveType) -> ir.Value:
+        """Returns where an element of its warp's row has its place in shared memory."""
+        if self._rows is None:
+            num_bytes = self._block_threads // WARP_LANES * self._row_bytes
+            self._rows = _shared_memory(builder.module, "rows", ir.IntType(8), num_bytes)
+        warp = builder.lshr(self._thread, _i32(_WARP_BITS))
+        rows = builder.addrspacecast(self._rows, ir.PointerType())
+        first = builder.mul(warp, _i32(self._row_bytes))
+        own = builder.gep(rows, [first], inbounds=True, source_etype=ir.IntType(8))
+        line_bits = (LINE_BYTES // element.byte_size).bit_length() - 1
+        line = builder.lshr(at, _i32(line_bits))
+        skipped = builder.mul(line, _i32(skipped_elements(element.byte_size)))
+        place = builder.add(at, skipped)
+        return builder.gep(own, [place], inbounds=True, source_etype=memory_type(element))
+
+    def _wait_for_warp(self, builder: ir.IRBuilder) -> None:
+        """Waits for all threads of the warp, and for what they have written."""
+        signature = ir.FunctionType(_VOID, [_I32])
+        barrier = declare(builder.module, "llvm.nvvm.bar.warp.sync", signature)
+        builder.call(barrier, [self._members(builder)])
+
+    def _members(self, builder: ir.IRBuilder) -> ir.Value:
+        """Returns an `i32` with a bit for each thread that the warp has."""
+        count = self._count(builder)
+        return _WHOLE_WARP if count is None else _low_bits(builder, count)
+
     def combine_block(
         self, builder: ir.IRBuilder, combiner: str, value: ir.Value, element: PrimitiveType
     ) -> ir.Value:
         """Returns, in every thread, what all threads make together, which are one block."""
         value = self.combine_warp(builder, combiner, value, element)
         if self.num_warps == 1:
-            count = self._count(builder)
-            members = _WHOLE_WARP if count is None else _low_bits(builder, count)
-            return _shuffle(builder, "idx", members, value, 0)
+            return _shuffle(builder, "idx", self._members(builder), value, 0)
         bits, kind = _to_bits(builder, value), value.type
         with builder.if_then(self.is_first_of_warp(builder)):
             builder.store(
@@ -126,22 +237,51 @@ class Threads:
 
     def _slots_in(self, module: ir.Module) -> ir.Value:
         if self._slots is None:
-            kind = ir.ArrayType(I64, WARP_LANES)
-            slots = ir.GlobalVariable(module, kind, "warps", addrspace=_SHARED)
-            slots.linkage = "internal"
-            slots.initializer = ir.Constant(kind, ir.Undefined)
-            self._slots = slots
+            self._slots = _shared_memory(module, "warps", I64, WARP_LANES)
         return self._slots
 
     def _slot(self, builder: ir.IRBuilder, warp: int | None = None) -> ir.Value:
         """Returns the address where a warp, by default this thread's, leaves its value."""
-        number = _i32(warp) if warp is not None else builder.lshr(self._thread, _i32(5))
+        number = _i32(warp) if warp is not None else builder.lshr(self._thread, _i32(_WARP_BITS))
         slots = builder.addrspacecast(self._slots_in(builder.module), ir.PointerType())
         return builder.gep(slots, [number], inbounds=True, source_etype=I64)
 
     def _read(self, builder: ir.IRBuilder, warp: int, bits: ir.IntType, kind: ir.Type) -> ir.Value:
         raw = builder.load(self._slot(builder, warp), typ=I64)
         return _from_bits(builder, raw if bits == I64 else builder.trunc(raw, bits), kind)
+
+
+def row_bytes(length: int, element_bytes: int) -> int:
+    """Returns the shared memory that a warp needs for a row, in whole lines."""
+    num_lines = -(-WARP_LANES * length * element_bytes // LINE_BYTES)
+    num_bytes = num_lines * (LINE_BYTES + skipped_elements(element_bytes) * element_bytes)
+    return -(-num_bytes // LINE_BYTES) * LINE_BYTES
+
+
+def skipped_elements(element_bytes: int) -> int:
+    """Returns how many elements are left out behind each line of a row in shared memory."""
+    return max(1, _BANK_BYTES // element_bytes)
+
+
+def _as_it_lies(element: PrimitiveType) -> PrimitiveType:
+    """Returns the type in which elements are moved from place to place: booleans are bytes."""
+    return PrimitiveType.U8 if element is PrimitiveType.PRED else element
+
+
+def _at(
+    builder: ir.IRBuilder, pointer: ir.Value, offset: ir.Value, element: PrimitiveType
+) -> ir.Value:
+    return builder.gep(pointer, [builder.sext(offset, I64)], source_etype=memory_type(element))
+
+
+def _shared_memory(module: ir.Module, name: str, element: ir.Type, count: int) -> ir.GlobalVariable:
+    """Returns uninitialised memory that the threads of a block share."""
+    kind = ir.ArrayType(element, count)
+    memory = ir.GlobalVariable(module, kind, name, addrspace=_SHARED)
+    memory.linkage = "internal"
+    memory.initializer = ir.Constant(kind, ir.Undefined)
+    memory.align = LINE_BYTES
+    return memory
 
 
 def _low_bits(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:

@@ -8,6 +8,7 @@ target[:, 4] = update[:, 1]
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llvmlite import ir
 
@@ -31,6 +32,14 @@ def store_window(
         max_unrolled: The most elements per lane that are stored without a loop.
     """
     if isinstance(target, Discarded):
+        return
+    is_shared = isinstance(target, Memory) and target.lane is None
+    if is_shared and not (place.block.is_surely_first or any(map(indexing.varies, starts))):
+        # One branch around a loop instead of one in each of its steps, for which NVIDIA's assembler
+        # would write the loop several times over.
+        with place.builder.if_then(place.block.is_first):
+            first = replace(place.block.on_its_own, is_first=ir.Constant(ir.IntType(1), 1))
+            store_window(replace(place, block=first), target, update, starts, max_unrolled)
         return
     small = update.size <= max_unrolled
     if small and isinstance(target, Memory) and _store_by_runs(place, target, update, starts):

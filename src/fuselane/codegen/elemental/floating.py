@@ -12,8 +12,14 @@ from fuselane.codegen.elemental.convert import (
     widen_small_float,
 )
 from fuselane.codegen.elemental.division import emit_float_remainder
-from fuselane.codegen.math import emit_math
-from fuselane.codegen.types import call_intrinsic, float_constant, integer_constant, like
+from fuselane.codegen.math import emit_math, routine_name
+from fuselane.codegen.types import (
+    call_intrinsic,
+    constant_value,
+    float_constant,
+    integer_constant,
+    like,
+)
 from fuselane.hlo.shape import PrimitiveType
 
 _CONTRACT = ("contract",)
@@ -84,7 +90,17 @@ def emit_is_finite(builder: ir.IRBuilder, value: ir.Value, element_type: Primiti
 
 
 def _emit_wide(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value]) -> ir.Value:
-    """Emits an instruction on F32 or F64 values."""
+    """Emits an instruction on F32 or F64 values.
+
+    A module that has a function for it calls that, but for quotients that LLVM makes products or
+    reciprocals.
+    """
+    routine = builder.module.globals.get(routine_name(opcode, operands[0].type))
+    is_easy = opcode == "divide" and (
+        constant_value(operands[0]) == 1.0 or constant_value(operands[1]) is not None
+    )
+    if routine is not None and not is_easy:
+        return builder.call(routine, operands)
     if opcode in _INSTRUCTIONS:
         emitted: ir.Value = getattr(builder, _INSTRUCTIONS[opcode])(*operands, flags=_CONTRACT)
         return emitted

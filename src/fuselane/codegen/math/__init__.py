@@ -67,7 +67,12 @@ def emit_math(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value]) 
     def body(inner: ir.IRBuilder, *arguments: ir.Value) -> ir.Value:
         return emit(FloatEmitter(inner, type_), *arguments)
 
-    name = f"fuselane.{opcode}.{str(type_).replace(' ', '')}"
     signature = ir.FunctionType(type_, [type_] * len(operands))
+    name = routine_name(opcode, type_)
     function = internal_function(builder.module, name, signature, body, is_inlined=True)
     return builder.call(function, operands)
+
+
+def routine_name(opcode: str, type_: ir.Type) -> str:
+    """Returns what a module calls its function for an opcode and a type."""
+    return f"fuselane.{opcode}.{str(type_).replace(' ', '')}"

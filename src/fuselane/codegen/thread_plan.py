@@ -1,0 +1,201 @@
+"""How a kernel for a GPU lays out its work: lanes of a thread, threads of a block, staged rows.
+
+    registers    what the lanes of a thread need at once; what does not fit is spilled
+    residency    the warps that a multiprocessor can have at once with so many registers
+    time         the longer of a chain of instructions and what all resident warps issue, for as
+                 many waves of warps as there are; see `analysis.gpu_time`
+
+Of several layouts the one that takes least by estimate is chosen. One lane in a thread makes the
+most threads, and they hide what instructions wait for. But each thread works out for itself what
+all lanes share, random keys for example: where there are warps enough to keep the schedulers busy,
+two or four lanes in a thread do that a half or a quarter as often. Lanes of a thread are neighbours
+and entries of one vector, as on a CPU, and their instructions wait for each other's in no way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from fuselane.analysis.gpu_time import estimate_thread_step_us
+from fuselane.codegen.plan import GpuLayout, Plan, Work, max_unrolled_for, measure
+from fuselane.codegen.products import find_products
+from fuselane.codegen.stream_rows import StreamRow, find_rows
+from fuselane.codegen.vector_time import VectorBlock, VectorUnit
+from fuselane.codegen.warps import row_bytes
+from fuselane.config import Options
+from fuselane.gpu import WARP_LANES, GpuDescription
+from fuselane.lanes.program import ElementKind, LaneProgram
+
+_MAX_BLOCK_THREADS: Final = 128
+
+_VALUE_REGISTERS: Final = 200
+"""Registers of a thread that hold values, of 255; others hold addresses, and what lanes share."""
+
+_OTHER_REGISTERS: Final = 24
+_REGISTER_STEPS: Final = (8, 16, 24, 32, 48, 64, 96, 128, 160, _VALUE_REGISTERS)
+"""Registers that are tried for values, to find out how many they need."""
+
+_SPILLED: Final = 4.0
+"""Instructions that a value in local memory takes per step: it is stored and loaded again."""
+
+_THREAD_REGISTERS: Final = 128
+"""Registers for values while loops over arrays are laid out; with more, few threads would run."""
+
+_MAX_MEETING_THREADS: Final = 512
+"""Threads of a block whose lanes meet: each may then have 128 registers."""
+
+_LANES: Final = (1, 2, 4)
+_MIN_FASTER: Final = 1.07
+"""Estimated gain for which other layouts are chosen than one lane in a thread and rows as they
+lie; squared for twice as many lanes, and so on. Estimates are no better than that."""
+
+
+def make_thread_plan(
+    program: LaneProgram, gpu: GpuDescription, options: Options | None = None
+) -> Plan:
+    """Chooses the layout for a GPU: a thread runs one lane or a few, with their state in registers.
+
+    Lanes that meet have to be in one block, so there a thread runs several if they are many.
+
+    Args:
+        program: What the kernel computes.
+        gpu: What it is launched on.
+        options: `unroll` is how many lanes a thread is to run, where it can have several at once.
+    """
+    work = measure(program)
+    unit = VectorUnit(
+        lanes=1,
+        bits=32,
+        registers=_VALUE_REGISTERS,
+        max_unrolled=max_unrolled_for(program, work),
+    )
+    block = VectorBlock(program, program.loop.instruction.body, unit)
+    rows = tuple(find_rows(program, unit.max_unrolled))
+    unroll = None if options is None else options.unroll
+    best: Plan | None = None
+    least = math.inf
+    for lanes in _candidates(program, work, unroll):
+        plain = _layout(program, work, unit, block, gpu, lanes)
+        for plan in (plain, *_with_rows_staged(plain, rows)):
+            changes = math.log2(lanes) + bool(plan.gpu and plan.gpu.staged)
+            time = thread_step_us(program, plan, gpu) * _MIN_FASTER**changes
+            if time < least:
+                best, least = plan, time
+    assert best is not None, "there is a candidate"
+    return best
+
+
+def thread_step_us(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> float:
+    """Returns a kernel's time for one step, in microseconds, by estimate."""
+    layout = plan.gpu
+    assert layout is not None, "a plan of `make_thread_plan`"
+    rows = list(find_rows(program, plan.max_unrolled))
+    staged_ops = sum(row.staged_ops for row in rows if row.index in layout.staged)
+    spilled = _SPILLED * layout.spilled
+    chain = plan.tile_vectors * plan.lane_ops + plan.uniform_ops + spilled + staged_ops
+    more = (plan.width - 1) * plan.lane_ops
+    return estimate_thread_step_us(
+        chain + more,
+        plan.num_tiles,
+        gpu,
+        chain_ops=chain,
+        occupancy=gpu.occupancy(layout.block_threads, layout.registers, layout.shared_bytes),
+        num_meetings=len(program.meetings),
+        moved_bytes=_count_moved(program),
+        row_cycles=sum(
+            row.staged_cycles if row.index in layout.staged else row.direct_cycles(plan.width)
+            for row in rows
+        ),
+    )
+
+
+def choose_block_threads(num_threads: int, gpu: GpuDescription) -> int:
+    """Returns the threads of a block: whole warps, as many as leave no multiprocessor idle."""
+    block_threads = _MAX_BLOCK_THREADS
+    while block_threads > WARP_LANES and num_threads < block_threads * gpu.num_multiprocessors:
+        block_threads //= 2
+    return block_threads
+
+
+def _candidates(program: LaneProgram, work: Work, unroll: int | None) -> Sequence[int]:
+    """Returns how many lanes a thread may have at once.
+
+    One, where lanes meet or leave the loop one by one, or where dots have code of their own.
+    """
+    if program.meetings or work.dot_ops or find_products(program):
+        return (1,)
+    if unroll is not None:
+        return (unroll,)
+    if program.loop.lane_condition is not None:
+        return (1,)
+    return [lanes for lanes in _LANES if program.num_lanes % lanes == 0] or (1,)
+
+
+def _layout(
+    program: LaneProgram,
+    work: Work,
+    unit: VectorUnit,
+    block: VectorBlock,
+    gpu: GpuDescription,
+    lanes: int,
+) -> Plan:
+    """Returns the plan for a number of lanes of a thread, rows as they lie."""
+    num_threads = math.ceil(program.num_lanes / lanes)
+    block_threads = choose_block_threads(num_threads, gpu)
+    if program.meetings:
+        num_threads = min(num_threads, _MAX_MEETING_THREADS)
+        block_threads = math.ceil(num_threads / WARP_LANES) * WARP_LANES
+    needed = next((r for r in _REGISTER_STEPS if not block.count_spills(r / lanes)), None)
+    values = _VALUE_REGISTERS if needed is None else needed
+    return Plan(
+        width=lanes,
+        vector_lanes=1,
+        tile_vectors=math.ceil(program.num_lanes / (lanes * num_threads)),
+        num_tiles=num_threads,
+        is_interleaved=lanes == 1,
+        max_unrolled=unit.max_unrolled,
+        vectors_in_registers=max(1, _THREAD_REGISTERS // lanes),
+        parallel=True,
+        lane_ops=work.lane_ops,
+        uniform_ops=work.uniform_ops,
+        gpu=GpuLayout(
+            block_threads=block_threads,
+            registers=values + _OTHER_REGISTERS,
+            spilled=lanes * block.count_spills(values / lanes),
+        ),
+    )
+
+
+def _with_rows_staged(plan: Plan, rows: Sequence[StreamRow]) -> Iterator[Plan]:
+    """Yields the plan with those rows staged that are moved sooner so, if there are any."""
+    if plan.tile_lanes > 1:
+        return
+    sooner = [row for row in rows if row.can_be_staged and row.staged_cycles < row.direct_cycles()]
+    if sooner:
+        yield with_staged(plan, sooner)
+
+
+def with_staged(plan: Plan, rows: Sequence[StreamRow]) -> Plan:
+    """Returns a plan of one lane in a thread with those rows staged."""
+    assert plan.gpu is not None, "a plan of `make_thread_plan`"
+    layout = replace(
+        plan.gpu,
+        staged=frozenset(row.index for row in rows),
+        row_bytes=max(row_bytes(row.length, row.element_bytes) for row in rows),
+    )
+    return replace(plan, gpu=layout)
+
+
+def _count_moved(program: LaneProgram) -> float:
+    """Returns the bytes of streams that a step reads and writes, if its steps are counted."""
+    loop = program.loop
+    rows = [
+        element.shape.byte_size
+        for element in loop.elements
+        if element.kind is ElementKind.STREAM
+        or (element.kind is ElementKind.INVARIANT and element.lane_dimension is not None)
+    ]
+    return sum(rows) / loop.trip_count if loop.trip_count else 0.0

@@ -27,6 +27,7 @@ from fuselane.errors import OptionError
 
 VERSION: Final = "0.1.0"
 
+_LAUNCHERS: Final = ("auto", "xla", "fuselane")
 _SWITCH: Final = "FUSELANE"
 _CACHE_DIR: Final = "FUSELANE_CACHE_DIR"
 _PREFIX: Final = "FUSELANE_"
@@ -42,7 +43,8 @@ class Options:
     Attributes:
         vector_bits: Width of vector registers to use: 128, 256 or 512; None is what the CPU has.
         unroll: Vectors of lanes a kernel works on at once: 1, 2, 4, 8 or 16, as LLVM takes minutes
-            over other numbers; None lets a model of the processor choose.
+            over other numbers; on a GPU, lanes that a thread works on at once. None lets a model of
+            the processor choose.
         tile_lanes: Lanes of one unit of work handed to a thread; None lets the cost model choose.
         threads: Most threads a kernel may use; None is all of XLA's.
         min_gain: How many times faster than XLA a kernel has to be by estimate for a loop to be
@@ -59,11 +61,16 @@ class Options:
         gpu: Also replace loops that XLA compiles for NVIDIA GPUs. Off by default, as long as it has
             been checked by compilers only and not been measured on a GPU; `verify` leaves such
             loops to XLA.
+        gpu_launch: Who launches kernels on NVIDIA GPUs: `xla`, by its own custom call for PTX,
+            `fuselane`, by a handler that has to be registered wherever the program runs, or `auto`:
+            XLA if it can.
+        fast_math: Let kernels for GPUs use the hardware's approximate instructions for elementary
+            functions, quotients and roots of f32; docs/gpu.md has their bounds.
         loops: Replace loops by kernels; without, `fusion` alone changes programs.
-        fusion: A fusion strategy to run in the place of XLA:CPU's own: the name of a pipeline, one
+        fusion: A fusion strategy to run in the place of XLA's own: the name of a pipeline, one
             as text, or the path of a plan; empty leaves XLA's fusions alone.
-        tuned: Fuse programs that `fuselane tune` has looked at as it found best, and the others as
-            `fusion` says.
+        tuned: Fuse programs for the CPU that `fuselane tune` has looked at as it found best, and
+            the others as `fusion` says.
         bounds_checks: Guard every load and store of kernels; one that leaves its memory aborts the
             process with a sentence that names the kernel. For finding bugs: kernels get slower.
     """
@@ -78,6 +85,8 @@ class Options:
     verify: bool = False
     verify_hlo: bool = False
     gpu: bool = False
+    gpu_launch: str = "auto"
+    fast_math: bool = False
     loops: bool = True
     fusion: str = ""
     tuned: bool = False
@@ -94,6 +103,7 @@ class Options:
         _require(0 <= self.min_gain < math.inf, "min_gain", "zero or more")
         _require(0 < self.max_compile_s < math.inf, "max_compile_s", "more than zero")
         _require(self.cache_mib >= 0, "cache_mib", "zero or more")
+        _require(self.gpu_launch in _LAUNCHERS, "gpu_launch", "auto, xla or fuselane")
 
     def fingerprint(self) -> str:
         """Returns 16 hex digits that stand for these options and this build of Fuselane.

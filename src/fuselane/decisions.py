@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-MAX_LOGGED_DECISIONS: Final = 10_000
+MAX_LOGGED_DECISIONS: Final = 4_000
+"""How many a process keeps: 5 MiB."""
 
 
 @final
@@ -52,6 +53,7 @@ class Reason(enum.Enum):
         "An array that is updated in place is also needed in its older state: {detail}.",
     )
     UNSUPPORTED_STRUCTURE = ("unsupported-structure", "The loop's form is not handled: {detail}.")
+    UNSUPPORTED_TARGET = ("unsupported-target", "There is no code for this processor: {detail}.")
     OUT_OF_TIME = (
         "out-of-time",
         "This loop, and what comes behind it, was given up after {seconds} s: {detail}.",
@@ -162,9 +164,10 @@ class LoopDecision:
 
 @final
 class DecisionLog:
-    """The decisions taken so far, oldest first; safe to share between threads, and bounded."""
+    """The decisions taken so far, oldest first; safe to share between threads."""
 
-    def __init__(self, max_decisions: int = MAX_LOGGED_DECISIONS) -> None:
+    def __init__(self, max_decisions: int | None = None) -> None:
+        """Makes a log that keeps the last `max_decisions`, or all."""
         self._decisions: deque[LoopDecision] = deque(maxlen=max_decisions)
         self._lock = threading.Lock()
 

@@ -53,6 +53,7 @@ from fuselane.hlo.verifier import verify, verify_computation
 from fuselane.lanes.donation import (
     copy_donated_arguments,
     count_donated_bytes,
+    forget_donation,
     forgetting_us,
 )
 from fuselane.lanes.form import form
@@ -140,6 +141,7 @@ def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
             if leaves_as_it_is(strategy, steps, module):
                 return None
             copy_donated_arguments(module)
+            forget_donation(module)
             module.remove_unused_computations()
             check(module, loops.options)
             return module.to_bytes()
@@ -295,7 +297,7 @@ class _Loops:
             self._record(loop, program, _failure(error))
             return False
         # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
-        numbers = dict(gain.numbers())
+        numbers = {**gain.numbers(), **plan.numbers()}
         if loop in self.left_out:
             numbers[LEFT_OUT] = float(self.left_out[loop])
         if residuals is not None and program.num_recomputed:
@@ -392,9 +394,9 @@ class _Loops:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
         kernel_step_us, kernel_call_us = self.backend.kernel_us(program, plan)
         gain = Gain(
-            trip_count=program.loop.trip_count,
+            trip_count=program.trip_count,
             xla_step_us=self.backend.xla_step_us(loop, is_compiled=is_compiled),
-            kernel_step_us=kernel_step_us,
+            kernel_step_us=kernel_step_us / program.iterations,
             kernel_call_us=kernel_call_us + self._forgetting_us(),
         )
         if not gain.is_worth(self.options.min_gain):
@@ -424,7 +426,7 @@ class _Loops:
         decision: Decision,
         kernel: str = "",
     ) -> None:
-        trip_count = program.loop.trip_count if program else compute_trip_count(loop)
+        trip_count = program.trip_count if program else compute_trip_count(loop)
         entry = LoopDecision(
             module=self.module.name,
             name=loop.name,

@@ -5,8 +5,9 @@ array of the launch. Threads that never meet run one after another. Those that d
 of one thread of the system (`swapcontext`), which take turns wherever they wait:
 
 - at a barrier, for all threads of the block that have not left;
-- at a shuffle, for the threads of the warp that its mask names. All have to come to the same
-  shuffle with the same mask, none of them may have left, and whoever is there has to be named.
+- at a shuffle, a vote or a barrier of a warp, for the threads of the warp that its mask names. All
+  have to come to the same place with the same mask, none of them may have left, and whoever is
+  there has to be named.
 
 A launch that breaks these rules, or in which nobody can go on, ends there and says so on the
 standard output; its results are left as they are.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -24,7 +26,8 @@ from fuselane.backends import cpu
 from fuselane.codegen.kernel import KernelCode
 from fuselane.codegen.kernel import build_planned as build_for_cpu
 from fuselane.codegen.nvptx import ThreadCode, build_threads
-from fuselane.codegen.plan import Plan, make_plan, make_thread_plan
+from fuselane.codegen.plan import Plan, make_plan
+from fuselane.codegen.thread_plan import make_thread_plan
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
 from fuselane.gpu import GPUS, GpuDescription
@@ -34,9 +37,14 @@ _SHUFFLE: Final = re.compile(
     r'call i32 @"llvm\.nvvm\.shfl\.sync\.(down|idx)\.i32"'
     r"\((i32 [^,]+), (i32 [^,]+), (i32 [^,]+), i32 31\)"
 )
+_WARP_BARRIER: Final = re.compile(r'call void @"llvm\.nvvm\.bar\.warp\.sync"\((i32 [^,)]+)\)')
+_VOTE: Final = re.compile(r'call i1 @"llvm\.nvvm\.vote\.any\.sync"\((i32 [^,]+), (i1 [^,)]+)\)')
+_ROWS: Final = re.compile(r'^@"rows" = internal addrspace\(3\) global \[(\d+) x i8\]', re.MULTILINE)
+_ROWS_ADDRESS: Final = re.compile(r'addrspacecast \[\d+ x i8\] addrspace\(3\)\* @"rows" to ptr')
 _HEADER: Final = re.compile(r'define ptx_kernel void @"(\w+)"\((.*?)\) nounwind')
 _LEFT_OUT: Final = re.compile(
-    r'^(declare .*"llvm\.nvvm\..*|!nvvm.*|!\d+ = .*"maxntidx".*|@"warps" .*)$\n?', re.MULTILINE
+    r'^(declare .*"llvm\.nvvm\..*|!nvvm.*|!\d+ = .*"maxntidx".*|@"(?:warps|rows)" .*)$\n?',
+    re.MULTILINE,
 )
 _EXIT: Final = re.compile(r'call void @"llvm\.nvvm\.exit"\(\)\n +unreachable')
 
@@ -52,13 +60,20 @@ _UNDEFINED: Final = 0x7FEDCBA9
 """What a shuffle gives of a thread that it does not name."""
 
 
-def simulate(monkeypatch: pytest.MonkeyPatch, gpu: GpuDescription = GPUS["h100"]) -> None:
+MakePlan = Callable[[LaneProgram, GpuDescription, Options], Plan]
+
+
+def simulate(
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: GpuDescription = GPUS["h100"],
+    make_plan_for: MakePlan = make_thread_plan,
+) -> None:
     """Makes the CPU's back end run every kernel with lanes as a GPU would."""
 
     def plan(program: LaneProgram, options: Options, device: DeviceDescription) -> Plan:
         if not program.has_lanes:
             return make_plan(program, options, device)
-        return make_thread_plan(program)
+        return make_plan_for(program, gpu, options)
 
     def build(program: LaneProgram, plan: Plan, **options: Any) -> KernelCode:
         if not program.has_lanes:
@@ -88,7 +103,8 @@ def host_ir(code: ThreadCode, num_inputs: int, num_outputs: int) -> str:
         code: The kernel.
         num_inputs, num_outputs: The kernel's arrays.
     """
-    meets = "llvm.nvvm.barrier0" in code.ir or "llvm.nvvm.shfl" in code.ir
+    meets = any(f"llvm.nvvm.{what}" in code.ir for what in ("barrier0", "bar.warp", "shfl", "vote"))
+    rows = _ROWS.search(code.ir)
     text = _EXIT.sub("ret void", _LEFT_OUT.sub("", code.ir))
     added = 'i32 %"gpu.thread", i32 %"gpu.block", ptr %"gpu.team"'
     text = _HEADER.sub(rf'define internal void @"\1.thread"(\2, {added}) nounwind', text)
@@ -98,6 +114,7 @@ def host_ir(code: ThreadCode, num_inputs: int, num_outputs: int) -> str:
         'addrspacecast [32 x i64] addrspace(3)* @"warps" to ptr',
         'getelementptr %team, ptr %"gpu.team", i64 0, i32 13',
     )
+    text = _ROWS_ADDRESS.sub('getelementptr %team, ptr %"gpu.team", i64 0, i32 16', text)
     arguments = 'i32 %"gpu.thread", ptr %"gpu.team"'
     text = text.replace('call void @"llvm.nvvm.barrier0"()', f"call void @barrier({arguments})")
     places = itertools.count(1)
@@ -108,9 +125,20 @@ def host_ir(code: ThreadCode, num_inputs: int, num_outputs: int) -> str:
         ),
         text,
     )
+    text = _VOTE.sub(
+        lambda found: f"call i1 @vote({found[1]}, {found[2]}, i32 {next(places)}, {arguments})",
+        text,
+    )
+    text = _WARP_BARRIER.sub(
+        lambda found: f"call void @meet({found[1]}, i32 {next(places)}, {arguments})", text
+    )
     loads = [_load(number, "in", number) for number in range(num_inputs)]
     loads += [_load(num_inputs + number, "out", number) for number in range(num_outputs)]
-    types = _TYPES.format(block=code.block_threads, context_bytes=_CONTEXT_BYTES)
+    types = _TYPES.format(
+        block=code.block_threads,
+        context_bytes=_CONTEXT_BYTES,
+        row_bytes=rows[1] if rows else 0,
+    )
     text = text.replace(_LAYOUT, _LAYOUT + types)
     return text + _RUNTIME.format(
         symbol=code.symbol,
@@ -135,11 +163,11 @@ _TYPES: Final = """
 ; arrays in and out; the block; the thread whose turn it is; whether anyone went on in this round;
 ; what is wrong, if anything; of each thread: whether it has left, barriers and shuffles it has
 ; come to, and of its last two shuffles the value, the mask and the place in the code; shared
-; memory; the launch's own context and those of threads
+; memory; the launch's own context and those of threads; shared memory for rows
 %context = type [{context_bytes} x i8]
 %team = type {{ ptr, ptr, i32, i32, i1, ptr, [{block} x i1], [{block} x i32], [{block} x i32],
   [2 x [{block} x i32]], [2 x [{block} x i32]], [2 x [{block} x i32]], ptr, [32 x i64],
-  %context, [{block} x %context] }}
+  %context, [{block} x %context], [{row_bytes} x i8] }}
 """
 
 _RUNTIME: Final = """
@@ -287,6 +315,46 @@ over:
   %moved = load i32, ptr %moved_at
   %result = select i1 %is_named, i32 %moved, i32 {undefined}
   ret i32 %result
+}}
+
+define internal void @meet(i32 %mask, i32 %place, i32 %thread, ptr %team) {{
+  %lane = and i32 %thread, 31
+  %moved = call i32 @shuffle_idx(
+    i32 %mask, i32 0, i32 %lane, i32 %place, i32 %thread, ptr %team)
+  ret void
+}}
+
+define internal i1 @vote(i32 %mask, i1 %predicate, i32 %place, i32 %thread, ptr %team) {{
+entry:
+  %warp = and i32 %thread, -32
+  %lane = and i32 %thread, 31
+  %value = zext i1 %predicate to i32
+  %own_value = call i32 @shuffle_idx(
+    i32 %mask, i32 %value, i32 %lane, i32 %place, i32 %thread, ptr %team)
+  %own = getelementptr %team, ptr %team, i64 0, i32 8, i32 %thread
+  %number = load i32, ptr %own
+  %turn = and i32 %number, 1
+  br label %ask
+ask:
+  %other = phi i32 [ 0, %entry ], [ %next, %asked ]
+  %any = phi i32 [ 0, %entry ], [ %any_now, %asked ]
+  %part = lshr i32 %mask, %other
+  %names = trunc i32 %part to i1
+  br i1 %names, label %named, label %asked
+named:
+  %it = add i32 %warp, %other
+  %value_at = getelementptr %team, ptr %team, i64 0, i32 9, i32 %turn, i32 %it
+  %its = load i32, ptr %value_at
+  %with_it = or i32 %any, %its
+  br label %asked
+asked:
+  %any_now = phi i32 [ %any, %ask ], [ %with_it, %named ]
+  %next = add i32 %other, 1
+  %is_last = icmp eq i32 %next, 32
+  br i1 %is_last, label %over, label %ask
+over:
+  %result = trunc i32 %any_now to i1
+  ret i1 %result
 }}
 
 define internal void @run(i32 %thread, ptr %team) {{

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -20,6 +20,7 @@ import pytest
 from jax._src import xla_bridge
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 from jaxlib.mlir import ir
+from llvmlite import binding
 
 import fuselane
 from fuselane import api, pipeline
@@ -27,20 +28,23 @@ from fuselane.analysis.gpu_time import estimate_thread_step_us
 from fuselane.backends import gpu as gpu_backend
 from fuselane.backends.gpu import GpuBackend
 from fuselane.cartpole.variants import VARIANTS
-from fuselane.codegen.llvm import compile_ptx, nvptx_target
-from fuselane.codegen.nvptx import build_threads, choose_block_threads
-from fuselane.codegen.plan import make_thread_plan
-from fuselane.config import Options
+from fuselane.codegen.llvm import PTX_ARCHITECTURES, compile_ptx, needed_cuda, nvptx_target
+from fuselane.codegen.nvptx import build_threads
+from fuselane.codegen.plan import Plan
+from fuselane.codegen.stream_rows import find_rows
+from fuselane.codegen.thread_plan import choose_block_threads, make_thread_plan, with_staged
+from fuselane.config import Options, options_from
 from fuselane.decisions import DecisionLog, Reason
-from fuselane.errors import CodegenError, UnsupportedError
+from fuselane.errors import OptionError, UnsupportedError
 from fuselane.gpu import GPUS, GpuDescription, describe_gpu
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.form import form
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.tupled import make_tupled
-from fuselane.runtime import hook
-from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
+from fuselane.runtime import driver, hook
+from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET, ptx_attributes
 from fuselane.runtime.warning import forget_warnings
+from fuselane.xla import toolchain
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.compilation import Source, capture_source
 from fuselane.xla.ptxas import assemble
@@ -67,9 +71,16 @@ def lane_program(program: Any, *arguments: Any) -> LaneProgram:
     return form(module, make_tupled(loop))
 
 
-def ptx_of(program: LaneProgram, gpu_name: str = "h100") -> str:
+def ptx_of(
+    program: LaneProgram,
+    gpu_name: str = "h100",
+    plan: Plan | None = None,
+    *,
+    fast_math: bool = False,
+) -> str:
     gpu = GPUS[gpu_name]
-    code = build_threads(program, make_thread_plan(program), gpu)
+    plan = plan or make_thread_plan(program, gpu)
+    code = build_threads(program, plan, gpu, fast_math=fast_math)
     return compile_ptx(code.ir, nvptx_target(gpu.compute_capability))
 
 
@@ -92,18 +103,171 @@ def test_neighbours_in_memory_are_moved_at_once() -> None:
             s = jnp.stack([s[0] + s[1] * t, s[1] * 0.9, s[2] + 1, s[3] * s[0]])
             return s, s
 
-        return jax.lax.scan(step, jnp.stack([x] * 4), jnp.arange(50.0))[1]
+        return jax.lax.scan(step, jnp.stack([x] * 4), jnp.arange(8.0))[1]
 
     ptx = ptx_of(lane_program(jax.vmap(one, out_axes=1), lanes(2048)))
     assert ptx.count("st.global.v4") == 1
 
 
-def test_rare_work_is_behind_a_branch() -> None:
-    """Which a warp takes only if one of its lanes does: the hardware's own vote."""
+def test_rare_work_is_behind_a_vote() -> None:
+    """A warp takes the branch as one, if one of its lanes needs to."""
     ptx = ptx_of(lane_program(LOOPS["guarded"], lanes(64)))
     body = ptx.partition(".visible .entry")[2]
-    branch = body.index("setp.gt.f32")
-    assert "bra" in body[branch : body.index("fma.rn.f64")]
+    vote = body.index("vote.sync.any.pred")
+    assert body.index("setp.gt.f32") < vote < body.index("fma.rn.f64")
+    assert "bra" in body[vote : body.index("fma.rn.f64")]
+
+
+def test_pieces_are_chosen_by_vote() -> None:
+    """Of two versions of a normal random number's polynomials a warp works out one, never both."""
+    ptx = ptx_of(lane_program(LOOPS["drawn"], lanes(64)))
+    assert ptx.count("vote.sync.any.pred") == 1
+
+
+def test_lanes_that_leave_one_by_one_do_not_vote() -> None:
+    """Who has left the loop cannot vote in it, nor be waited for."""
+
+    def program(x: jax.Array) -> jax.Array:
+        def one(x: jax.Array) -> jax.Array:
+            def step(x: jax.Array) -> jax.Array:
+                return jnp.where(x > 30, jnp.log1p(jnp.abs(x)) ** 1.5, x * 1.3 + 0.2)
+
+            return jax.lax.while_loop(lambda x: x < 35, step, x)
+
+        return jax.vmap(one)(x)
+
+    found = lane_program(program, lanes(64))
+    assert found.loop.lane_condition is not None
+    assert "vote" not in ptx_of(found)
+
+
+def rows_of(length: int, num_lanes: int, dtype: Any = jnp.float32) -> LaneProgram:
+    """A loop that reads and writes rows of several neighbours a lane."""
+
+    def program(x: jax.Array, rows: jax.Array) -> Any:
+        def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x = x * 0.5 + row.astype(x.dtype).sum(axis=1)
+            return x, jnp.where((x > 3)[:, None], row, row + row)
+
+        return jax.lax.scan(step, x, rows)
+
+    return lane_program(
+        program, lanes(num_lanes), jax.ShapeDtypeStruct((50, num_lanes, length), dtype)
+    )
+
+
+def cycles_of(length: int, dtype: Any = jnp.float32) -> dict[bool, tuple[float, float]]:
+    """Returns for loads and stores what rows take as they lie and staged."""
+    rows = find_rows(rows_of(length, 64, dtype), 32)
+    return {row.is_stored: (row.direct_cycles(), row.staged_cycles) for row in rows}
+
+
+def test_rows_that_are_no_multiples_of_16_bytes_want_staging() -> None:
+    """By the lines and sectors that each access of a warp touches."""
+    assert cycles_of(4) == {False: (4, 16), True: (8, 20)}
+    assert cycles_of(3)[False] == (9, 13)  # 3 accesses that each touch 3 lines
+    assert cycles_of(3)[True] == (18, 16)
+    assert cycles_of(7)[False] == (49, 25)
+    for length, dtype in ((5, jnp.float32), (7, jnp.float32), (15, jnp.int8)):
+        assert all(direct > staged for direct, staged in cycles_of(length, dtype).values())
+    for length, dtype in ((2, jnp.float32), (8, jnp.float32), (16, jnp.int8)):
+        assert all(direct < staged for direct, staged in cycles_of(length, dtype).values())
+
+
+def test_rows_are_staged_where_the_path_to_memory_holds_warps_up() -> None:
+    """Not where few warps share it, nor where memory itself is slower."""
+    plans = [
+        make_thread_plan(rows_of(15, count, dtype), H100)
+        for count, dtype in ((4096, jnp.int8), (400_001, jnp.int8), (400_001, jnp.float32))
+    ]
+    assert [plan.numbers()["staged_streams"] for plan in plans] == [0, 2, 2]
+    ptx = ptx_of(rows_of(15, 400_001, jnp.int8), plan=plans[1])
+    assert len(re.findall(r"bar\.warp\.sync", ptx)) == 4
+    assert ptx.count("ld.shared") == ptx.count("st.shared") == 30
+
+
+def test_rows_at_indices_of_a_lane_s_own_are_not_staged() -> None:
+    def program(x: jax.Array, rows: jax.Array) -> jax.Array:
+        def step(i: jax.Array, x: jax.Array) -> jax.Array:
+            at = jnp.abs(x).astype(jnp.int32) % 50
+            mine = jax.vmap(lambda lane, at: rows[at, lane])(jnp.arange(x.size), at)
+            return x * 0.5 + mine.sum(axis=1)
+
+        return jax.lax.fori_loop(0, 50, step, x)
+
+    rows = jax.ShapeDtypeStruct((50, 64, 7), jnp.float32)
+    found = find_rows(lane_program(program, lanes(64), rows), 32)
+    assert not any(row.can_be_staged for row in found)
+
+
+def test_threads_share_what_all_lanes_do_where_there_are_lanes_enough() -> None:
+    """Keys are split once for two or four lanes where issuing holds threads up, not waiting."""
+
+    def choose(num_lanes: int, name: str = "drawn", unroll: int | None = None) -> Plan:
+        program = lane_program(LOOPS[name], lanes(num_lanes))
+        return make_thread_plan(program, H100, Options(unroll=unroll))
+
+    assert [choose(count).tile_lanes for count in (64, 4096, 10**6)] == [1, 1, 4]
+    assert choose(10**6 + 1).tile_lanes == 1  # masks for the last thread alone are not worth it
+    assert choose(10**6, "angles").tile_lanes == 1  # shares next to nothing
+    assert choose(10**6, "collatz").tile_lanes == 1  # lanes leave one by one
+    forced = choose(999, unroll=4)
+    assert (forced.tile_lanes, forced.num_tiles) == (4, 250)
+    assert choose(999, "means", unroll=4).width == 1  # lanes meet
+    registers = [choose(999, unroll=count).numbers()["registers"] for count in (1, 2, 4)]
+    assert registers == sorted(set(registers))
+
+
+def test_lanes_of_a_thread_are_moved_at_once() -> None:
+    found = lane_program(LOOPS["rows"], lanes(4096))
+    ptx = ptx_of(found, plan=make_thread_plan(found, H100, Options(unroll=4)))
+    assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
+    assert "mul.wide.u32" in ptx
+
+
+def test_layouts_are_recorded() -> None:
+    data, log = compiled(LOOPS["drawn"], lanes(10**6)), DecisionLog()
+    options = Options(cache_mib=0)
+    pipeline.transform(data, options, log, GpuBackend(options, H100))
+    numbers = next(iter(log)).decision.numbers
+    assert (numbers["lanes_per_thread"], numbers["block_threads"]) == (4, 128)
+
+
+def _all_functions(x: jax.Array) -> jax.Array:
+    y = jnp.tanh(jnp.sin(x)) + jax.nn.sigmoid(jnp.cos(x))
+    y = jnp.log(jnp.exp(y) + 1) / (1 + jnp.sqrt(jnp.abs(x))) + jax.lax.rsqrt(jnp.abs(x) + 1)
+    return y / 3
+
+
+APPROXIMATE: Final = frozenset(
+    f"{name}.approx.f32"
+    for name in ("cos", "div", "ex2", "lg2", "rcp", "rsqrt", "sin", "sqrt", "tanh")
+)
+
+
+def test_approximate_instructions_are_for_who_asks() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 9, lambda i, x: _all_functions(x), x)
+
+    found = lane_program(program, lanes(64))
+    exact = set(re.findall(r"\w+\.approx", ptx_of(found)))
+    assert exact <= {"rcp.approx"}  # for 1 / x, within an ulp
+    fast = ptx_of(found, fast_math=True)
+    assert set(re.findall(r"\w+\.approx\.f32", fast)) == APPROXIMATE
+    assert len(re.findall(r"div\.approx", fast)) == 1  # by 3 is multiplied
+    older = set(re.findall(r"\w+\.approx\.f32", ptx_of(found, "v100", fast_math=True)))
+    assert older == APPROXIMATE - {"tanh.approx.f32"}
+    plan = make_thread_plan(found, H100, Options(unroll=2))
+    assert len(re.findall(r"tanh\.approx", ptx_of(found, plan=plan, fast_math=True))) == 2
+
+
+def test_fast_math_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSELANE_FAST_MATH", "1")
+    options = options_from({"cache_mib": 0, "min_gain": 0})
+    data = compiled(LOOPS["angles"], lanes(64))
+    out = pipeline.transform(data, options, DecisionLog(), GpuBackend(options, H100))
+    assert out is not None
+    assert "sin.approx.f32" in kernel_data(out) and "ex2.approx.f32" in kernel_data(out)
 
 
 def test_floats_are_divided_as_xla_does() -> None:
@@ -125,6 +289,19 @@ def test_state_stays_in_registers() -> None:
     assert ".local" not in ptx
 
 
+@pytest.mark.parametrize(("trip_count", "copies"), [(8, 1), (600, 4), (601, 4)])
+def test_short_loops_are_unrolled_before_ptxas_would(trip_count: int, copies: int) -> None:
+    """Which would write out all 600 steps; of 601, the loop is left in the middle."""
+
+    def program(x: jax.Array) -> Any:
+        rows = jax.lax.broadcasted_iota(jnp.float32, (trip_count, *x.shape), 0)
+        return jax.lax.scan(lambda x, row: (x / (x + row), x), x, rows)
+
+    ptx = ptx_of(lane_program(program, lanes(64)))
+    assert ptx.count("div.full.f32") == copies
+    assert ptx.count('.pragma "nounroll"') == (1 if copies > 1 else 0)
+
+
 @pytest.mark.parametrize("gpu_name", ["v100", "rtx2080ti", "a100", "l4", "h100", "b200"])
 def test_code_is_for_the_gpu(gpu_name: str) -> None:
     major, minor = GPUS[gpu_name].compute_capability
@@ -143,7 +320,7 @@ def test_code_is_the_same_each_time() -> None:
 )
 def test_every_lane_has_a_thread(num_lanes: int, grid_blocks: int, block_threads: int) -> None:
     program = lane_program(LOOPS["angles"], lanes(num_lanes))
-    code = build_threads(program, make_thread_plan(program), H100)
+    code = build_threads(program, make_thread_plan(program, H100), H100)
     assert (code.grid_blocks, code.block_threads) == (grid_blocks, block_threads)
 
 
@@ -175,7 +352,7 @@ def meeting(num_lanes: int) -> LaneProgram:
 def test_lanes_that_meet_are_threads_of_one_block() -> None:
     """Warps add up by shuffles and pass their sums through shared memory, between two barriers."""
     program = meeting(500)
-    code = build_threads(program, make_thread_plan(program), H100)
+    code = build_threads(program, make_thread_plan(program, H100), H100)
     assert (code.grid_blocks, code.block_threads) == (1, 512)
     ptx = ptx_of(program)
     assert ".maxntid 512" in ptx
@@ -193,7 +370,7 @@ def test_one_warp_meets_without_barriers() -> None:
 
 
 def test_threads_run_several_lanes_where_many_meet() -> None:
-    plan = make_thread_plan(meeting(5000))
+    plan = make_thread_plan(meeting(5000), H100)
     assert (plan.num_tiles, plan.tile_vectors) == (512, 10)
 
 
@@ -201,7 +378,7 @@ def test_threads_run_several_lanes_where_many_meet() -> None:
 def test_sums_that_leave_are_one_row_for_each_warp(num_lanes: int) -> None:
     program = lane_program(LOOPS["totals"], lanes(num_lanes))
     assert program.folds
-    code = build_threads(program, make_thread_plan(program), H100)
+    code = build_threads(program, make_thread_plan(program, H100), H100)
     assert code.num_rows == 32
     assert ptx_of(program).count("shfl.sync.down") >= 5
 
@@ -212,22 +389,26 @@ def test_sums_that_would_fill_the_memory_are_refused() -> None:
 
     found = lane_program(program, lanes(10**6))
     with pytest.raises(UnsupportedError) as caught:
-        build_threads(found, make_thread_plan(found), H100)
+        build_threads(found, make_thread_plan(found, H100), H100)
     assert caught.value.decision.reason is Reason.UNSUPPORTED_STRUCTURE
 
 
-def test_attributes_are_what_mlir_reads() -> None:
+@pytest.mark.parametrize("target", [PTX_TARGET, LAUNCH_TARGET])
+def test_attributes_are_what_mlir_reads(target: str) -> None:
     text = 'a "b"\\\n'
     attributes = ptx_attributes(
-        text, "k", grid_blocks=3, block_threads=64, num_inputs=2, num_results=1
+        target, text, "k", grid_blocks=3, block_threads=64, num_inputs=2, num_results=1
     )
     with ir.Context():
         parsed = ir.DictAttr(ir.Attribute.parse(attributes.decode()))
         assert ir.StringAttr(parsed["kernel_data"]).value == text
         assert ir.IntegerAttr(parsed["grid_x"]).value == 3
         assert ir.IntegerAttr(parsed["block_x"]).value == 64
-        indices = ir.ArrayAttr(parsed["output_indices"])
-        assert [ir.IntegerAttr(index).value for index in indices] == [2]
+        if target == LAUNCH_TARGET:
+            assert ir.IntegerAttr(parsed["num_inputs"]).value == 2
+        else:
+            indices = ir.ArrayAttr(parsed["output_indices"])
+            assert [ir.IntegerAttr(index).value for index in indices] == [2]
 
 
 def looped() -> bytes:
@@ -300,12 +481,12 @@ OLD: Final = Client("NVIDIA GeForce GTX 1080", "6.1")
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Callable[[bytes], Any]]]:
-    """What is registered with GPU compilers, with whose."""
-    found: list[tuple[Any, Callable[[bytes], Any]]] = []
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, Callable[[bytes], Any]]]:
+    """What is registered with GPU compilers, with whose, at which stage."""
+    found: list[tuple[Any, int, Callable[[bytes], Any]]] = []
 
     def register(compiler: Any, name: str, stage: int, callback: Callable[[bytes], Any]) -> None:
-        found.append((compiler, callback))
+        found.append((compiler, stage, callback))
 
     monkeypatch.setattr(jaxlib._xla, "register_xla_transform_c_api", register)
     return found
@@ -315,20 +496,60 @@ def echo(gpu: GpuDescription, module: bytes) -> bytes:
     return gpu.name.encode() + module
 
 
+def echo_late(gpu: GpuDescription, module: bytes) -> bytes:
+    return b"late " + gpu.name.encode() + module
+
+
+STAGES: Final = ((0, echo), (1, echo_late))
+
+
 def test_old_gpus_are_left_to_xla_with_a_warning(registered: list[Any]) -> None:
     forget_warnings()
     with pytest.warns(UserWarning, match=r"GTX 1080 to XLA: .* 7\.0 or later, not 6\.1"):
-        hook._register_client(echo, OLD)
+        hook._register_client(STAGES, OLD)
     assert not registered
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda"), [(11070, (11, 7)), (11080, (11, 8)), (13000, (13, 0))]
+)
+def test_old_drivers_are_left_alone_with_a_warning(
+    version: int, cuda: tuple[int, int], registered: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that do not read the PTX an H200 gets, of CUDA 11.8."""
+
+    def tell(place: Any) -> int:
+        place._obj.value = version
+        return 0
+
+    library = SimpleNamespace(cuDriverGetVersion=tell)
+    monkeypatch.setattr(driver, "open_driver", lambda: library)
+    assert driver.driver_version() == cuda
+    forget_warnings()
+    if cuda >= (11, 8):
+        hook._register_client(STAGES, OURS)
+        assert registered
+        return
+    said = r"H200 to XLA: .* driver for CUDA 11\.8 or later, not 11\.7; install a newer driver\.$"
+    with pytest.warns(UserWarning, match=said):
+        hook._register_client(STAGES, OURS)
+    assert not registered
+
+
+def test_without_a_driver_nothing_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_NAME", "libcuda.so.none")
+    assert driver.open_driver() is None and driver.driver_version() is None
 
 
 def test_clients_of_jax_0_10_are_hooked(registered: list[Any]) -> None:
     client = Client("NVIDIA H200", "9.0")
-    hook._register_client(echo, client)
-    hook._register_client(echo, Client("cpu", "", platform="cpu"))
-    ((compiler, callback),) = registered
-    assert compiler is client
+    hook._register_client(STAGES, client)
+    hook._register_client(STAGES, Client("cpu", "", platform="cpu"))
+    (_, before, callback), (_, after, callback_late) = registered
+    assert all(compiler is client for compiler, _, _ in registered)
+    assert (before, after) == (0, 1)
     assert callback(b" module") == b"NVIDIA H200 module"
+    assert callback_late(b" module") == b"late NVIDIA H200 module"
 
 
 def test_plug_ins_of_jax_0_11_are_hooked(
@@ -340,16 +561,18 @@ def test_plug_ins_of_jax_0_11_are_hooked(
     monkeypatch.setattr(xla_bridge, "_backend_factories", factories)
     monkeypatch.setattr(xla_bridge, "_plugins_registered", True)
     monkeypatch.delattr(xla_bridge, "register_backend_initialization_hook", raising=False)
-    hook.install_on_gpus(echo)
-    ((compiler, callback),) = registered
-    assert compiler is cuda
+    hook.install_on_gpus(echo, echo_late)
+    (_, _, callback), (_, _, _) = registered
+    assert [(compiler, stage) for compiler, stage, _ in registered] == [(cuda, 0), (cuda, 1)]
     monkeypatch.setattr(xla_bridge, "_backends", {})
     assert callback(b" module") is None
     monkeypatch.setattr(xla_bridge, "_backends", {"cuda": Client("NVIDIA H200", "9.0")})
     assert callback(b" module") == b"NVIDIA H200 module"
 
 
-def test_strategies_are_for_cpus(registered: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_strategies_are_for_cpus(
+    registered: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever asks for one on a GPU is told once that XLA's own fusions stay."""
     forget_warnings()
     api._prepare_once.cache_clear()
@@ -357,11 +580,35 @@ def test_strategies_are_for_cpus(registered: list[Any], monkeypatch: pytest.Monk
     monkeypatch.setattr(
         xla_bridge, "register_backend_initialization_hook", lambda tell: tell(OURS), raising=False
     )
-    with fuselane.enabled(fusion="xla-2021", cache_mib=0):
-        ((_, callback),) = registered
-        with pytest.warns(UserWarning, match=r"programs for GPUs keep XLA's own fusions"):
-            assert callback(b"module") is None
-    assert callback(b"module") is None
+    monkeypatch.setattr(xla_bridge, "register_plugin_callbacks", lambda _: None, raising=False)
+    with fuselane.enabled(fusion="fuselane", cache_mib=0):
+        (_, _, before), (_, _, after) = registered
+        assert before(b"module") is None
+        with pytest.warns(UserWarning, match=r"programs for GPUs keep XLA's own"):
+            assert after(b"module") is None
+    assert after(b"module") is None
+
+
+def test_whoever_can_launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """XLA by default, but for a compiler that does not know the call."""
+    library = tmp_path / "xla_cuda_plugin.so"
+
+    def launcher(knows: bytes, launch: str = "auto") -> str:
+        library.write_bytes(b"some\0texts\0" + knows)
+        toolchain.knows_call.cache_clear()
+        return api._launch_target(Options(gpu_launch=launch))
+
+    found = toolchain.Toolchain(library=library)
+    monkeypatch.setattr(toolchain, "find_toolchain", lambda: found)
+    assert launcher(PTX_TARGET.encode()) == PTX_TARGET
+    assert launcher(b"__gpu$xla.gpu.triton") == LAUNCH_TARGET
+    assert launcher(b"", "xla") == PTX_TARGET
+    assert launcher(PTX_TARGET.encode(), "fuselane") == LAUNCH_TARGET
+    monkeypatch.undo()
+    toolchain.knows_call.cache_clear()
+    assert toolchain.knows_call(PTX_TARGET), "XLA's own, and those that are nowhere to be found"
+    with pytest.raises(OptionError, match="gpu_launch has to be auto, xla or fuselane"):
+        Options(gpu_launch="cuda")
 
 
 def test_unknown_architectures_get_code_for_older_ones() -> None:
@@ -369,11 +616,43 @@ def test_unknown_architectures_get_code_for_older_ones() -> None:
     oldest driver for it takes it."""
     cpus = {nvptx_target(version).cpu for version in ((10, 3), (11, 0), (13, 7))}
     assert cpus == {"sm_100", "sm_120"}
-    with pytest.raises(CodegenError, match=r"compute capability 6\.1; 7\.0 is the oldest"):
-        nvptx_target((6, 1))
-    versions = {gpu: ptx_of(lane_program(LOOPS["rows"], lanes(8)), gpu) for gpu in GPUS}
-    found = {gpu: float(re.findall(r"\.version (\S+)", text)[0]) for gpu, text in versions.items()}
-    assert found["v100"] == 6.0 and found["h100"] == 7.8 and found["b200"] == 8.6
+    for architecture, cuda in PTX_ARCHITECTURES.items():
+        text = compile_ptx("define void @f() { ret void }", nvptx_target(architecture))
+        (version,) = re.findall(r"\.version (\S+)", text)
+        assert _FIRST_CUDA[version] == cuda == needed_cuda(architecture)
+
+
+_FIRST_CUDA: Final = {
+    "6.0": (9, 0),
+    "6.3": (10, 0),
+    "7.0": (11, 0),
+    "7.1": (11, 1),
+    "7.8": (11, 8),
+    "8.6": (12, 7),
+    "8.7": (12, 8),
+}
+"""Versions of PTX, with the CUDA that came with each; from the PTX ISA's release history."""
+
+
+def test_what_llvm_has_no_code_for_is_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An architecture that is too old, as a file may describe one, and LLVM without NVIDIA's."""
+
+    def decide(gpu: GpuDescription) -> str:
+        options, log = Options(min_gain=0, cache_mib=0), DecisionLog()
+        assert pipeline.transform(data, options, log, GpuBackend(options, gpu)) is None
+        (decision,) = log
+        assert decision.reason is Reason.UNSUPPORTED_TARGET
+        return decision.decision.sentence
+
+    data = compiled(LOOPS["angles"], lanes(64))
+    old = decide(replace(H100, compute_capability=(6, 1)))
+    assert old.endswith(": kernels need compute capability 7.0 or later, not 6.1.")
+
+    def find(triple: str) -> Any:
+        raise RuntimeError("No available targets are compatible with triple")
+
+    monkeypatch.setattr(binding.Target, "from_triple", find)
+    assert "LLVM was built without NVIDIA's; `pip install llvmlite`" in decide(H100)
 
 
 def test_unknown_gpus_are_described_by_the_closest() -> None:
@@ -473,7 +752,15 @@ def kernel_data(module: bytes) -> str:
 def test_ptxas_takes_every_loop(gpu_name: str) -> None:
     """Shuffles, barriers, local memory, calls: for every architecture."""
     texts = [ptx_of(lane_program(LOOPS[name], lanes(70)), gpu_name) for name in LOOPS]
-    for name, text in zip(LOOPS, texts, strict=True):
+    names = list(LOOPS)
+    for length, dtype in ((3, jnp.float32), (5, jnp.float64), (7, jnp.int8), (6, jnp.bfloat16)):
+        with jax.enable_x64(dtype is jnp.float64):
+            found = rows_of(length, 70, dtype)
+        one = make_thread_plan(found, GPUS[gpu_name], Options(unroll=1))
+        staged = with_staged(one, list(find_rows(found, one.max_unrolled)))
+        texts.append(ptx_of(found, gpu_name, staged, fast_math=True))
+        names.append(f"rows of {length}")
+    for name, text in zip(names, texts, strict=True):
         (usage,) = assemble(find_ptxas(), [text]).values()
         assert usage.spill_bytes == 0, name
 
@@ -530,11 +817,51 @@ def test_the_hook_works_in_xlas_gpu_compiler() -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])
+    launched = found.pop("launched")
     assert {(case["calls"], case["loops"]) for case in found.values()} == {(1, 0)}
     assert found["plain"]["copies"] == 1 and found["plain"]["aliased"] == 0
     assert found["donated"]["copies"] == 0 and found["donated"]["aliased"] == 400_000
     assert found["plain"]["lanes"] == found["sums"]["lanes"] == [100_000]
     assert found["sharded"]["lanes"] == found["shard_map"]["lanes"] == [25_000]
+    # Our own handler, which XLA's compiler has asked for the state of every call.
+    assert launched.pop("resolved") == 3
+    assert {(case["own calls"], case["calls"]) for case in launched.values()} == {(1, 0)}
+    same = ("loops", "copies", "aliased")
+    for name, case in launched.items():
+        assert [case[key] for key in same] == [found[name][key] for key in same]
+
+
+@needs_gpu_extra
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="there the hook needs a GPU")
+def test_strategies_work_in_xlas_gpu_compiler() -> None:
+    """XLA launches the kernels that a strategy forms, or else those it would have made itself."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.backends.topology_fusion"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    own = found.pop("")["launches"]
+    assert {case["aliased"] for case in found.values()} == {4 * 256 * 128}
+    for name in ("none", "xla-2021", "xla-today-gpu", "xla-today-cpu"):
+        case = found[name]
+        assert [case["launches"]] == case["formed"] and not case["told"], name
+    assert found["none"]["launches"] > own == found["xla-today-gpu"]["launches"]
+    assert found["xla-2021"]["launches"] != own
+    assert not any(found["xla-today-gpu"]["is_new"])
+    assert (found["loops"]["calls"], found["loops"]["loops"]) == (1, 0)
+    assert all(found["loops"]["is_new"]) and not found["loops"]["told"]
+    for name, sentence in (
+        ("for CPUs", "'fuselane' goes on from XLA:CPU's fusions"),
+        ("late", "stay in jit_straight: It took longer than 0.01 seconds"),
+        ("aborted", "stay in jit_straight: XLA's compiler ended with exit code -"),
+    ):
+        assert found[name]["launches"] == own
+        assert len(found[name]["told"]) == 1 and sentence in found[name]["told"][0]
 
 
 @needs_gpu_extra

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fuselane.codegen.llvm import compile_object, load_object
 from fuselane.codegen.nvptx import ThreadCode
+from fuselane.codegen.plan import Plan
+from fuselane.codegen.stream_rows import find_rows
+from fuselane.codegen.thread_plan import make_thread_plan, with_staged
+from fuselane.config import Options
+from fuselane.gpu import GpuDescription
+from fuselane.lanes.program import LaneProgram
 from tests.backends.programs import LOOPS
 from tests.backends.simulation import host_ir, simulate
 from tests.differential.comparison import CLOSE
@@ -35,8 +45,59 @@ def test_launches_of_odd_sizes(name: str, lanes: int) -> None:
     check(LOOPS[name], jnp.linspace(-3, 5, lanes), fused=None, tolerance=CLOSE)
 
 
+@pytest.mark.parametrize("trip_count", [200, 203])
+def test_steps_left_over_from_unrolling(trip_count: int) -> None:
+    def program(x: jax.Array) -> Any:
+        rows = jax.lax.broadcasted_iota(jnp.float32, (trip_count, *x.shape), 0)
+        return jax.lax.scan(lambda x, row: (x * 0.5 + row, x), x, rows)
+
+    check(program, jnp.linspace(-3, 5, 70), tolerance=CLOSE)
+
+
 def test_a_launch_of_a_million_lanes() -> None:
     check(LOOPS["collatz"], jnp.arange(10**6, dtype=jnp.float32) % 7)
+
+
+@pytest.mark.parametrize(("lanes", "unroll"), [(33, 2), (7, 4)])
+@pytest.mark.parametrize("name", LOOPS)
+def test_threads_have_several_lanes_at_once(
+    name: str, lanes: int, unroll: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last thread has fewer; where lanes meet, a thread has them one after the other."""
+    monkeypatch.setenv("FUSELANE_UNROLL", str(unroll))
+    check(LOOPS[name], jnp.linspace(-3, 5, lanes), tolerance=CLOSE)
+
+
+def with_all_rows_staged(program: LaneProgram, gpu: GpuDescription, options: Options) -> Plan:
+    plan = make_thread_plan(program, gpu, replace(options, unroll=1))
+    rows = [row for row in find_rows(program, plan.max_unrolled) if row.can_be_staged]
+    assert {row.is_stored for row in rows} == {False, True}
+    return with_staged(plan, rows)
+
+
+@pytest.mark.parametrize("lanes", [5, 32, 33, 150])
+@pytest.mark.parametrize(
+    ("length", "dtype"),
+    [(3, "float32"), (20, "float32"), (5, "float64"), (7, "bool"), (6, "bfloat16")],
+)
+def test_rows_pass_through_shared_memory(
+    length: int, dtype: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lane gets its own part of what its warp has loaded, and no other thread's is stored."""
+
+    def program(x: jax.Array, rows: jax.Array) -> Any:
+        def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x = x * 0.5 + row.astype(x.dtype).sum(axis=1)
+            changed = row[:, ::-1] if row.dtype == bool else row * 2
+            return x, jnp.where((x > 3)[:, None], changed, row)
+
+        return jax.lax.scan(step, x, rows)
+
+    simulate(monkeypatch, make_plan_for=with_all_rows_staged)
+    count = 4 * lanes * length
+    rows = np.random.default_rng(0).integers(-9, 9, count).reshape(4, lanes, length)
+    x = np.linspace(-3, 5, lanes, dtype=np.float32)
+    check(program, x, rows.astype(jnp.dtype(dtype)), x64=True)
 
 
 _SHUFFLE = 'call i32 @"llvm.nvvm.shfl.sync.down.i32"(i32 {mask}, i32 %"tid", i32 1, i32 31)'

@@ -29,7 +29,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import fuselane
 from fuselane.runtime import hook
-from fuselane.runtime.ptx_call import PTX_TARGET
+from fuselane.runtime.launch import table
+from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET
 from fuselane.xla.targets import find_target
 
 MODEL: Final = "h200"
@@ -44,6 +45,16 @@ def totals(x: jax.Array) -> Any:
     return lax.scan(lambda x, _: (jnp.sin(x), x.sum()), x, None, length=100)
 
 
+def clipped(x: jax.Array) -> Any:
+    """A loop that starts from zeros, which what comes behind it compares to as well."""
+
+    def step(_: Any, carry: Any) -> Any:
+        x, total = carry
+        return jnp.sin(x), total + x
+
+    return jnp.maximum(lax.fori_loop(0, 1000, step, (x, jnp.zeros_like(x)))[1], 0.0)
+
+
 def compiled(program: Any, *arguments: Any, options: Any = None, **jit_options: Any) -> Any:
     """Returns what tells how a program came out."""
     before = len(fuselane.decisions().loops)
@@ -52,6 +63,7 @@ def compiled(program: Any, *arguments: Any, options: Any = None, **jit_options: 
     text = executable.as_text() or ""
     return {
         "calls": text.count(f'custom_call_target="{PTX_TARGET}"'),
+        "own calls": text.count(f'custom_call_target="{LAUNCH_TARGET}"'),
         "loops": text.count(" while("),
         "copies": text.count(" copy("),
         "aliased": executable.memory_analysis().alias_size_in_bytes,
@@ -59,24 +71,32 @@ def compiled(program: Any, *arguments: Any, options: Any = None, **jit_options: 
     }
 
 
+def hook_without_a_gpu() -> None:
+    """Has the hook take the described GPU for the one of this process."""
+    gpu = find_target(MODEL).gpu
+    vars(hook).update(_call_on_first_gpu=lambda transform, module: transform(gpu, module))
+
+
+def devices_of(count: int) -> list[Any]:
+    """Returns described GPUs that work together."""
+    described = topologies.get_topology_desc(
+        MODEL, platform="cuda", target_config=find_target(MODEL).config, topology=f"1x1x{count}"
+    )
+    return list(described.devices)
+
+
+def struct(sizes: tuple[int, ...], sharding: Any) -> Any:
+    """Returns an argument to compile for."""
+    describe: Any = jax.ShapeDtypeStruct
+    return describe(sizes, jnp.float32, sharding=sharding)
+
+
 def main() -> None:
-    target = find_target(MODEL)
-    vars(hook).update(_call_on_first_gpu=lambda transform, module: transform(target.gpu, module))
-
-    def devices(count: int) -> list[Any]:
-        described = topologies.get_topology_desc(
-            MODEL, platform="cuda", target_config=target.config, topology=f"1x1x{count}"
-        )
-        return list(described.devices)
-
-    def struct(size: int, sharding: Any) -> Any:
-        describe: Any = jax.ShapeDtypeStruct
-        return describe((size,), jnp.float32, sharding=sharding)
-
-    one = struct(100_000, SingleDeviceSharding(devices(1)[0]))
-    mesh = Mesh(np.array(devices(4)), ("x",))
+    hook_without_a_gpu()
+    one = struct((100_000,), SingleDeviceSharding(devices_of(1)[0]))
+    mesh = Mesh(np.array(devices_of(4)), ("x",))
     quarter = PartitionSpec("x")
-    many = struct(100_000, NamedSharding(mesh, quarter))
+    many = struct((100_000,), NamedSharding(mesh, quarter))
     mapped = jax.shard_map(waves, mesh=mesh, in_specs=(quarter, quarter), out_specs=quarter)
     with fuselane.enabled(gpu=True, min_gain=0, cache_mib=0):
         found = {
@@ -84,9 +104,20 @@ def main() -> None:
             "donated": compiled(waves, one, one, donate_argnums=0),
             "command buffers": compiled(waves, one, one, options=COMMAND_BUFFERS),
             "sums": compiled(totals, one),
+            "clipped": compiled(clipped, one),
             "sharded": compiled(waves, many, many),
             "shard_map": compiled(mapped, many, many),
         }
+    with fuselane.enabled(gpu=True, gpu_launch="fuselane", min_gain=0, cache_mib=0):
+        launched = {
+            "plain": compiled(waves, one, one),
+            "donated": compiled(waves, one, one, donate_argnums=0),
+            "command buffers": compiled(waves, one, one, options=COMMAND_BUFFERS),
+            "sums": compiled(totals, one),
+            "shard_map": compiled(mapped, many, many),
+            "resolved": len(table),
+        }
+    found["launched"] = launched
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fuselane.codegen.ffi_handler import build_handler_ir
 from fuselane.codegen.llvm import HostTarget
 from fuselane.errors import RuntimeFailure
 from fuselane.runtime import ffi
@@ -180,10 +181,10 @@ def test_idle_kernels_are_unloaded() -> None:
     table = ffi.KernelTable(max_idle=2)
     kernels = [scale(f"{i}.0", 4) for i in range(20, 26)]
     for kernel in (*kernels, kernels[0]):
-        address = table.acquire(kernel.key, functools.partial(lambda kernel: kernel, kernel))
+        address = table.acquire(kernel.key, functools.partial(ffi.load, kernel))
         ffi._Record.from_address(address).released = 1
     more = [scale(f"{i}.0", 4) for i in range(30, 32)]
-    table.acquire(more[0].key, lambda: more[0])
+    table.acquire(more[0].key, functools.partial(ffi.load, more[0]))
     assert [k.key in table for k in kernels] == [True, False, False, False, False, False]
     assert len(table) == 2, "one acquired twice and released once, one new"
 
@@ -215,6 +216,6 @@ def test_find_kernel_checks_the_key() -> None:
 
 
 def test_handler_is_cached_on_disk(own_cache: Path) -> None:
-    kernel = ffi._handler_kernel()
+    kernel = ffi._handler_kernel("handler", build_handler_ir())
     found = KernelCache(own_cache).get(kernel.key)
     assert found == kernel

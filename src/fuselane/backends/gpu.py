@@ -6,21 +6,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, final
 
 from fuselane import config
-from fuselane.analysis.gpu_time import (
-    CALL_US,
-    estimate_launched_step_us,
-    estimate_thread_step_us,
-)
+from fuselane.analysis.gpu_time import CALL_US, estimate_launched_step_us
 from fuselane.backends.backend import KernelCall
 from fuselane.codegen.llvm import check_time, compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import ThreadCode, build_threads
-from fuselane.codegen.plan import Plan, make_thread_plan
+from fuselane.codegen.plan import Plan
+from fuselane.codegen.thread_plan import make_thread_plan, thread_step_us
 from fuselane.config import Options
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import ElementKind, LaneProgram
+from fuselane.lanes.program import LaneProgram
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.kernel import Kernel, compute_key
 from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
@@ -28,22 +25,23 @@ from fuselane.runtime.ptx_call import PTX_TARGET, ptx_attributes
 MAX_PTX_LINES: Final = 40_000
 """The most that a kernel may have: drivers take about 50 microseconds for each, more for some."""
 
-_REGISTERS: Final = 200
-"""Values of a thread that registers hold beside addresses and what lies between two steps."""
-
-_SPILLED: Final = 4.0
-"""Instructions that a value in local memory takes per step: it is stored and loaded again."""
-
 
 @final
 @dataclass(frozen=True, slots=True)
 class GpuBackend:
-    """A GPU model as a `Backend`: kernels are PTX inside XLA's own custom calls."""
+    """A GPU model as a `Backend`: kernels are PTX inside custom calls.
+
+    Attributes:
+        options: What the user set.
+        gpu: The model.
+        target: Whose custom calls they are: XLA's own, or ours (`runtime.launch`).
+    """
 
     comes_after_layouts: ClassVar[bool] = False
 
     options: Options
     gpu: GpuDescription
+    target: str = PTX_TARGET
 
     def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
         """Returns XLA:GPU's time for one iteration, launch by launch."""
@@ -51,29 +49,21 @@ class GpuBackend:
         return estimate_launched_step_us(loop, self.gpu)
 
     def plan(self, program: LaneProgram) -> Plan:
-        """Returns the layout: a thread for each lane."""
-        return make_thread_plan(program)
+        """Returns the layout: lanes of a thread, threads of a block."""
+        return make_thread_plan(program, self.gpu, self.options)
 
     def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:
         """Returns the times of one iteration and of a launch besides."""
-        ops = plan.tile_vectors * plan.lane_ops + plan.uniform_ops
-        ops += _SPILLED * max(0, _count_values(program, plan) - _REGISTERS)
-        step_us = estimate_thread_step_us(
-            ops,
-            plan.num_tiles,
-            self.gpu,
-            num_meetings=len(program.meetings),
-            moved_bytes=_count_moved(program),
-        )
-        return step_us, CALL_US
+        return thread_step_us(program, plan, self.gpu), CALL_US
 
     def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:
         """Returns the kernel, from the cache or fresh from LLVM."""
-        code = build_threads(program, plan, self.gpu)
+        code = build_threads(program, plan, self.gpu, fast_math=self.options.fast_math)
         kernel = self._compile(code, plan)
 
         def attributes(num_results: int) -> bytes:
             return ptx_attributes(
+                self.target,
                 kernel.object_code.decode(),
                 code.symbol,
                 grid_blocks=code.grid_blocks,
@@ -84,7 +74,7 @@ class GpuBackend:
 
         return KernelCall(
             program=replace(program, num_tiles=code.num_rows),
-            target=PTX_TARGET,
+            target=self.target,
             attributes=attributes,
             key=kernel.key,
         )
@@ -111,25 +101,3 @@ class GpuBackend:
 
         cache = open_cache(config.cache_dir(), self.options.cache_mib * 2**20)
         return cache.get_or_build(key, compile_now)
-
-
-def _count_values(program: LaneProgram, plan: Plan) -> int:
-    """Returns the values of 32 bits that a thread carries from step to step in registers."""
-    sizes = [
-        element.shape.byte_size // (4 * element.shape.dimensions[element.lane_dimension])
-        for element in program.loop.elements
-        if element.kind is ElementKind.STATE and element.lane_dimension is not None
-    ]
-    return plan.tile_vectors * sum(size for size in sizes if size <= plan.max_unrolled)
-
-
-def _count_moved(program: LaneProgram) -> float:
-    """Returns the bytes of streams that a step reads and writes, if its steps are counted."""
-    loop = program.loop
-    rows = [
-        element.shape.byte_size
-        for element in loop.elements
-        if element.kind is ElementKind.STREAM
-        or (element.kind is ElementKind.INVARIANT and element.lane_dimension is not None)
-    ]
-    return sum(rows) / loop.trip_count if loop.trip_count else 0.0

@@ -23,8 +23,9 @@ from fuselane.runtime.private_directory import TEMPORARY, PrivateDirectory, open
 from fuselane.runtime.warning import warn_once
 
 DEFAULT_DISK_BYTES: Final = 256 * 2**20
-MEMORY_BYTES: Final = 64 * 2**20
-"""Object code kept in memory; loaded machine code is not counted, see `runtime.ffi`."""
+MEMORY_BYTES: Final = 4 * 2**20
+"""Object code kept in memory beside the disk, a thousand small kernels; loaded machine code is not
+counted, see `runtime.ffi`."""
 
 _SUFFIX: Final = ".kernel"
 _KEY: Final = re.compile(r"[0-9a-f]{64}")

@@ -15,8 +15,8 @@ import ctypes
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any, Final, final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, final
 
 import jax
 
@@ -38,7 +38,10 @@ TARGET: Final = "fuselane_kernel"
 MAX_IDLE_KERNELS: Final = 256
 """Kernels whose executables are gone that stay loaded; beyond it all of them are unloaded."""
 
+# XLA_FFI_AttrType and XLA_FFI_DataType.
+_SCALAR_ATTRIBUTE: Final = 3
 _STRING_ATTRIBUTE: Final = 4
+_S32: Final = 4
 
 
 @final
@@ -49,6 +52,13 @@ class _Span(ctypes.Structure):
 
     def read(self) -> bytes:
         return ctypes.string_at(self.address, self.size) if self.size else b""
+
+
+@final
+class _Scalar(ctypes.Structure):
+    """XLA_FFI_Scalar."""
+
+    _fields_ = (("dtype", ctypes.c_int), ("value", ctypes.c_void_p))
 
 
 @final
@@ -72,6 +82,19 @@ class Attributes(ctypes.Structure):
             if self.types[i] == _STRING_ATTRIBUTE
         }
 
+    def read_integers(self) -> dict[str, int]:
+        """Returns the attributes of type i32 by name."""
+        scalars = {
+            self.names[i].contents.read().decode(): _Scalar.from_address(self.values[i])
+            for i in range(self.size)
+            if self.types[i] == _SCALAR_ATTRIBUTE
+        }
+        return {
+            name: ctypes.c_int32.from_address(scalar.value).value
+            for name, scalar in scalars.items()
+            if scalar.dtype == _S32
+        }
+
 
 @final
 class _Record(ctypes.Structure):
@@ -85,13 +108,27 @@ class _Record(ctypes.Structure):
     )
 
 
+class _Closable(Protocol):
+    """What holds a kernel's code in memory."""
+
+    def close(self) -> None:
+        """Frees it."""
+        ...
+
+
 @final
 @dataclasses.dataclass(slots=True)
-class _Loaded:
-    """A kernel in executable memory, in use by all who acquired and have not released it."""
+class Loaded:
+    """A kernel in memory, in use by all who acquired and have not released it.
 
-    library: LoadedObject
-    record: _Record
+    Attributes:
+        library: Its code.
+        record: What its handler needs; the field `released` is counted up by the handler.
+        num_acquired: How often it was handed out.
+    """
+
+    library: _Closable
+    record: Any
     num_acquired: int = 0
 
     @property
@@ -105,12 +142,12 @@ class KernelTable:
 
     def __init__(self, max_idle: int = MAX_IDLE_KERNELS) -> None:
         """Makes a table that keeps up to `max_idle` kernels nobody uses any more."""
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, Loaded] = {}
         self._lock = threading.Lock()
         self._max_idle = max_idle
 
-    def acquire(self, key: str, find: Callable[[], Kernel]) -> int:
-        """Returns the address of a kernel's record, loading what `find` returns if need be.
+    def acquire(self, key: str, load: Callable[[], Loaded]) -> int:
+        """Returns the address of a kernel's record, from `load` if it is not there yet.
 
         The kernel stays loaded until the handler has counted the record as released.
         """
@@ -118,7 +155,7 @@ class KernelTable:
             loaded = self._loaded.get(key)
             if loaded is None:
                 self._unload_idle()
-                loaded = self._loaded[key] = _load(find())
+                loaded = self._loaded[key] = load()
             loaded.num_acquired += 1
             return ctypes.addressof(loaded.record)
 
@@ -135,7 +172,7 @@ class KernelTable:
                 self._loaded.pop(key).library.close()
 
 
-def _load(kernel: Kernel) -> _Loaded:
+def load(kernel: Kernel) -> Loaded:
     """Loads a kernel.
 
     Raises:
@@ -153,7 +190,7 @@ def _load(kernel: Kernel) -> _Loaded:
         num_tiles=kernel.num_tiles,
         max_threads=kernel.max_threads,
     )
-    return _Loaded(library, record)
+    return Loaded(library, record)
 
 
 table: Final = KernelTable()
@@ -185,23 +222,40 @@ def find_kernel(attributes: dict[str, bytes]) -> Kernel:
     return kernel
 
 
-def _resolve(pointer: Any, message: int, capacity: int) -> int | None:
-    """Answers the handler: the address of a kernel's record, or None and why not."""
-    try:
-        attributes = pointer.contents.read_strings()
-        key = attributes.get("key", b"").decode()
-        return table.acquire(key, lambda: find_kernel(attributes))
-    except BaseException as error:
-        text = str(error) if isinstance(error, RuntimeFailure) else f"Fuselane failed: {error!r}"
-        encoded = text.encode()[: capacity - 1] + b"\0"
-        ctypes.memmove(message, encoded, len(encoded))
-        return None
-
-
 _RESOLVER: Final = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.POINTER(Attributes), ctypes.c_void_p, ctypes.c_int64
 )
-_resolver: Final = _RESOLVER(_resolve)
+
+
+def make_resolver(resolve: Callable[[Attributes], int]) -> Any:
+    """Returns what a handler's `fuselane_resolver` holds, as ctypes has it.
+
+    Args:
+        resolve: Returns the address of the record of what a call's attributes name.
+    """
+
+    def answer(pointer: Any, message: int, capacity: int) -> int | None:
+        try:
+            return resolve(pointer.contents)
+        except BaseException as error:
+            text = (
+                str(error) if isinstance(error, RuntimeFailure) else f"Fuselane failed: {error!r}"
+            )
+            encoded = text.encode()[: capacity - 1] + b"\0"
+            ctypes.memmove(message, encoded, len(encoded))
+            return None
+
+    return _RESOLVER(answer)
+
+
+def _resolve(attributes: Attributes) -> int:
+    """Returns the address of the record of the kernel that a call names."""
+    strings = attributes.read_strings()
+    key = strings.get("key", b"").decode()
+    return table.acquire(key, lambda: load(find_kernel(strings)))
+
+
+_resolver: Final = make_resolver(_resolve)
 
 
 def register() -> None:
@@ -219,18 +273,45 @@ _register_lock = threading.Lock()
 
 @functools.cache
 def _register() -> None:
-    handler = load_object(_handler_kernel().object_code)
+    handler = load_handler("handler", build_handler_ir(), _resolver)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(table))
+    stages = {"instantiate": INSTANTIATE_SYMBOL, "execute": EXECUTE_SYMBOL}
+    register_handler(TARGET, handler, stages, "cpu")
+
+
+def load_handler(name: str, text: str, resolver: Any) -> LoadedObject:
+    """Returns a handler in executable memory, from the cache or fresh from LLVM.
+
+    Args:
+        name: Tells it from other handlers.
+        text: LLVM IR of it.
+        resolver: What `make_resolver` returned; stays for the life of the process.
+    """
+    handler = load_object(_handler_kernel(name, text).object_code)
     # XLA keeps these addresses, and calls them even while Python is shutting down.
-    for immortal in (handler, _resolver, table):
+    for immortal in (handler, resolver):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(immortal))
-    resolver = ctypes.c_void_p.from_address(handler.address(RESOLVER_SYMBOL))
-    resolver.value = ctypes.cast(_resolver, ctypes.c_void_p).value
-    stages = {
-        "instantiate": capsule(handler.address(INSTANTIATE_SYMBOL)),
-        "execute": capsule(handler.address(EXECUTE_SYMBOL)),
-    }
+    place = ctypes.c_void_p.from_address(handler.address(RESOLVER_SYMBOL))
+    place.value = ctypes.cast(resolver, ctypes.c_void_p).value
+    return handler
+
+
+def register_handler(
+    target: str, handler: LoadedObject, stages: Mapping[str, str], platform: str
+) -> None:
+    """Registers a handler with XLA.
+
+    Args:
+        target: Custom call target.
+        handler: From `load_handler`.
+        stages: Its functions, by XLA's names of the stages.
+        platform: XLA's name of it.
+    Raises:
+        RuntimeFailure: if XLA refuses it.
+    """
+    functions = {stage: capsule(handler.address(symbol)) for stage, symbol in stages.items()}
     try:
-        jax.ffi.register_ffi_target(TARGET, stages, platform="cpu")
+        jax.ffi.register_ffi_target(target, functions, platform=platform)
     except Exception as error:
         raise RuntimeFailure(f"XLA refused Fuselane's handler: {error}") from error
 
@@ -241,16 +322,15 @@ def capsule(address: int) -> Any:
     return wrap(ctypes.c_void_p(address))
 
 
-def _handler_kernel() -> Kernel:
-    """Returns the handler's object code, kept like a kernel that has no tiles."""
-    text = build_handler_ir()
+def _handler_kernel(name: str, text: str) -> Kernel:
+    """Returns a handler's object code, kept like a kernel that has no tiles."""
     target = HostTarget.host()
-    key = compute_key("handler", text, repr(target))
+    key = compute_key(name, text, repr(target))
 
     def build() -> Kernel:
         return Kernel(
             key=key,
-            symbol=EXECUTE_SYMBOL,
+            symbol=INSTANTIATE_SYMBOL,
             object_code=compile_object(text, target),
             num_tiles=0,
             max_threads=0,

@@ -17,14 +17,17 @@ from typing import Any, Final
 import jaxlib
 from jax._src import xla_bridge
 
+from fuselane.codegen.llvm import needed_cuda
 from fuselane.gpu import GPUS, GpuDescription, describe_gpu
+from fuselane.runtime.driver import driver_version
 from fuselane.runtime.warning import warn_once
 from fuselane.xla.alone import is_compiled_alone
 
 NAME: Final = "fuselane"
 
 _PRE_SCHEDULER: Final = 0
-"""Value of jax.extend.xla.PipelineStage.PRE_SCHEDULER."""
+_POST_SCHEDULER: Final = 1
+"""Values of jax.extend.xla.PipelineStage."""
 
 Transformation = Callable[[bytes], bytes | None]
 GpuTransformation = Callable[[GpuDescription, bytes], bytes | None]
@@ -87,41 +90,53 @@ def _register() -> None:
         xla.register_hlo_module_transformation(_call, name=NAME, stage=stage, platforms="cpu")
 
 
-def install_on_gpus(transformation: GpuTransformation) -> None:
-    """Makes XLA's GPU compilers call a function with every module; to be called once.
+def install_on_gpus(transformation: GpuTransformation, after: GpuTransformation) -> None:
+    """Makes XLA's GPU compilers call two functions with every module; to be called once.
 
-    Those of plug-ins and clients still to come too. The function gets the GPU, and else as for
+    Those of plug-ins and clients still to come too. The functions get the GPU, and else as for
     `install`.
+
+    Args:
+        transformation: Is shown modules before layouts and fusion.
+        after: Is shown them after scheduling; code generation is all that follows.
     """
+    stages = ((_PRE_SCHEDULER, transformation), (_POST_SCHEDULER, after))
     by_client = getattr(xla_bridge, "register_backend_initialization_hook", None)
     if by_client is not None:  # JAX 0.10: a compiler belongs to a client
-        by_client(functools.partial(_register_client, transformation))
+        by_client(functools.partial(_register_client, stages))
     else:  # since JAX 0.11: to a plug-in, with or without clients
-        registering = functools.partial(_register_plugin, transformation)
+        registering = functools.partial(_register_plugin, stages)
         xla_bridge.register_plugin_callbacks(registering)  # type: ignore[no-untyped-call]
 
 
-def _register_client(transformation: GpuTransformation, client: Any) -> None:
+_Stages = tuple[tuple[int, GpuTransformation], ...]
+"""What to call at which stage of XLA's."""
+
+
+def _register_client(stages: _Stages, client: Any) -> None:
     """Registers the hook with one client of XLA's, if that is one for NVIDIA GPUs we know."""
     if client.platform not in _GPU_PLATFORMS:
         return
     with _warned():
         gpu = _describe_client(client)
-        if gpu is not None:
-            _register_at(client, functools.partial(_call_on_gpu, transformation, gpu))
+        if gpu is None:
+            return
+        for stage, transformation in stages:
+            _register_at(client, stage, functools.partial(_call_on_gpu, transformation, gpu))
 
 
-def _register_plugin(transformation: GpuTransformation, *, c_api: Any) -> None:
+def _register_plugin(stages: _Stages, *, c_api: Any) -> None:
     """Registers the hook with one plug-in of JAX's, if that is the one for NVIDIA GPUs."""
     with _warned():
         factory = xla_bridge._backend_factories.get(_CUDA)
         if factory is not None and factory.c_api is c_api:
-            _register_at(c_api, functools.partial(_call_on_first_gpu, transformation))
+            for stage, transformation in stages:
+                _register_at(c_api, stage, functools.partial(_call_on_first_gpu, transformation))
 
 
-def _register_at(compiler: Any, transformation: Transformation) -> None:
+def _register_at(compiler: Any, stage: int, transformation: Transformation) -> None:
     register = jaxlib._xla.register_xla_transform_c_api
-    register(compiler, NAME, _PRE_SCHEDULER, functools.partial(guard, transformation))
+    register(compiler, NAME, stage, functools.partial(guard, transformation))
 
 
 @contextlib.contextmanager
@@ -134,15 +149,28 @@ def _warned() -> Iterator[None]:
 
 
 def _describe_client(client: Any) -> GpuDescription | None:
-    """Returns the first GPU of a client; None, with a warning, if it is too old."""
+    """Returns the first GPU of a client; None, with a warning, if it or its driver is too old."""
     device = client.local_devices()[0]
     gpu = _describe_device(device)
     if gpu is None:
+        missing = f"compute capability {_OLDEST} or later, not {device.compute_capability}"
+    else:
+        missing = _missing_of_driver(gpu)
+    if missing:
         warn_once(
-            f"Fuselane leaves programs for the {device.device_kind} to XLA: kernels need"
-            f" compute capability {_OLDEST} or later, not {device.compute_capability}."
+            f"Fuselane leaves programs for the {device.device_kind} to XLA: kernels need {missing}."
         )
+        return None
     return gpu
+
+
+def _missing_of_driver(gpu: GpuDescription) -> str:
+    """Returns what the driver lacks to read PTX for a GPU; "" if nothing, or nothing is known."""
+    needed, version = needed_cuda(gpu.compute_capability), driver_version()
+    if version is None or version >= needed:
+        return ""
+    wanted, found = (".".join(map(str, numbers)) for numbers in (needed, version))
+    return f"an NVIDIA driver for CUDA {wanted} or later, not {found}; install a newer driver"
 
 
 def _describe_device(device: Any) -> GpuDescription | None:

@@ -1,4 +1,4 @@
-"""Kernels as XLA's own PTX custom calls: nothing of ours is needed to run them.
+"""Kernels as custom calls that carry PTX: XLA's own, or those of our handler (`runtime.launch`).
 
 XLA:GPU compiles the PTX that a call of `__gpu$xla.gpu.ptx` carries, and launches it with the
 addresses of the call's operands and results as arguments. Source: XLA's
@@ -11,12 +11,16 @@ from __future__ import annotations
 from typing import Final
 
 PTX_TARGET: Final = "__gpu$xla.gpu.ptx"
-"""Custom call target, of API version 4."""
+"""Custom call target of XLA's own, of API version 4: nothing of ours is needed to run it."""
+
+LAUNCH_TARGET: Final = "fuselane_launch"
+"""Custom call target of our handler, of API version 4."""
 
 _ESCAPED: Final = {'"': "\\22", "\\": "\\5C", "\n": "\\0A", "\t": "\\09"}
 
 
 def ptx_attributes(
+    target: str,
     ptx: str,
     symbol: str,
     *,
@@ -29,9 +33,11 @@ def ptx_attributes(
 
     XLA passes the addresses of the first `num_inputs` operands, those of all results, which
     `output_indices` has to name without exception, and then those of further operands. The
-    kernel's parameters are the first of them; a launch takes as many as the kernel has.
+    kernel's parameters are the first of them; a launch takes as many as the kernel has. Our
+    handler passes them in the same order, but XLA reads no list of its attributes, only numbers.
 
     Args:
+        target: PTX_TARGET or LAUNCH_TARGET.
         ptx: Text of the module.
         symbol: Name of the kernel in it.
         grid_blocks: Thread blocks to launch.
@@ -49,12 +55,15 @@ def ptx_attributes(
         "shared_mem_bytes": 0,
     }
     results = ", ".join(f"{number} : i32" for number in range(num_inputs, num_inputs + num_results))
+    order = f"num_inputs = {num_inputs} : i32"
+    if target == PTX_TARGET:
+        order = f"output_indices = [{results}]"
     parts = [
         f'name = "{symbol}"',
         'kernel_type = "ptx"',
         f'kernel_data = "{_escape(ptx)}"',
         *(f"{name} = {size} : i32" for name, size in sizes.items()),
-        f"output_indices = [{results}]",
+        order,
     ]
     return f"{{{', '.join(parts)}}}".encode()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fuselane.comparing import XLA, compare_strategies, fuse_module
+from fuselane import gpu_fusion
+from fuselane.comparing import XLA, compare_strategies, fuse_module, plan_module
 from fuselane.fusion.pipelines import for_gpu, pipeline_text
+from fuselane.fusion.plan import write_plan
+from fuselane.fusion.plan_fusion import complaint
 from fuselane.fusion.strategies import find_strategy, is_for_cpus, names_for_gpus
+from fuselane.gpu import GPUS
 from fuselane.hlo.module import HloModule
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule
@@ -76,6 +81,30 @@ def test_xla_fuses_nothing_else(captured: tuple[CapturedModule, ...]) -> None:
 
 
 @needs_gpu_extra
+def test_xlas_own_rules_make_xlas_own_kernels(captured: tuple[CapturedModule, ...]) -> None:
+    """So that nothing has to be compiled anew for them."""
+    assert H100.gpu is not None
+    for name, is_new in (("xla-today-gpu", False), ("none", True)):
+        formed = gpu_fusion.form(captured[0].module(), H100.gpu, find_strategy(name))
+        assert formed.is_new is is_new
+
+
+@needs_gpu_extra
+def test_a_plan_of_a_gpu_is_followed_there(
+    captured: tuple[CapturedModule, ...], tmp_path: Path
+) -> None:
+    """It makes the kernels that it was made of, which are others than on a CPU."""
+    xla_2021 = find_strategy("xla-2021")
+    plan = plan_module(captured[0], xla_2021)
+    write_plan(tmp_path / "plan.json", [plan])
+    followed = find_strategy(str(tmp_path / "plan.json"))
+    module, log = fuse_module(captured[0], followed)
+    assert not complaint(log)
+    assert fusions(module) == fusions(fuse_module(captured[0], xla_2021)[0])
+    assert any("transpose" in str(kernel) for kernel in plan.kernels)
+
+
+@needs_gpu_extra
 def test_what_xla_does_not_read_is_refused() -> None:
     """With its own words; what comes behind is compiled all the same."""
     made, refused = capture_sources([Source(form="fused", data=b"none")], H100, max_s=300)
@@ -102,9 +131,17 @@ def test_kernels_of_ours_are_priced() -> None:
 
 def test_slices_of_one_array_are_not_for_gpus() -> None:
     """XLA:GPU has lost the emitter for them; the rest of a pipeline stays."""
-    text = pipeline_text(for_gpu(find_strategy("horizontal-input-fusion,horizontal-loop-fusion")))
+    horizontal = find_strategy("horizontal-input-fusion,horizontal-loop-fusion")
+    text = pipeline_text(for_gpu(horizontal, GPUS["h100"]))
     assert text == "horizontal-input-fusion,horizontal-loop-fusion{tiled-emitters=false}"
-    assert "tiled-emitters=false" in pipeline_text(for_gpu(find_strategy("xla-2021")))
+    assert "tiled-emitters=false" in pipeline_text(for_gpu(find_strategy("xla-2021"), GPUS["h100"]))
+
+
+def test_kernels_are_priced_for_the_gpu_at_hand() -> None:
+    """In every pass that asks what a kernel costs, inner ones included."""
+    for name in ("xla-2021", "xla-today-gpu"):
+        text = repr(for_gpu(find_strategy(name), GPUS["v100"]))
+        assert GPUS["v100"].name in text and GPUS["h100"].name not in text
 
 
 def test_what_is_for_cpus() -> None:

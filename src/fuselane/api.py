@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,22 +21,22 @@ from typing import Any, Final, final, overload
 import jax
 from jax._src import cache_key
 
-from fuselane import config, pipeline
+from fuselane import config, gpu_fusion, pipeline
 from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
-from fuselane.decisions import DecisionLog
+from fuselane.decisions import MAX_LOGGED_DECISIONS, DecisionLog
 from fuselane.explain.report import Report
 from fuselane.explaining import report_on
-from fuselane.fusion.pipelines import Pipeline
-from fuselane.fusion.strategies import find_strategy
+from fuselane.fusion.strategies import find_strategy, is_for_cpus
 from fuselane.gpu import GpuDescription
-from fuselane.runtime import ffi, hook, verify
+from fuselane.runtime import ffi, hook, launch, verify
 from fuselane.runtime.cache import open_cache
+from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET
 from fuselane.runtime.warning import warn_once
-from fuselane.tuning.tuned import Tuned, load_tuned
+from fuselane.tuning.choice import Choice
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.targets import CPU
-from fuselane.xla.toolchain import no_complaints
+from fuselane.xla.toolchain import knows_call, no_complaints
 
 
 @final
@@ -48,15 +47,7 @@ class _Setting:
     options: Options
     key: str
     log: DecisionLog
-    strategy: Pipeline | None = None
-    tuned: Tuned | None = None
-
-    def strategy_of(self, data: bytes) -> Pipeline | None:
-        """Returns how to fuse a module; None for XLA's own fusions."""
-        if self.tuned is None:
-            return self.strategy
-        found = self.tuned.find(data, loops=self.options.loops)
-        return self.strategy if found is None else found
+    choice: Choice
 
 
 @final
@@ -98,7 +89,7 @@ class _Switchboard:
 # Part of the key under which `jax.jit` looks up what it has traced and compiled.
 _context: Final[Any] = jax.make_user_context(None)  # type: ignore[no-untyped-call]
 _switchboard: Final = _Switchboard()
-_log: Final = DecisionLog()
+_log: Final = DecisionLog(MAX_LOGGED_DECISIONS)
 
 
 def enable(**options: Any) -> None:
@@ -150,7 +141,10 @@ def is_enabled() -> bool:
 
 
 def decisions() -> Report:
-    """Returns what became of all loops compiled in this process so far (`explain` apart)."""
+    """Returns what became of the loops compiled in this process so far, the last 4,000 of them.
+
+    What `explain` was asked about is not among them.
+    """
     return Report.of(_log)
 
 
@@ -223,7 +217,7 @@ def explain(
         return report_on(captured, replace(options, fusion=function.fusion))
     if setting is None:
         return report_on(captured)
-    return report_on(captured, setting.options, setting.strategy_of)
+    return report_on(captured, setting.options, setting.choice)
 
 
 @final
@@ -264,27 +258,24 @@ _STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})
 
 def _prepare(options: Options) -> _Setting:
     """Connects Fuselane to XLA and returns the setting with these options."""
-    strategy = find_strategy(options.fusion) if options.fusion else None
-    tuned = load_tuned() if options.tuned else None
+    choice = Choice.by(options)
     with _preparing:
-        return _prepare_once(options, strategy, tuned)
+        return _prepare_once(options, choice)
 
 
 _preparing: Final = threading.Lock()
 
 
 @functools.lru_cache(maxsize=64)
-def _prepare_once(options: Options, strategy: Pipeline | None, tuned: Tuned | None) -> _Setting:
+def _prepare_once(options: Options, choice: Choice) -> _Setting:
     open_cache(config.cache_dir(), options.cache_mib * 2**20)
     _install()
-    if options.gpu or strategy is not None:
+    if options.gpu:
+        launch.register()
+    if options.gpu or choice.strategy is not None:
         _install_on_gpus()
-    key = f"fuselane {options.fingerprint()}"
-    if strategy is not None:  # the text may be the path of a plan, whose contents change
-        key = f"{key} {hashlib.sha256(repr(strategy).encode()).hexdigest()[:16]}"
-    if tuned is not None:
-        key = f"{key} {tuned.key}"
-    return _Setting(options=options, key=key, log=_log, strategy=strategy, tuned=tuned)
+    key = f"fuselane {options.fingerprint()} {choice.key}".rstrip()
+    return _Setting(options=options, key=key, log=_log, choice=choice)
 
 
 @functools.cache
@@ -300,22 +291,37 @@ def _install() -> None:
 @functools.cache
 def _install_on_gpus() -> None:
     """Connects Fuselane to XLA's GPU compilers, once per process."""
-    hook.install_on_gpus(_transform_for_gpu)
+    hook.install_on_gpus(_transform_for_gpu, _fuse_for_gpu)
 
 
 def _transform_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
     setting = _switchboard.active
-    if setting is not None and setting.strategy is not None:
-        warn_once(_ONLY_ON_CPUS)
     if setting is None or not setting.options.gpu or setting.options.verify:
         return None
-    backend = GpuBackend(setting.options, gpu)
+    backend = GpuBackend(setting.options, gpu, _launch_target(setting.options))
     return pipeline.transform(data, setting.options, setting.log, backend)
 
 
+def _launch_target(options: Options) -> str:
+    """Returns the custom call that kernels for GPUs go into."""
+    if options.gpu_launch == "auto":
+        return PTX_TARGET if knows_call(PTX_TARGET) else LAUNCH_TARGET
+    return PTX_TARGET if options.gpu_launch == "xla" else LAUNCH_TARGET
+
+
+def _fuse_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
+    setting = _switchboard.active
+    strategy = None if setting is None else setting.choice.strategy
+    if setting is None or strategy is None:
+        return None
+    if is_for_cpus(strategy):
+        warn_once(_ONLY_ON_CPUS.format(setting.options.fusion))
+        return None
+    return gpu_fusion.fuse(data, setting.options, gpu, strategy)
+
+
 _ONLY_ON_CPUS: Final = (
-    "Fuselane's option fusion is for CPUs: programs for GPUs keep XLA's own fusions. `fuselane fuse"
-    " --target` shows what XLA's GPU compiler makes of others."
+    "The fusion strategy {!r} goes on from XLA:CPU's fusions; programs for GPUs keep XLA's own."
 )
 
 
@@ -323,7 +329,7 @@ def _transform(data: bytes) -> bytes | None:
     setting = _switchboard.active
     if setting is None:
         return None
-    strategy = setting.strategy_of(data)
+    strategy = setting.choice.strategy_of(data)
     return pipeline.transform(data, setting.options, setting.log, strategy=strategy)
 
 

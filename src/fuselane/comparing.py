@@ -1,8 +1,8 @@
 """Fusion strategies on one program, side by side: kernels, bytes, modelled and measured time.
 
-On a CPU a strategy gets what XLA's hook shows, as when programs run; on a GPU, what XLA's compiler
-has just before its own fusion, whose model prices the result. That compiler can then be handed the
-kernels a strategy has formed, and does to them what it does after its own fusion.
+A strategy gets what XLA's hook shows, as when programs run. On a GPU XLA's own model prices the
+result; its compiler can then be handed the kernels a strategy has formed, and does to them what it
+does after its own fusion.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from fuselane.device import host_device
 from fuselane.errors import CaptureError
 from fuselane.explain.launches import find_launches
 from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.dissolve import without_copies
 from fuselane.fusion.lane_kernels import describe_refusals
-from fuselane.fusion.pipelines import Pipeline, for_gpu, run_pipeline
+from fuselane.fusion.pipelines import Pipeline
 from fuselane.fusion.plan import PlannedModule, make_plan
-from fuselane.fusion.running import apply
+from fuselane.fusion.running import apply, apply_on_gpu
 from fuselane.fusion.strategies import find_strategy
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -42,8 +43,6 @@ from fuselane.xla.targets import Target
 
 XLA: Final = "xla"
 """Stands for what XLA does by itself."""
-
-_FUSION_ON_GPU: Final = "priority-fusion"
 
 
 @final
@@ -116,7 +115,7 @@ def compare_strategies(
         CaptureError: if XLA for a GPU fused nothing, so that there is nothing to start from.
     """
     passes = [(text, find_strategy(text)) for text in strategies]
-    own = [(module_before_hook(module), FusionLog()) for module in captured]
+    own = [(_fused_by_xla(module), FusionLog()) for module in captured]
     rows = [_price(XLA, own, captured)]
     if compile_for is not None:
         rows[0] = replace(rows[0], code=_describe_code(captured))
@@ -163,22 +162,30 @@ def _describe_code(captured: Sequence[CapturedModule]) -> GpuCode:
 
 def fuse_module(captured: CapturedModule, pipeline: Pipeline) -> tuple[HloModule, FusionLog]:
     """Returns a module as a strategy fuses it, and what its passes decided."""
-    if captured.gpu is not None:
-        module = _module_before_fusion(captured)
-        return module, run_pipeline(for_gpu(pipeline), module)
     module = module_before_hook(captured)
+    if captured.gpu is not None:
+        return module, apply_on_gpu(module, pipeline, captured.gpu)
     options = config.from_environment()
     backend = CpuBackend(options, is_dry=True)
     return module, apply(module, with_kernels(pipeline, module, options, DecisionLog(), backend))
 
 
 def plan_module(captured: CapturedModule, pipeline: Pipeline) -> PlannedModule:
-    """Returns what a strategy fuses, as a plan, which is followed on CPUs."""
-    return make_plan(module_before_hook(captured), pipeline)
+    """Returns what a strategy fuses, as a plan."""
+    return make_plan(module_before_hook(captured), pipeline, captured.gpu)
+
+
+def _fused_by_xla(captured: CapturedModule) -> HloModule:
+    """Returns a module with XLA's own fusions; on a GPU without copies, as strategies have none."""
+    module = module_before_hook(captured)
+    return module if captured.gpu is None else without_copies(module)
 
 
 def module_before_hook(captured: CapturedModule) -> HloModule:
-    """Returns a module as XLA's hook shows it, or last of all if XLA did not tell."""
+    """Returns a module as XLA's hook shows it to strategies: scheduled on a GPU, on a CPU not yet,
+    or last of all if XLA did not tell."""
+    if captured.gpu is not None:
+        return captured.module()
     unscheduled = [stage for stage in captured.stages if not stage.is_scheduled]
     return HloModule.from_bytes(unscheduled[-1].data if unscheduled else captured.final)
 
@@ -266,11 +273,3 @@ def _clock(gpu: GpuDescription | None, ours_us: Mapping[str, float]) -> Clock:
         return clock_of_gpu(gpu)
     xlas = clock_of_cpu(load_costs(config.cache_dir()), host_device().num_cores)
     return lambda launch: ours_us.get(launch.instruction.name) or xlas(launch)
-
-
-def _module_before_fusion(captured: CapturedModule) -> HloModule:
-    stages = [stage for stage in captured.stages if not stage.is_scheduled]
-    names = [stage.name for stage in stages]
-    if _FUSION_ON_GPU not in names[1:]:
-        raise CaptureError(f"XLA fused nothing in {captured.name}, so there is nothing to compare.")
-    return HloModule.from_bytes(stages[names.index(_FUSION_ON_GPU, 1) - 1].data)

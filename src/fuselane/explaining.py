@@ -5,11 +5,11 @@ A report never fails because one part of it does: what cannot be found out is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from fuselane import collector, config, pipeline
+from fuselane import collector, config, gpu_fusion, pipeline
 from fuselane.backends.cpu import CpuBackend
 from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
@@ -21,22 +21,25 @@ from fuselane.explain.report import Report
 from fuselane.explain.units import plural
 from fuselane.explain.why_strategy import StrategyRun
 from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.dissolve import dissolve
+from fuselane.fusion.dissolve import dissolve, unfuse_on_gpu
 from fuselane.fusion.lane_kernels import LaneKernels, describe_refusals
 from fuselane.fusion.pipelines import Pipeline, pipeline_text, refines
 from fuselane.fusion.running import apply
-from fuselane.fusion.strategies import find_strategy
+from fuselane.fusion.strategies import is_for_cpus
+from fuselane.gpu import GpuDescription
 from fuselane.hlo.module import HloModule
 from fuselane.runtime import hook
 from fuselane.runtime.costs import load_costs
-from fuselane.tuning.tuned import load_tuned
+from fuselane.tuning.choice import Choice
 from fuselane.xla.captured import CapturedModule, CapturedStage
+from fuselane.xla.targets import target_of
 
 OFF_NOTE: Final = "Fuselane is switched off by FUSELANE=0."
 STRATEGY_NOTE: Final = (
     "Kernels and boundaries are those of the fusion strategy in force, not XLA's own; XLA may still"
     " add copies. Loops are shown as they would run without kernels of Fuselane's."
 )
+SAME_NOTE: Final = "The fusion strategy in force makes the kernels that XLA makes itself."
 UNCHANGED_NOTE: Final = (
     "The fusion strategy in force goes on from XLA's fusions and changes none of this module, or"
     " too little for XLA to forget that arguments are donated."
@@ -50,21 +53,20 @@ DONATED_NOTE: Final = (
 def report_on(
     captured: Iterable[CapturedModule],
     options: Options | None = None,
-    strategy_of: Callable[[bytes], Pipeline | None] | None = None,
+    choice: Choice | None = None,
 ) -> Report:
     """Returns the report on modules.
 
     Args:
         captured: What XLA did to them.
         options: Those by which Fuselane decides about loops; None is those of the environment.
-        strategy_of: Returns how to fuse a module for the CPU, None for XLA's own fusions; by
-            default what was found for it if `options.tuned`, or what `options.fusion` stands for.
+        choice: How to fuse them; by default as options say.
     Raises:
         OptionError: if that is not allowed.
     """
     is_off = config.switch() is False
     options = config.from_environment() if options is None else options
-    strategy_of = _strategy_by(options) if strategy_of is None else strategy_of
+    choice = Choice.by(options) if choice is None else choice
     modules: list[ModuleModel] = []
     decisions: list[LoopDecision] = []
     for module in captured:
@@ -72,11 +74,7 @@ def report_on(
         with collector.paused():
             if not is_off:
                 _decide(module, options, log)
-            modules.append(
-                _model(module, log)
-                if is_off or module.gpu is not None
-                else _as_set(module, log, options, strategy_of(_unscheduled(module)))
-            )
+            modules.append(_model(module, log) if is_off else _as_set(module, log, options, choice))
         decisions.extend(log)
     note = OFF_NOTE if is_off else ""
     return Report(loops=Report.of(decisions).loops, modules=tuple(modules), note=note)
@@ -97,22 +95,15 @@ def _unscheduled(captured: CapturedModule) -> bytes:
     return next(unscheduled, captured.final)
 
 
-def _strategy_by(options: Options) -> Callable[[bytes], Pipeline | None]:
-    """Returns what tells how to fuse a module, as set by options."""
-    strategy = find_strategy(options.fusion) if options.fusion else None
-    tuned = load_tuned() if options.tuned else None
-
-    def strategy_of(data: bytes) -> Pipeline | None:
-        found = None if tuned is None else tuned.find(data, loops=options.loops)
-        return strategy if found is None else found
-
-    return strategy_of
-
-
 def _as_set(
-    captured: CapturedModule, log: DecisionLog, options: Options, passes: Pipeline | None
+    captured: CapturedModule, log: DecisionLog, options: Options, choice: Choice
 ) -> ModuleModel:
     """Returns the model of a module as it is fused with options, by some passes or by XLA."""
+    if captured.gpu is not None:
+        if choice.strategy is None or is_for_cpus(choice.strategy):
+            return _model(captured, log)
+        return _fused_on_gpu(captured, log, options, choice.strategy, captured.gpu)
+    passes = choice.strategy_of(_unscheduled(captured))
     if options.tuned:
         found = "XLA's own fusions" if passes is None else f"`{pipeline_text(passes)}`"
         captured = _noted(captured, f"With the option tuned, this module gets {found}.")
@@ -148,6 +139,38 @@ def _fused(
     captured = replace(captured, stages=(*before, fused), final=final)
     captured = _noted(captured, _summarise(steps) if has_xlas else STRATEGY_NOTE, *refusals)
     return _model(captured, log, StrategyRun(log=steps, unfused=unfused, has_xlas=has_xlas))
+
+
+def _fused_on_gpu(
+    captured: CapturedModule,
+    log: DecisionLog,
+    options: Options,
+    passes: Pipeline,
+    gpu: GpuDescription,
+) -> ModuleModel:
+    """Returns the model of a module as a strategy fuses it and XLA:GPU compiles that."""
+    unfused = captured.module()
+    unfuse_on_gpu(unfused)
+    try:
+        formed = gpu_fusion.form(captured.module(), gpu, passes)
+        if not formed.is_new:
+            return _model(_noted(captured, SAME_NOTE), log)
+        made = gpu_fusion.finish(formed, target_of(gpu), options.max_compile_s, with_usage=True)
+    except Exception as error:
+        note = f"XLA's own fusions are shown, not those of the strategy: {hook.describe(error)}."
+        return _model(_noted(captured, note), log)
+    fused = CapturedStage(pipeline="fuselane", name="fusion", data=made.final)
+    captured = replace(
+        captured,
+        stages=(*captured.stages, fused),
+        final=made.final,
+        thunks=made.thunks,
+        ptx=made.ptx,
+        usage=made.usage,
+        parts=made.parts,
+    )
+    captured = _noted(captured, STRATEGY_NOTE)
+    return _model(captured, log, StrategyRun(log=formed.log, unfused=unfused))
 
 
 def _noted(captured: CapturedModule, *notes: str) -> CapturedModule:

@@ -8,10 +8,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, final
 
 import fuselane
 from fuselane.errors import InputError
+
+
+@final
+class ScriptFailedError(SystemExit):
+    """A script raised an exception, which has been shown."""
 
 
 def prepare_for_script(path: Path, **options: Any) -> None:
@@ -38,7 +43,8 @@ def run_script(path: Path, arguments: Sequence[str]) -> None:
         path: The script.
         arguments: What it finds in `sys.argv` after its own name.
     Raises:
-        SystemExit: if the script raises that, or anything else, which is shown as Python shows it.
+        SystemExit: if the script raises that.
+        ScriptFailedError: if it raises anything else, which is shown as Python shows it.
     """
     with _as_main_program(path, arguments):
         try:
@@ -46,7 +52,7 @@ def run_script(path: Path, arguments: Sequence[str]) -> None:
         except Exception as error:
             trace = _from_file(error.__traceback__, str(path))
             sys.excepthook(type(error), error.with_traceback(trace), trace)
-            raise SystemExit(1) from None
+            raise ScriptFailedError(1) from None
 
 
 def _from_file(trace: TracebackType | None, file: str) -> TracebackType | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,9 +13,11 @@ from fuselane import explaining
 from fuselane.boundary import BoundaryReason
 from fuselane.config import Options
 from fuselane.explain.model import ModuleModel
-from fuselane.explaining import STRATEGY_NOTE, UNCHANGED_NOTE, report_on
-from fuselane.fusion.pipelines import PIPELINES, Pipeline
+from fuselane.explaining import SAME_NOTE, STRATEGY_NOTE, UNCHANGED_NOTE, report_on
+from fuselane.fusion.pipelines import PIPELINES
+from fuselane.tuning.choice import Choice
 from fuselane.xla.capture import capture
+from tests.gpu_extra import needs_gpu_extra
 
 
 def rollout(x: jax.Array) -> Any:
@@ -75,7 +76,7 @@ def test_a_strategy_that_fails_leaves_xlas_own(monkeypatch: pytest.MonkeyPatch) 
 
 def statistics(x: jax.Array) -> jax.Array:
     for _ in range(4):
-        mean, largest = x.sum(0), x.max(0)
+        mean, largest = x.mean(0), x.max(0)
         x = jnp.sin(x) * mean + jnp.cos(x * largest)
     return x
 
@@ -105,13 +106,33 @@ def test_what_goes_on_from_xlas_fusions_and_changes_nothing_leaves_them() -> Non
     assert refusal.startswith("No kernel of Fuselane's for `") and "microseconds" in refusal
 
 
+@needs_gpu_extra
+def test_kernels_on_a_gpu_are_the_strategys() -> None:
+    """As XLA's GPU compiler launches them; what passes said tells why they are apart."""
+
+    def program(x: jax.Array) -> Any:
+        return jnp.exp(jnp.sin(x)) * 2, jnp.cos(x).sum()
+
+    def explained_for_gpu() -> ModuleModel:
+        (module,) = fuselane.explain(program, jnp.ones((64, 500)), target="h100").modules
+        return module
+
+    plain = explained_for_gpu()
+    with fuselane.enabled(fusion="none"):
+        single = explained_for_gpu()
+    with fuselane.enabled(fusion="xla-today-gpu"):
+        same = explained_for_gpu()
+    assert single.notes == (STRATEGY_NOTE,) and same.notes == (SAME_NOTE,)
+    assert len(single.kernels) > len(plain.kernels) == len(same.kernels)
+    assert all(kernel.registers for kernel in single.kernels)
+    details = [b.decision.detail for b in single.boundaries]
+    assert any(detail.startswith("No pass tried to fuse `") for detail in details)
+
+
 def test_tuned_says_which_fusions_it_takes() -> None:
     captured = capture(jax.jit(rollout).lower(jnp.ones(500)))
     for passes, name in ((None, "XLA's own fusions"), (PIPELINES["xla-2021"], "`xla-2021`")):
-        (module,) = report_on(captured, Options(tuned=True), _always(passes)).modules
+        choice = Choice(strategy=passes)
+        (module,) = report_on(captured, Options(tuned=True), choice).modules
         assert module.notes[0] == f"With the option tuned, this module gets {name}."
         assert len(module.notes) == (1 if passes is None else 2)
-
-
-def _always(passes: Pipeline | None) -> Callable[[bytes], Pipeline | None]:
-    return lambda _: passes

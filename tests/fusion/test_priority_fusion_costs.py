@@ -15,6 +15,7 @@ from fuselane.fusion.gpu.launch import Launch, compute_launch
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel, Plan
 from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.gpu.rules import is_fusible_on_gpu
+from fuselane.fusion.multi_output_fusion import MultiOutputFusion
 from fuselane.fusion.priority_fusion import PriorityFusion
 from fuselane.gpu import GPUS
 from fuselane.hlo import HloInstruction, HloModule, verify
@@ -183,7 +184,11 @@ def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPat
     checked = 0
 
     def learn(
-        model: PerformanceModel, fusion: HloInstruction, cost: KernelCost, opcodes: Opcodes
+        model: PerformanceModel,
+        fusion: HloInstruction,
+        cost: KernelCost,
+        opcodes: Opcodes,
+        plan: Plan | None = None,
     ) -> None:
         nonlocal checked
         checked += 1
@@ -197,8 +202,14 @@ def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPat
             assert operand.bytes_read == expected.bytes_read
             assert cost.emissions_of(index) == fresh.emissions_of(index)
         assert opcodes >= {i.opcode for i in fusion.to_apply.instructions} - {"parameter"}
-        original(model, fusion, cost, opcodes)
+        if plan is not None:
+            kept.append(plan)
+            afresh = Plan(Region(fusion))
+            assert plan.emission == afresh.emission
+            assert plan.running(GPU) == afresh.running(GPU)
+        original(model, fusion, cost, opcodes, plan)
 
+    kept: list[Plan] = []
     original = PerformanceModel.learn
     monkeypatch.setattr(PerformanceModel, "learn", learn)
     module = parse("""x = f32[64,32] parameter(0) y = f32[32] parameter(1) i = s32[] parameter(2)
@@ -212,3 +223,14 @@ def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPat
     PriorityFusion(gpu=GPU).run(module, FusionLog())
     verify(module)
     assert checked > 5
+    assert kept
+    module = parse("""x = f32[64,32] parameter(0) y = f32[32] parameter(1)
+    a = f32[64,32] sine(x) b = f32[64,32] cosine(x) c = f32[64,32] multiply(a, b)
+    e = f32[64,32] broadcast(y), dimensions={1} d = f32[64,32] add(x, e)
+    ROOT t = (f32[64,32], f32[64,32], f32[64,32], f32[64,32]) tuple(a, b, c, d)""")
+    before = checked
+    for fusion_pass in (PriorityFusion(gpu=GPU), MultiOutputFusion(gpu=GPU)):
+        fusion_pass.run(module, FusionLog())
+    verify(module)
+    assert any(i.opcode == "get-tuple-element" for i in module.entry.instructions)
+    assert checked > before + 1

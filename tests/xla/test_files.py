@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import export
-from jaxlib import _jax
+from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
 from fuselane.errors import CaptureError, FuselaneError
 from fuselane.xla import compilation
@@ -64,6 +64,11 @@ def dump(tmp_path_factory: pytest.TempPathFactory, lowered: Any) -> Path:
 def find(folder: Path, end: str) -> Path:
     (path,) = folder.glob(f"*{end}")
     return path
+
+
+def lines(data: bytes) -> list[str]:
+    """The lines of a module's text, in no order that means anything."""
+    return sorted(_hlo.HloModule.from_serialized_hlo_module_proto(data).to_string().splitlines())
 
 
 def check(module: CapturedModule, name: str = "jit_program") -> None:
@@ -133,13 +138,20 @@ def test_a_dump_of_protos(dump: Path) -> None:
 
 
 def test_a_dump_of_texts(dump: Path, tmp_path: Path) -> None:
-    """XLA reads its own text, and shows the same."""
+    """XLA reads its own text, and shows the same, but for passes that only put instructions in
+    another order: texts have one of their own."""
     for path in dump.glob("*.txt"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (module,) = capture_path(tmp_path, max_s=MAX_S)
     check(module)
     (expected,) = capture_path(dump, max_s=MAX_S)
-    assert [stage.name for stage in module.stages] == [stage.name for stage in expected.stages]
+    before, *stages = expected.stages
+    changes = [before.name]
+    for stage in stages:
+        if lines(stage.data) != lines(before.data):
+            changes.append(stage.name)
+        before = stage
+    assert [stage.name for stage in module.stages] == changes
 
 
 def test_a_dump_of_a_gpus_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ def test_everything_is_captured(target: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", GPUS)
 def test_every_gpu_compiles(target: str) -> None:
+    major, minor = GPUS[target].compute_capability
+    ptxas = find_toolchain().ptxas
+    if ptxas and f"'sm_{major}{minor}'" not in subprocess.check_output(
+        [ptxas, "--help"], text=True
+    ):
+        pytest.skip("this ptxas does not know the GPU, as that of CUDA 13 no V100")
     (module,) = capture(lower(jax.jit(jnp.sin), target, jnp.ones(1000)), target)
     assert [usage.block_threads for usage in module.usage.values()] == [128]
 
@@ -106,7 +113,7 @@ def test_two_devices() -> None:
     mesh = jax.sharding.AbstractMesh((2,), ("x",))
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     argument = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=spec)
-    lowered = lower(jax.jit(lambda x: (x @ x.T).sum()), "h100", argument)
+    lowered = lower(jax.jit(jnp.sum), "h100", argument)
     (module,) = capture(lowered, "h100")
     opcodes = {i.opcode for c in module.module().computations for i in c.instructions}
     assert any(opcode.startswith("all-") for opcode in opcodes)

@@ -83,14 +83,16 @@ class Named(Protocol):
 
 @final
 class FusionLog:
-    """The steps of a pipeline over one module, oldest first."""
+    """The steps of a pipeline over one module, oldest first; made when they are read."""
 
     def __init__(self) -> None:
-        self.steps: list[FusionStep] = []
+        self._notes: list[tuple[str, str, str, FusionDecision, str]] = []
 
     def append(self, step: FusionStep) -> None:
         """Adds a step."""
-        self.steps.append(step)
+        self._notes.append(
+            (step.pass_name, step.producer, step.consumer, step.decision, step.fusion)
+        )
 
     def note(
         self,
@@ -101,23 +103,31 @@ class FusionLog:
         fusion: Named | None = None,
     ) -> None:
         """Adds a step about instructions as they are called now; None for no consumer or fusion."""
-        self.append(
-            FusionStep(
-                pass_name=pass_name,
-                producer=producer.name,
-                consumer=consumer.name if consumer is not None else "",
-                decision=decision,
-                fusion=fusion.name if fusion is not None else "",
-            )
-        )
+        consumer_name = consumer.name if consumer is not None else ""
+        fusion_name = fusion.name if fusion is not None else ""
+        self._notes.append((pass_name, producer.name, consumer_name, decision, fusion_name))
+
+    @property
+    def steps(self) -> list[FusionStep]:
+        """All of them."""
+        return list(self)
 
     def __iter__(self) -> Iterator[FusionStep]:
-        return iter(self.steps)
+        for pass_name, producer, consumer, decision, fusion in self._notes:
+            yield FusionStep(
+                pass_name=pass_name,
+                producer=producer,
+                consumer=consumer,
+                decision=decision,
+                fusion=fusion,
+            )
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self._notes)
 
     def refusals(self) -> dict[tuple[str, str], FusionDecision]:
         """Returns the last answer for each pair of producer and consumer that was refused last."""
-        last = {(step.producer, step.consumer): step.decision for step in self.steps}
+        last = {
+            (producer, consumer): decision for _, producer, consumer, decision, _ in self._notes
+        }
         return {pair: decision for pair, decision in last.items() if not decision.can_fuse}

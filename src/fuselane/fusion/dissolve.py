@@ -51,6 +51,28 @@ def dissolve(module: HloModule) -> int:
     return num_dissolved
 
 
+def unfuse_on_gpu(module: HloModule) -> None:
+    """Dissolves XLA's fusions in a module that XLA:GPU has scheduled.
+
+    Which instruction comes before which is forgotten as well, as far as nobody can tell: XLA found
+    that out for buffers that there will not be.
+    """
+    module.proto.ClearField("schedule")
+    dissolve(module)
+    for computation in sequential_computations(module):
+        for instruction in computation.instructions:
+            if not instruction.has_side_effect:
+                instruction.drop_control_edges()
+
+
+def without_copies(module: HloModule) -> HloModule:
+    """Returns a module after taking out copies that change nothing, and nothing else."""
+    for computation in sequential_computations(module):
+        _simplify(computation)
+        computation.remove_dead_instructions()
+    return module
+
+
 def is_dissolvable(instruction: HloInstruction) -> bool:
     """Whether an instruction is a fusion that one of XLA's strategies may have made."""
     return instruction.opcode == "fusion" and instruction.fusion_kind != "kCustom"

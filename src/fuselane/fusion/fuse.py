@@ -127,7 +127,9 @@ class Fuser:
     def _fusion_of(self, consumer: HloInstruction, kind: str) -> HloInstruction:
         fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
         fusion.proto.fusion_kind = kind
-        self._changed[fusion.to_apply] = None
+        if fusion.to_apply not in self._changed:
+            _read_once(fusion)
+            self._changed[fusion.to_apply] = None
         return fusion
 
     def _return_also(self, fusion: HloInstruction, value: HloInstruction) -> int:
@@ -201,72 +203,66 @@ def _tuple_of(elements: Sequence[HloInstruction]) -> HloInstruction:
     return HloInstruction.create("tuple", shape, elements)
 
 
+def _read_once(fusion: HloInstruction) -> None:
+    """Gives a fusion one parameter for each operand, however often it has it."""
+    body, inside = fusion.to_apply, dict[HloInstruction, HloInstruction]()
+    for operand, parameter in zip(fusion.operands, body.parameters.copy(), strict=True):
+        if inside.setdefault(operand, parameter) is not parameter:
+            parameter.replace_all_uses_with(inside[operand])
+            body.remove(parameter)
+    if len(inside) < len(fusion.operands):
+        _number_parameters(body, 0)
+        fusion.replace_operands(list(inside))
+
+
+def _number_parameters(body: HloComputation, first: int) -> None:
+    for number in range(first, len(body.parameters)):
+        body.parameters[number].proto.parameter_number = number
+
+
 def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
     """Moves a copy of an operand into a fusion's body; returns the copy of its value."""
     body = fusion.to_apply
-    outside = dict(zip(body.parameters, fusion.operands, strict=True))
-    inside: dict[HloInstruction, HloInstruction] = {}
-    replaced = []
-    for parameter, operand in outside.items():
-        if operand is producer:
-            replaced.append(parameter)
-        else:
-            inside.setdefault(operand, parameter)
-    if producer.opcode == "fusion":
-        members = [i for i in producer.to_apply.post_order() if i.opcode != "parameter"]
-        actual = dict(zip(producer.to_apply.parameters, producer.operands, strict=True))
-    else:
-        members, actual = [producer], {}
-    order = _operands_after(fusion.operands, producer, members, actual)
-    for operand in order:
+    inside = dict(zip(fusion.operands, body.parameters, strict=True))
+    parameter = inside.pop(producer, None)
+    members, actual, read = _contents(producer)
+    for operand in read:
         if operand not in inside:
-            inside[operand] = _add_parameter(body, operand, number=len(body.parameters))
+            inside[operand] = _add_parameter(body, operand)
     copies: dict[HloInstruction, HloInstruction] = {}
     for member in members:
         operands = [copies.get(o) or inside[actual.get(o, o)] for o in member.operands]
         copies[member] = body.add(member.clone(operands))
-    value = copies[members[-1] if producer is members[-1] else producer.to_apply.root]
-    for parameter in replaced:
+    value = copies[producer.to_apply.root if producer.opcode == "fusion" else producer]
+    if parameter is not None:  # else the two are siblings
         parameter.replace_all_uses_with(value)
         body.remove(parameter)
-    _set_operands(fusion, order, inside)
+        _number_parameters(body, parameter.parameter_number)
+    fusion.replace_operands(list(inside))
     return value
 
 
-def _operands_after(
-    operands: Sequence[HloInstruction],
+def _contents(
     producer: HloInstruction,
-    members: Sequence[HloInstruction],
-    actual: dict[HloInstruction, HloInstruction],
-) -> list[HloInstruction]:
-    """Returns a fusion's operands after `members` of a producer were fused, last one first."""
-    root = producer.to_apply.root if producer.opcode == "fusion" else producer
-    order = dict.fromkeys(root if operand is producer else operand for operand in operands)
-    for member in reversed(members):
-        order.pop(member, None)
-        order.update(dict.fromkeys(actual.get(operand, operand) for operand in member.operands))
-    return list(order)
+) -> tuple[list[HloInstruction], dict[HloInstruction, HloInstruction], list[HloInstruction]]:
+    """Returns what a producer computes, what its parameters stand for, and what it reads in the
+    order in which a consumer gets it, which is that of last use."""
+    if producer.opcode != "fusion":
+        return [producer], {}, producer.operands
+    body = producer.to_apply
+    members = [member for member in body.post_order() if member.opcode != "parameter"]
+    actual = dict(zip(body.parameters, producer.operands, strict=True))
+    read = [
+        actual[operand]
+        for member in reversed(members)
+        for operand in member.operands
+        if operand in actual
+    ]
+    return members, actual, read
 
 
-def _set_operands(
-    fusion: HloInstruction,
-    operands: Sequence[HloInstruction],
-    inside: dict[HloInstruction, HloInstruction],
-) -> None:
-    """Gives a fusion its operands, and its body's parameters their order."""
-    body = fusion.to_apply
-    for number, operand in enumerate(operands):
-        parameter = inside[operand]
-        if parameter.parameter_number != number:
-            parameter.proto.parameter_number = number
-    body.parameters[:] = [inside[operand] for operand in operands]
-    fusion.replace_operands(operands)
-
-
-def _add_parameter(
-    body: HloComputation, operand: HloInstruction, number: int | None = None
-) -> HloInstruction:
-    number = len(body.parameters) if number is None else number
+def _add_parameter(body: HloComputation, operand: HloInstruction) -> HloInstruction:
+    number = len(body.parameters)
     return body.add(
         HloInstruction.create(
             "parameter", operand.shape, name=f"param_{number}", parameter_number=number

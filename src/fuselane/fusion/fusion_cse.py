@@ -46,21 +46,27 @@ def _remove_repetitions(body: HloComputation) -> bool:
     opcodes = [member.opcode for member in body.instructions]
     if len(set(opcodes)) == len(opcodes):
         return False
-    alike: dict[object, HloInstruction] = {}
-    first: dict[object, HloInstruction] = {}
+    alike: dict[object, list[HloInstruction]] = {}
     changed = False
     for member in body.post_order():
         if member.opcode in _KEPT:
             continue
-        key = (member.opcode, member.shape, *member.operands)
-        other = alike.setdefault(key, member)
-        if other is member:
-            continue
-        first.setdefault((work_of(other), key), other)
-        same = first.setdefault((work_of(member), key), member)
-        if same is not member and not member.is_root:
+        key = (member.opcode, *member.operands) if member.operands else work_of(member)
+        others = alike.setdefault(key, [])
+        same = next((other for other in others if _do_the_same(other, member)), None)
+        if same is None:
+            others.append(member)
+        elif not member.is_root:
             member.replace_all_uses_with(same)
             changed = True
     if changed:
         body.remove_dead_instructions()
     return changed
+
+
+def _do_the_same(one: HloInstruction, other: HloInstruction) -> bool:
+    """Whether two instructions with equal operands have equal results."""
+    if one.shape != other.shape:
+        return False
+    is_copy = one.is_copy_of(other) and one.called_computations == other.called_computations
+    return is_copy or work_of(one) == work_of(other)

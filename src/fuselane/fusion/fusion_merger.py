@@ -90,7 +90,7 @@ class _Walk:
         self.candidates: dict[HloInstruction, Candidate] = {}
         self.growing: dict[HloInstruction, GrowingFusion] = {}
         self.grown: set[HloInstruction] = set()
-        """Fusions whose operations were summed up merge by merge."""
+        """Fusions whose operations were summed up merge by merge, and rounded."""
 
     def run(self) -> bool:
         changed = False
@@ -129,7 +129,8 @@ class _Walk:
         self.model.forget(user)
         self.model.forget(fusion)
         self.model.learn(fusion, cost, opcodes)
-        self.grown.add(fusion)
+        if not cost.is_exact:
+            self.grown.add(fusion)
         return fusion
 
     def _decide(

@@ -28,23 +28,46 @@ class GrowingFusion:
     is asked for. An operand is asked for the indices its user was asked for if the user has its
     shape or is a transpose; any other user computes new ones.
 
+    It is looked through when first asked about.
+
     Attributes:
         fusion: The fusion instruction.
-        heavy: Its members that reduce, transpose or copy.
-        reused: Its operands; True for those that are read several times per element.
     """
 
     def __init__(self, fusion: HloInstruction) -> None:
         self.fusion = fusion
-        body = fusion.to_apply
-        self.heavy = [i for i in body.instructions if i.opcode in HEAVY]
-        self.reused = fusion_reuses(fusion)
-        # For members and operands of the fusion: what asks for their elements with new indices.
-        self._indexers: dict[HloInstruction, set[HloInstruction]] = {body.root: {fusion}}
-        self._emissions: dict[HloInstruction, int] = {fusion: 1}
+        self._heavy: list[HloInstruction] | None = None
+        self._is_known = False
+        self._reused: dict[HloInstruction, bool] = {}
+        self._indexers: dict[HloInstruction, set[HloInstruction]] = {}
+        """For members and operands of the fusion: what asks for their elements with new indices."""
+        self._emissions: dict[HloInstruction, int] = {}
+
+    def _look(self) -> None:
+        if self._is_known:
+            return
+        self._is_known = True
+        body = self.fusion.to_apply
+        self._reused = fusion_reuses(self.fusion)
+        self._indexers[body.root] = {self.fusion}
+        self._emissions[self.fusion] = 1
         for member in reversed(body.post_order()):
             if member.opcode != "parameter" and member in self._indexers:
                 self._count(member)
+
+    @property
+    def heavy(self) -> list[HloInstruction]:
+        """Its members that reduce, transpose or copy."""
+        if self._heavy is None:
+            body = self.fusion.to_apply
+            self._heavy = [i for i in body.instructions if i.opcode in HEAVY]
+        return self._heavy
+
+    @property
+    def reused(self) -> dict[HloInstruction, bool]:
+        """Its operands; True for those that are read several times per element."""
+        self._look()
+        return self._reused
 
     @property
     def num_reduces(self) -> int:
@@ -54,11 +77,13 @@ class GrowingFusion:
     @property
     def members(self) -> Iterator[tuple[HloInstruction, int]]:
         """What is computed in it, and how often the code of each stands in its own."""
+        self._look()
         return ((i, n) for i, n in self._emissions.items() if i is not self.fusion)
 
     def emissions(self, operand: HloInstruction) -> int:
         """Returns how often an operand's code would be emitted if it were part of the fusion."""
-        return sum(self._emissions[user] for user in self._indexers.get(operand, ()))
+        self._look()
+        return sum([self._emissions[user] for user in self._indexers.get(operand, ())])
 
     def absorb(self, producer: HloInstruction, member: HloInstruction) -> None:
         """Takes note that an operand became a member.
@@ -67,13 +92,15 @@ class GrowingFusion:
             producer: The former operand.
             member: Its copy in the fusion's body.
         """
-        if member.opcode in HEAVY:
-            self.heavy.append(member)
-        is_reused = self.reused.pop(producer, False)
+        if self._heavy is not None and member.opcode in HEAVY:
+            self._heavy.append(member)
+        if not self._is_known:
+            return
+        is_reused = self._reused.pop(producer, False)
         for index, operand in enumerate(member.operands):
             outside = self._outside(operand)
             state = is_reused or reuses_operand(member, index)
-            self.reused[outside] = self.reused.get(outside, False) or state
+            self._reused[outside] = self._reused.get(outside, False) or state
         self._indexers[member] = self._indexers.pop(producer, set())
         self._count(member)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow
+from fuselane.fusion.decision import FusionLog, allow
 from fuselane.fusion.fuse import INPUT, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.outputs import check_loop_shapes
@@ -80,7 +80,7 @@ class _Walk:
             if refusal is None:
                 reductions.append(candidate)
             else:
-                self._note(feeder.name, consumer.name, refusal)
+                self.log.note(self.options.name, feeder, consumer, refusal)
         reductions.sort(key=_order_of)
         changed = False
         anchor: Candidate | None = None
@@ -101,25 +101,11 @@ class _Walk:
             or allow(f"`{anchor.name}` and `{other.name}` both feed `{consumer.name}`.")
         )
         if not decision.can_fuse:
-            self._note(anchor.name, other.name, decision)
+            self.log.note(self.options.name, anchor, other, decision)
             return None
-        name = anchor.name
         fusion = self.fuser.fuse_siblings(anchor.instruction, other.instruction, INPUT)
-        self._note(name, other.name, decision, fusion.name)
+        self.log.note(self.options.name, anchor, other, decision, fusion)
         return Candidate(fusion, tiled=self.rules.tiled_emitters)
-
-    def _note(
-        self, producer: str, consumer: str, decision: FusionDecision, fusion: str = ""
-    ) -> None:
-        self.log.append(
-            FusionStep(
-                pass_name=self.options.name,
-                producer=producer,
-                consumer=consumer,
-                decision=decision,
-                fusion=fusion,
-            )
-        )
 
 
 def _order_of(candidate: Candidate) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
 from fuselane.fusion.horizontal import check_feeder, feeders
 from fuselane.fusion.opcodes import is_elementwise, leaf_shapes
@@ -100,6 +100,8 @@ class _Walk:
         self.fuser = Fuser(module, computation)
         self.log = log
         self.stack = xla_post_order(computation)
+        self.checked: dict[HloInstruction, FusionDecision | None] = {}
+        """Why an instruction is no loop of its own, None if it is one; until it grows."""
 
     def run(self) -> bool:
         changed = False
@@ -139,7 +141,9 @@ class _Walk:
         for feeder in feeders(consumer):
             if feeder.opcode in ("parameter", "constant"):
                 continue
-            refusal = _check_kernel(feeder, consumer, form, kernels)
+            if feeder not in self.checked:
+                self.checked[feeder] = _check_loop(feeder)
+            refusal = self.checked[feeder] or _check_kernel(feeder, consumer, form, kernels)
             if refusal is None:
                 kernels.append(feeder)
             else:
@@ -179,9 +183,9 @@ class _Walk:
         )
         fusion, *others = batch
         for other in others:
-            name = fusion.name
-            fusion = self.fuser.fuse_siblings(fusion, other, kind)
-            self._note_names(name, other.name, decision, fusion)
+            before, fusion = fusion, self.fuser.fuse_siblings(fusion, other, kind)
+            self.log.note(self.options.name, before, other, decision, fusion)
+        self.checked.pop(batch[0], None)
         if form.is_sliced:
             self._write_as_one(fusion, len(leaf_shapes(batch[1].shape)))
         self.stack.append(fusion)
@@ -206,24 +210,7 @@ class _Walk:
     def _note(
         self, producer: HloInstruction, consumer: HloInstruction, decision: FusionDecision
     ) -> None:
-        self._note_names(producer.name, consumer.name, decision)
-
-    def _note_names(
-        self,
-        producer: str,
-        consumer: str,
-        decision: FusionDecision,
-        fusion: HloInstruction | None = None,
-    ) -> None:
-        self.log.append(
-            FusionStep(
-                pass_name=self.options.name,
-                producer=producer,
-                consumer=consumer,
-                decision=decision,
-                fusion=fusion.name if fusion is not None else "",
-            )
-        )
+        self.log.note(self.options.name, producer, consumer, decision)
 
 
 def _slices_of_one(body: HloComputation, values: Sequence[HloInstruction]) -> list[HloInstruction]:
@@ -245,13 +232,8 @@ def _slices_of_one(body: HloComputation, values: Sequence[HloInstruction]) -> li
     return slices
 
 
-def _check_kernel(
-    kernel: HloInstruction,
-    consumer: HloInstruction,
-    form: _Form,
-    others: Sequence[HloInstruction],
-) -> FusionDecision | None:
-    """Refuses what is no small loop of its own."""
+def _check_loop(kernel: HloInstruction) -> FusionDecision | None:
+    """Refuses what is no loop of its own."""
     is_loop = kernel.opcode == "fusion" and kernel.fusion_kind == LOOP
     is_simple = kernel.opcode != "fusion" and is_elementwise(kernel)
     leaves = leaf_shapes(kernel.shape)
@@ -263,10 +245,21 @@ def _check_kernel(
         return refuse(BoundaryReason.LOOP_SHAPES, detail)
     if not all(leaf.is_row_major for leaf in leaves):
         return refuse(BoundaryReason.LAYOUT, f"`{kernel.name}` is not row-major.")
+    return None
+
+
+def _check_kernel(
+    kernel: HloInstruction,
+    consumer: HloInstruction,
+    form: _Form,
+    others: Sequence[HloInstruction],
+) -> FusionDecision | None:
+    """Refuses loops that are large, or that more than one instruction needs."""
     refusal = check_feeder(kernel, consumer)
     if refusal is not None:
         return refusal
-    elements, instructions = leaves[0].num_elements, _num_instructions(kernel)
+    elements = leaf_shapes(kernel.shape)[0].num_elements
+    instructions = _num_instructions(kernel)
     if elements > form.max_elements or instructions > form.max_instructions:
         return refuse(
             BoundaryReason.BUDGET,
@@ -303,4 +296,4 @@ def _element_type(kernel: HloInstruction) -> int:
 def _num_instructions(kernel: HloInstruction) -> int:
     if kernel.opcode != "fusion":
         return 1
-    return sum(member.opcode != "parameter" for member in kernel.to_apply.instructions)
+    return len(kernel.to_apply.instructions) - len(kernel.to_apply.parameters)

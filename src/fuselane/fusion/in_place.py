@@ -6,10 +6,15 @@ of 2026, by `xla_fusion_facts.md` section 1.
 
 from __future__ import annotations
 
+from typing import Final
+
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.hlo.instruction import HloInstruction
+
+_UPDATING: Final = frozenset({"bitcast", "dynamic-update-slice", "fusion", "scatter"})
+"""Opcodes of instructions that overwrite an operand, or that may only name what does."""
 
 
 def in_place_operands(instruction: HloInstruction) -> list[int]:
@@ -22,7 +27,8 @@ def in_place_operands(instruction: HloInstruction) -> list[int]:
         case "fusion":
             root = instruction.to_apply.root
             roots = root.operands if root.opcode == "tuple" else [root]
-            return [p.parameter_number for m in roots for p in overwritten_parameters(m)]
+            updates = [member for member in roots if member.opcode in _UPDATING]
+            return [p.parameter_number for m in updates for p in overwritten_parameters(m)]
         case _:
             return []
 

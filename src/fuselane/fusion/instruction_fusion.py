@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol, final
 
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
+from fuselane.fusion.decision import FusionDecision, FusionLog, refuse
 from fuselane.fusion.fuse import Fuser
 from fuselane.fusion.growing import GrowingFusion
 from fuselane.fusion.opcodes import is_fusible
@@ -135,15 +135,7 @@ class _Walk:
             edge = Edge(producer, consumer, index, self._growing(consumer))
             decision = self._decide(edge)
             fusion = self._fuse(edge) if decision.can_fuse else None
-            self.log.append(
-                FusionStep(
-                    pass_name=self.options.name,
-                    producer=producer.name,
-                    consumer=consumer.name,
-                    decision=decision,
-                    fusion=fusion.name if fusion is not None else "",
-                )
-            )
+            self.log.note(self.options.name, producer, consumer, decision, fusion)
             if fusion is not None:
                 return True
             if decision.reason not in _MAY_CHANGE:

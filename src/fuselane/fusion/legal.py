@@ -45,7 +45,7 @@ def make_legal(module: HloModule, log: FusionLog) -> None:
                 log.append(
                     FusionStep(pass_name=NAME, producer="", consumer=fusion.name, decision=decision)
                 )
-                _take_apart(module, computation, fusion)
+                take_apart(module, computation, fusion, in_parts=_is_all_loops(fusion))
                 apart = True
             else:
                 fusion.proto.fusion_kind = OUTPUT if _is_output_fusion(fusion) else LOOP
@@ -96,11 +96,18 @@ def _refuse(member: HloInstruction, what: str) -> FusionDecision:
     return refuse(reason, f"XLA:CPU has no kernel that {what} with others.")
 
 
-def _take_apart(module: HloModule, computation: HloComputation, fusion: HloInstruction) -> None:
-    """Replaces a fusion by one for each of its results, or by single instructions."""
+def _is_all_loops(fusion: HloInstruction) -> bool:
+    return all(member.opcode in _IN_LOOPS for member in fusion.to_apply.instructions)
+
+
+def take_apart(
+    module: HloModule, computation: HloComputation, fusion: HloInstruction, *, in_parts: bool
+) -> None:
+    """Replaces a fusion by one for each of its results, if `in_parts` and it has several, or else
+    by single instructions."""
     users = list(fusion.users)
-    is_all_loops = all(member.opcode in _IN_LOOPS for member in fusion.to_apply.instructions)
-    if not is_all_loops or any(user.opcode != "get-tuple-element" for user in users):
+    is_tuple = fusion.to_apply.root.opcode == "tuple"
+    if not (in_parts and is_tuple) or any(user.opcode != "get-tuple-element" for user in users):
         inline(module, computation, fusion)
         return
     for element in users:

@@ -23,6 +23,7 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
+from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.early_model import compute_times
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
 from fuselane.fusion.gpu.outputs import check_loop_shapes, check_slices, check_updates
@@ -251,16 +252,23 @@ class _Walk:
         first, second = into.instruction, other.instruction
         kind = INPUT if into.is_input_fusible or other.is_input_fusible else LOOP
         has_control_edges = second.control_predecessors or second.control_successors
-        if second.users == [first] and not has_control_edges:
-            fusion, _ = self.fuser.fuse(second, first, kind)
-        else:
+        is_returned = second.users != [first] or bool(has_control_edges)
+        cost, places = fuse_cost(second, first, self.model.cost(first), is_returned=is_returned)
+        opcodes = self.model.opcodes(first) | self.model.opcodes(second)
+        if is_returned:
+            opcodes |= {"tuple"}
             fusion = self.fuser.fuse_multi_output(second, first, kind)
+        else:
+            fusion, _ = self.fuser.fuse(second, first, kind)
         self.reachability.merge(first, second, fusion)
         for changed in (first, second, fusion):
             self.candidates.pop(changed, None)
             self.model.forget(changed)
+        if cost.is_exact:  # else it is summed up in one piece, when asked for
+            cost.settle([places[operand] for operand in fusion.operands])
+            self.model.learn(fusion, cost, opcodes)
         for reader in fusion.users:
-            self.model.forget(reader)
+            self.model.forget_operands(reader)
         return fusion
 
     def _candidate(self, instruction: HloInstruction) -> Candidate:

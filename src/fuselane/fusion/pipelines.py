@@ -28,6 +28,7 @@ from fuselane.fusion.priority_fusion import PriorityFusion
 from fuselane.fusion.shared_work import SharedWork
 from fuselane.fusion.single_edges import FuseEdge, SplitKernel
 from fuselane.fusion.traversal import separate_bodies
+from fuselane.gpu import GpuDescription
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
 
@@ -154,13 +155,25 @@ def for_cpu(pipeline: Pipeline) -> Pipeline:
     return _without_tiled_emitters(pipeline, tuple(type(known) for known in PASSES.values()))
 
 
-def for_gpu(pipeline: Pipeline) -> Pipeline:
-    """Returns a pipeline without the kernels that XLA:GPU has no emitter for any more.
+def for_gpu(pipeline: Pipeline, gpu: GpuDescription) -> Pipeline:
+    """Returns a pipeline that prices kernels for a GPU, without those that XLA:GPU has no emitter
+    for any more.
 
     Small loops that write slices of one array were taken out of XLA together with its horizontal
     passes; it crashes on them.
     """
-    return _without_tiled_emitters(pipeline, (HorizontalLoopFusion,))
+    changed = _without_tiled_emitters(pipeline, (HorizontalLoopFusion,))
+    return tuple(_priced_for(gpu, fusion_pass) for fusion_pass in changed)
+
+
+def _priced_for(gpu: GpuDescription, fusion_pass: FusionPass) -> FusionPass:
+    if isinstance(fusion_pass, FixedPoint):
+        passes = tuple(_priced_for(gpu, inner) for inner in fusion_pass.passes)
+        return replace(fusion_pass, passes=passes)
+    value: Any = fusion_pass
+    is_priced = any(field.name == "gpu" for field in fields(value))
+    priced: FusionPass = replace(value, gpu=gpu) if is_priced else fusion_pass
+    return priced
 
 
 def _without_tiled_emitters(pipeline: Pipeline, kinds: tuple[type, ...]) -> Pipeline:

@@ -10,7 +10,7 @@ A kernel computes its results and, for each of its edges, the producer where the
 plan is saved by `fuselane fuse --save`, may be edited, and is followed by `fusion="plan.json"`.
 What is on no edge is a kernel of its own. Edges that are not found any more are left out, and
 results that depend on each other through other kernels get a kernel each; the log says so. A module
-that the plan does not know is fused as XLA:CPU does.
+that the plan does not know is fused as XLA does.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from fuselane.errors import OptionError
-from fuselane.fusion.dissolve import dissolve, is_dissolvable
+from fuselane.fusion.dissolve import dissolve, is_dissolvable, unfuse_on_gpu
 from fuselane.fusion.landmarks import Landmark, Landmarks
 from fuselane.fusion.legal import make_legal
-from fuselane.fusion.pipelines import Pipeline, for_cpu, run_pipeline
+from fuselane.fusion.legal_on_gpu import make_legal_on_gpu
+from fuselane.fusion.pipelines import Pipeline, for_cpu, for_gpu, run_pipeline
 from fuselane.fusion.traversal import sequential_computations
+from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
@@ -63,15 +65,28 @@ class PlannedModule:
 # Making plans.
 
 
-def make_plan(module: HloModule, pipeline: Pipeline) -> PlannedModule:
-    """Returns what a pipeline fuses in a module, which is changed."""
-    dissolve(module)
+def make_plan(
+    module: HloModule, pipeline: Pipeline, gpu: GpuDescription | None = None
+) -> PlannedModule:
+    """Returns what a pipeline fuses in a module, which is changed.
+
+    Args:
+        module: As XLA's hook shows it to strategies.
+        pipeline: The passes to run.
+        gpu: What it is compiled for; None is a CPU.
+    """
+    if gpu is None:
+        dissolve(module)
+    else:
+        unfuse_on_gpu(module)
     landmarks = Landmarks(module)
     numbers = {str(n): landmark for n, landmark in enumerate(landmarks.find)}
     for number, instruction in zip(numbers, landmarks.find.values(), strict=True):
         instruction.proto.frontend_attributes.map.add(key=_TAG, value=number)
-    log = run_pipeline(for_cpu(pipeline), module)
-    make_legal(module, log)
+    if gpu is None:
+        make_legal(module, run_pipeline(for_cpu(pipeline), module))
+    else:
+        make_legal_on_gpu(module, run_pipeline(for_gpu(pipeline, gpu), module))
     kernels = [
         _read_kernel(fusion, numbers)
         for computation in sequential_computations(module)

@@ -12,8 +12,10 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allo
 from fuselane.fusion.fuse import LOOP
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.landmarks import Landmark, Landmarks, likeness, match_lines
+from fuselane.fusion.pipelines import PIPELINES, for_gpu
 from fuselane.fusion.plan import ARROW, Edge, PlannedKernel, PlannedModule
 from fuselane.fusion.traversal import sequential_computations
+from fuselane.gpu import GpuDescription
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -30,22 +32,31 @@ class PlanFusion:
 
     Attributes:
         modules: What it says.
+        gpu: What other modules are compiled for; None is a CPU.
     """
 
     name: ClassVar[str] = "plan"
     modules: tuple[PlannedModule, ...]
+    gpu: GpuDescription | None = None
 
     def run(self, module: HloModule, log: FusionLog) -> bool:
         """Makes the kernels of the plan; returns whether there were any."""
         landmarks = Landmarks(module)
         planned = self._find(module, landmarks)
         if planned is None:
-            return InstructionFusion().run(module, log)
+            return self._run_as_xla(module, log)
         follower = _Follower(landmarks, match_lines(dict(planned.lines), landmarks.lines), log)
         for kernel in planned.kernels:
             follower.add(kernel)
         follower.build(module)
         return bool(follower.kernels)
+
+    def _run_as_xla(self, module: HloModule, log: FusionLog) -> bool:
+        if self.gpu is None:
+            return InstructionFusion().run(module, log)
+        passes = for_gpu(PIPELINES["xla-today-gpu"], self.gpu)
+        changed = [fusion_pass.run(module, log) for fusion_pass in passes]
+        return any(changed)
 
     def _find(self, module: HloModule, landmarks: Landmarks) -> PlannedModule | None:
         named = [planned for planned in self.modules if planned.name == module.name]

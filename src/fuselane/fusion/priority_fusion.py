@@ -226,15 +226,17 @@ class _Queue:
             return
         decision = _worth(producer, priority)
         updates: dict[HloInstruction, _Update] = {}
-        new: dict[HloInstruction, tuple[KernelCost, Opcodes]] = {}
+        new: dict[HloInstruction, tuple[KernelCost, Opcodes, Plan | None]] = {}
         for user in users:
             if is_free_bitcast(user):
                 continue
             opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
             cost, places = fuse_cost(producer, user, self.model.cost(user))
+            plan = self.model.plan(user)
+            stays = self.model.plan(user, producer) is plan
             fusion = self._fuse(producer, user, decision)
             cost.settle([places[operand] for operand in fusion.operands])
-            new[fusion] = cost, opcodes
+            new[fusion] = cost, opcodes, plan if stays and fusion is user else None
             if fusion is not user:
                 self.priority.pop(user, None)
                 updates.pop(user, None)
@@ -248,8 +250,8 @@ class _Queue:
             self._forget(producer)
         for user in users:
             self._forget(user)
-        for fusion, (cost, opcodes) in new.items():
-            self.model.learn(fusion, cost, opcodes)
+        for fusion, known in new.items():
+            self.model.learn(fusion, *known)
         for instruction in dict.fromkeys([*new, *updates]):
             self._price(instruction, updates.get(instruction))
 

@@ -21,7 +21,7 @@ from typing import ClassVar, Final, final
 
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.dissolve import share
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.opcodes import ELEMENTWISE
@@ -100,17 +100,8 @@ class _Walk:
             if len(refused) >= self.options.max_refusals:
                 return None
             decision = self._decide(kernel, other)
-            names = (kernel.name, other.name)
             joined = self._join(kernel, other) if decision.can_fuse else None
-            self.log.append(
-                FusionStep(
-                    pass_name=self.options.name,
-                    producer=names[0],
-                    consumer=names[1],
-                    decision=decision,
-                    fusion="" if joined is None else joined.name,
-                )
-            )
+            self.log.note(self.options.name, kernel, other, decision, joined)
             if joined is not None:
                 return joined
             refused.add(other)

@@ -25,11 +25,11 @@ def find_strategy(text: str) -> Pipeline:
     return parse_pipeline(text)
 
 
-_FOR_CPUS: Final = (LaneKernels, PlanFusion, SharedWork)
+_FOR_CPUS: Final = (LaneKernels, SharedWork)
 
 
 def is_for_cpus(strategy: Pipeline) -> bool:
-    """Whether a strategy goes on from XLA:CPU's fusions, or follows a plan of such."""
+    """Whether a strategy goes on from XLA:CPU's fusions."""
     return any(isinstance(fusion_pass, _FOR_CPUS) for fusion_pass in strategy)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -97,8 +98,13 @@ class _FolderSize:
         return self._num_bytes
 
 
+_CHATTER: Final = re.compile(r"[IW]\d{4} |WARNING: ")
+"""How lines of XLA's log begin that are no complaints."""
+
+
 def last_words(log: Path) -> str:
-    """Returns the last line of a child's log that says something, without a final dot."""
+    """Returns the last line of a child's log that complains, without a final dot."""
     text = log.read_bytes()[-65536:].decode(errors="replace") if log.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not _CHATTER.match(line)]
     return lines[-1].rstrip(".") if lines else ""

@@ -50,6 +50,7 @@ def capture_sources(
     target: Target,
     *,
     max_s: float,
+    with_usage: bool = True,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[tuple[CapturedModule, ...], tuple[str, ...]]:
     """Compiles modules and returns what XLA did to each, and for those it cannot compile, why.
@@ -60,11 +61,13 @@ def capture_sources(
         sources: For a GPU, lowered for CUDA.
         target: What to compile for.
         max_s: Seconds all of it may take.
+        with_usage: Whether to ask ptxas, where it is, what kernels take of a multiprocessor.
         on_progress: Called with the number of modules done so far, whenever one is.
     Raises:
         CaptureError: if XLA is not there, aborts, or takes too long.
     """
     toolchain = find_toolchain() if target.gpu else Toolchain()
+    ptxas = toolchain.ptxas if with_usage else None
     with tempfile.TemporaryDirectory(prefix="fuselane-xla-") as name:
         folder = Path(name)
         if target.gpu:
@@ -85,19 +88,21 @@ def capture_sources(
             raise CaptureError(f"XLA's compiler ended with exit code {exit_code}: {reason}.")
         entries = list(enumerate(results.entries))
         captured = [
-            _read(folder, n, entry, target, toolchain) for n, entry in entries if not entry["error"]
+            _read(folder, n, entry, target, ptxas) for n, entry in entries if not entry["error"]
         ]
         refused = [one_line(entry["error"]) for _, entry in entries if entry["error"]]
         return tuple(captured), tuple(refused)
 
 
-def capture_source(source: Source, target: Target, *, max_s: float) -> CapturedModule:
+def capture_source(
+    source: Source, target: Target, *, max_s: float, with_usage: bool = True
+) -> CapturedModule:
     """Compiles one module and returns what XLA did to it; see `capture_sources`.
 
     Raises:
         CaptureError: if XLA is not there, refuses the module, aborts, or takes too long.
     """
-    captured, refused = capture_sources([source], target, max_s=max_s)
+    captured, refused = capture_sources([source], target, max_s=max_s, with_usage=with_usage)
     if refused:
         raise CaptureError(f"XLA cannot compile this for {target.name}: {refused[0]}.")
     return captured[0]
@@ -110,13 +115,13 @@ def one_line(text: str) -> str:
 
 
 def _read(
-    folder: Path, number: int, entry: dict[str, Any], target: Target, toolchain: Toolchain
+    folder: Path, number: int, entry: dict[str, Any], target: Target, ptxas: Path | None
 ) -> CapturedModule:
     optimized = folder / "optimized" / str(number)
     if optimized.is_file():
         return as_it_is(optimized.read_bytes(), target)
     dump = folder / "dump" / str(number)
-    return read_dump(dump, target, ptxas=toolchain.ptxas, compile_s=entry["seconds"])[0]
+    return read_dump(dump, target, ptxas=ptxas, compile_s=entry["seconds"])[0]
 
 
 def as_it_is(data: bytes, target: Target) -> CapturedModule:

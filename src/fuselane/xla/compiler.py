@@ -83,6 +83,7 @@ def _compile(source: Path, config: str, cuda_data_dir: str, library: str) -> Non
         overrides |= {
             "xla_disable_hlo_passes": "",  # XLA takes one or the other
             "xla_enable_hlo_passes_only": ",".join(_AFTER_FUSION),
+            "xla_dump_hlo_pass_re": "",  # the outcome is all that matters
         }
         options = _jax.CompileOptions()
         options.num_replicas = options.num_partitions = 1
@@ -100,6 +101,7 @@ def _compile(source: Path, config: str, cuda_data_dir: str, library: str) -> Non
         data = _jax.mlir.hlo_to_stablehlo(data)
     with mlir.make_ir_context() as context:
         module = _parse(data, context)
+        _drop_empty_tilings(module)
         attributes = module.operation.attributes
         num_replicas = _number(attributes, "mhlo.num_replicas")
         num_partitions = _number(attributes, "mhlo.num_partitions")
@@ -122,6 +124,22 @@ def _parse(data: bytes, context: Any) -> Any:
         data = _jax.mlir.deserialize_portable_artifact(data, context)
         return data if isinstance(data, ir.Module) else ir.Module.parse(data)
     return ir.Module.parse(data)
+
+
+def _drop_empty_tilings(module: Any) -> None:
+    """Makes custom calls say nothing of tilings that they don't have.
+
+    XLA of JAX 0.11 writes them into StableHLO made of HLO, which then suits none of its plug-ins.
+    """
+
+    def visit(operation: Any) -> Any:
+        attributes = operation.attributes
+        for name in ("operand_tilings", "result_tilings"):
+            if name in attributes and not any(len(tiling) for tiling in attributes[name]):
+                del attributes[name]
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
 
 
 def _number(attributes: Any, name: str) -> int:

@@ -23,6 +23,7 @@ def dump_options(folder: Path) -> dict[str, Any]:
         "xla_dump_to": str(folder),
         "xla_dump_hlo_pass_re": ".*",
         "xla_dump_hlo_as_proto": True,
+        "xla_dump_emitter_re": "^ptx$",  # since JAX 0.11 the only way to see it
         "xla_disable_hlo_passes": ",".join((*config.disabled_hlo_passes(), OUR_PASS)),
     }
 

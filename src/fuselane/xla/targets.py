@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -71,7 +71,7 @@ def find_target(name: str) -> Target:
     if name == CPU:
         return Target(name=CPU)
     if name in GPUS:
-        return Target(name=name, gpu=GPUS[name], config=config_text(GPUS[name]))
+        return replace(target_of(GPUS[name]), name=name)
     path = Path(name)
     if path.is_file():
         return _read_target(path)
@@ -79,6 +79,11 @@ def find_target(name: str) -> Target:
         f"There is no target {name!r}; targets are {', '.join(NAMES)}, or a file that holds a "
         "GpuTargetConfigProto as text."
     )
+
+
+def target_of(gpu: GpuDescription) -> Target:
+    """Returns the target that a GPU is."""
+    return Target(name=gpu.name, gpu=gpu, config=config_text(gpu))
 
 
 def config_text(gpu: GpuDescription) -> str:

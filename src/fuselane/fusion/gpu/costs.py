@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -25,24 +25,27 @@ from fuselane.hlo.shape import Shape
 _CONCAT_FLOPS: Final = 6
 _SLOW_CONCAT_FLOPS: Final = 400
 
-Roots = set[int]
+Roots = frozenset[int]
 """Values of a kernel, by number, from which another one is read element by element."""
+
+_NO_ROOTS: Final[Roots] = frozenset()
 
 
 @final
 @dataclass(slots=True)
 class Operand:
-    """How a kernel uses one of its operands, or of its members.
+    """How a kernel uses one of its operands.
 
     Attributes:
-        value: Its number among the kernel's values; -1 for operands of what is no fusion.
+        value: Its number among the kernel's values; -1 for operands of what is no fusion, and for
+            those only read element by element.
         roots: What it is read element by element from; itself where it is read otherwise.
         utilization: How often each element is read, on average.
         bytes_read: Repeated reads included.
     """
 
     value: int = -1
-    roots: Roots = field(default_factory=set)
+    roots: Roots = _NO_ROOTS
     utilization: float = 0.0
     bytes_read: int = 0
 
@@ -61,6 +64,8 @@ class KernelCost:
         utilization: For a fusion: how often the roots are computed; else nothing.
         emissions: For a fusion: how often the code of the roots stands in it; else nothing.
         result: For a fusion: its value's number, which is a root of its own; else -1.
+        flop_bits: For a fusion: the bits that are set in any of the numbers summed up to `flops`.
+        has_fractions: For a fusion: whether any number summed up is no integer.
     """
 
     flops: float
@@ -71,17 +76,33 @@ class KernelCost:
     utilization: dict[int, float] = field(default_factory=dict)
     emissions: dict[int, int] = field(default_factory=dict)
     result: int = -1
+    flop_bits: int = 0
+    has_fractions: bool = False
 
     @property
     def is_fusion(self) -> bool:
         """Whether it is a fusion's."""
         return self.result >= 0
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether no sum was rounded, in whichever order its terms were added.
+
+        They are multiples of a power of two then, and fewer of it than f32 has integers.
+        """
+        unit = self.flop_bits & -self.flop_bits
+        return not self.has_fractions and self.flops <= unit * EXACT_IN_F32
+
     def settle(self, operands: list[Operand]) -> None:
         """Takes a fusion's operands, in order."""
         self.operands = operands
-        parameters = [self.emissions_of(index) for index in range(len(operands))]
-        self.code_size = self.member_size + sum(parameters)
+        self.code_size = self.member_size
+        roots, times = _NO_ROOTS, 0
+        for operand in operands:
+            if operand.roots is not roots:
+                roots = operand.roots
+                times = sum([self.emissions[root] for root in roots])
+            self.code_size += times
 
     def common(self, left: Roots, right: Roots) -> float:
         """Returns the utilization that two sets of roots share."""
@@ -111,9 +132,12 @@ def compute_cost(instruction: HloInstruction) -> KernelCost:
 
 def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
     body = fusion.to_apply
-    cost, places = _start(body.root)
+    cost = _start(body.root)
+    places = {body.root: Operand(0, _RESULT)}
+    for parameter in body.parameters:
+        places.setdefault(parameter, Operand())
     _walk(cost, _members(body), places, _updates(body.root))
-    operands = [places.get(parameter) or Operand() for parameter in body.parameters]
+    operands = [places[parameter] for parameter in body.parameters]
     for operand, read in zip(fusion.operands, operands, strict=True):
         _count(cost, operand, read)
     cost.settle(operands)
@@ -121,16 +145,22 @@ def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
 
 
 def fuse_cost(
-    producer: HloInstruction, consumer: HloInstruction, into: KernelCost
+    producer: HloInstruction,
+    consumer: HloInstruction,
+    into: KernelCost,
+    *,
+    is_returned: bool = False,
 ) -> tuple[KernelCost, dict[HloInstruction, Operand]]:
     """Returns the cost of a fusion of two, in time proportional to the producer.
 
-    Operations are summed in another order than in `compute_cost`; that can differ by an ulp of f32.
+    Operations are summed in another order than in `compute_cost`; unless the cost `is_exact`, that
+    can differ by an ulp of f32.
 
     Args:
-        producer: An operand of `consumer`.
+        producer: An operand of `consumer`, or a sibling of it.
         consumer: A fusion or any other instruction; neither is changed.
         into: The consumer's cost, which is used up: most of it becomes part of the result.
+        is_returned: Whether the producer's value becomes a result as well.
     Returns:
         The cost, yet to be settled, and how each operand that the fusion will have is read.
     """
@@ -138,41 +168,50 @@ def fuse_cost(
         cost = into
         places = dict(zip(consumer.operands, into.operands, strict=True))
     else:
-        cost, places = _start(consumer)
-        _walk(cost, [consumer], places, _updates(consumer))
-        del places[consumer]
+        cost = _start(consumer)
+        places = {operand: Operand() for operand in consumer.operands}
+        _walk(cost, [consumer], {consumer: Operand(0, _RESULT), **places}, _updates(consumer))
         for operand, read in places.items():
             _count(cost, operand, read)
-    value = places.pop(producer)
+    value = places.pop(producer, None) or Operand()
+    if is_returned:
+        value.roots |= _RESULT
+        cost.bytes_written += producer.shape.byte_size
+        if not consumer.shape.is_tuple:
+            cost.member_size += 1
+    inside: dict[HloInstruction, Operand]
+    for operand in producer.operands:
+        if operand not in places:
+            places[operand] = Operand()
     if producer.opcode != "fusion":
-        inside = {producer: value}
-        for operand in producer.operands:
-            inside[operand] = places.setdefault(operand, Operand())
+        inside = {operand: places[operand] for operand in producer.operands}
+        inside[producer] = value
         _walk(cost, [producer], inside)
     else:
         body = producer.to_apply
-        inside = {body.root: value}
-        for parameter, operand in zip(body.parameters, producer.operands, strict=True):
-            inside[parameter] = places.setdefault(operand, Operand())
+        inside = {p: places[o] for p, o in zip(body.parameters, producer.operands, strict=True)}
+        inside[body.root] = value
         _walk(cost, _members(body), inside)
     for operand in producer.operands:
         _count(cost, operand, places[operand])
     return cost, places
 
 
-def _start(root: HloInstruction) -> tuple[KernelCost, dict[HloInstruction, Operand]]:
+_RESULT: Final[Roots] = frozenset((0,))
+
+
+def _start(root: HloInstruction) -> KernelCost:
     """Returns the cost of a fusion before its members are counted."""
     results = root.operands if root.opcode == "tuple" else [root]
     updates = _updates(root)
     written = [r.operands[1] if r in updates else r for r in results]
-    cost = KernelCost(
+    return KernelCost(
         flops=0.0,
         bytes_written=sum(result.shape.byte_size for result in written),
         utilization={0: 1.0},
         emissions={0: 1},
         result=0,
     )
-    return cost, {root: Operand(0, {0})}
 
 
 def _members(body: HloComputation) -> list[HloInstruction]:
@@ -188,38 +227,64 @@ def _updates(root: HloInstruction) -> set[HloInstruction]:
 def _walk(
     cost: KernelCost,
     members: Sequence[HloInstruction],
-    places: dict[HloInstruction, Operand],
+    places: Mapping[HloInstruction, Operand],
     updates: Collection[HloInstruction] = (),
 ) -> None:
-    """Adds members, operands before users, to a fusion's cost, and what they read to `places`."""
+    """Adds members, operands before users, to a fusion's cost.
+
+    Args:
+        cost: The fusion's.
+        members: What it computes.
+        places: How it uses what they read from outside, which is brought up to date, and what was
+            an operand so far.
+        updates: See `_updates`.
+    """
     utilization, emissions = cost.utilization, cost.emissions
+    read = {instruction: place.roots for instruction, place in places.items()}
+    value_of = {i: place.value for i, place in places.items() if place.value >= 0}
+    roots, used, times = _NO_ROOTS, 0.0, 0
+    total, bits = cost.flops, cost.flop_bits
     for member in reversed(members):
-        found = places.get(member)
-        roots = found.roots if found is not None else set()
-        used = to_f32(sum([utilization[root] for root in roots]))
-        times = sum([emissions[root] for root in roots])
+        asking = read.get(member, _NO_ROOTS)
+        if asking is not roots:
+            roots = asking
+            used = to_f32(sum([utilization[root] for root in roots]))
+            times = sum([emissions[root] for root in roots])
         cost.member_size += times
-        if flops := _flops(member):
-            cost.flops = to_f32(cost.flops + to_f32(used * to_f32(flops)))
-        passes_on = is_elementwise(member) or member.opcode in _TRANSPARENT or _keeps_shape(member)
+        flops = _flops(member)
+        if flops:
+            term = flops if used == 1.0 and flops < EXACT_IN_F32 else to_f32(used * to_f32(flops))
+            total += term
+            if total >= EXACT_IN_F32:
+                total = to_f32(total)
+            whole = int(term)
+            bits |= whole
+            if whole != term:
+                cost.has_fractions = True
+        if member.opcode in ELEMENTWISE or _passes_on(member):
+            for operand in member.operands:
+                known = read.get(operand)
+                if known is not roots:
+                    read[operand] = known | roots if known else roots
+            continue
         for index, operand in enumerate(member.operands):
-            place = places.get(operand)
-            if place is None:
-                place = places[operand] = Operand()
-            if passes_on:
-                place.roots |= roots
-                continue
-            if place.value not in utilization:
-                place.value = len(utilization)
-                utilization[place.value], emissions[place.value] = 0.0, 0
-                place.roots.add(place.value)
+            value = value_of.get(operand, -1)
+            if value < 0:
+                value = value_of[operand] = len(utilization)
+                utilization[value], emissions[value] = 0.0, 0
+                read[operand] = read.get(operand, _NO_ROOTS) | {value}
             asked = 0.0
             if index or member not in updates:
                 asked = to_f32(used * operand_utilization(member, index))
             count = operand.shape.num_elements
             share = to_f32(math.ceil(to_f32(asked * count)) / count) if count else 0.0
-            utilization[place.value] = to_f32(utilization[place.value] + share)
-            emissions[place.value] += times
+            if share != int(share):
+                cost.has_fractions = True
+            utilization[value] = to_f32(utilization[value] + share)
+            emissions[value] += times
+    cost.flops, cost.flop_bits = to_f32(total), bits
+    for instruction, place in places.items():
+        place.roots, place.value = read[instruction], value_of.get(instruction, -1)
 
 
 def _count(cost: KernelCost, operand: HloInstruction, read: Operand) -> None:
@@ -245,14 +310,16 @@ _F32: Final = struct.Struct("f")
 EXACT_IN_F32: Final = 1 << 24
 """Integers below are what they are in f32."""
 
-_TRANSPARENT: Final = frozenset({"tuple", "get-tuple-element"})
 
-
-def _keeps_shape(member: HloInstruction) -> bool:
-    return (
-        member.opcode == "bitcast"
-        and member.shape.dimensions == member.operands[0].shape.dimensions
-    )
+def _passes_on(member: HloInstruction) -> bool:
+    """Whether elements of operands are asked for as those of the member are."""
+    match member.opcode:
+        case "tuple" | "get-tuple-element":
+            return True
+        case "bitcast":
+            return member.shape.dimensions == member.operands[0].shape.dimensions
+        case _:
+            return is_elementwise(member)
 
 
 def operand_utilization(instruction: HloInstruction, index: int) -> float:
@@ -312,12 +379,13 @@ def _bytes_written(instruction: HloInstruction) -> int:
 
 def _flops(instruction: HloInstruction) -> float:
     """Returns the operations of computing all elements of an instruction that is no fusion once."""
+    opcode = instruction.opcode
+    if opcode in _COMPUTING:
+        return instruction.shape.num_elements * flops_per_element(instruction)
     elements = _first(instruction.shape).num_elements
-    match instruction.opcode:
+    match opcode:
         case "copy" | "constant":
             return 0
-        case opcode if opcode in ELEMENTWISE:
-            return elements * flops_per_element(instruction)
         case "reduce":
             count = instruction.operands[0].shape.num_elements - elements
             return count * _flops_of_applied(instruction)
@@ -335,6 +403,9 @@ def _flops(instruction: HloInstruction) -> float:
             return elements * flops_per_element(instruction)
         case _:
             return 0
+
+
+_COMPUTING: Final = ELEMENTWISE - {"copy", "constant"}
 
 
 def _concat_flops(concatenate: HloInstruction) -> int:

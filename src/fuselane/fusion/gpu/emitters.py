@@ -71,7 +71,7 @@ def choose_emitter(region: Region) -> Emission:
     consumer = region.consumer
     if consumer.opcode == "fusion" and consumer.fusion_kind == "kCustom":
         return Emission(Emitter.CUSTOM, roots, roots)
-    if len(roots) == 1 and HEROIC.isdisjoint(region.opcodes):
+    if HEROIC.isdisjoint(region.opcodes):
         return Emission(Emitter.LOOP, roots, roots)
     heroes = tuple(find_hero(region, root) for root in roots)
     return Emission(_emitter_of(roots, heroes), roots, heroes)

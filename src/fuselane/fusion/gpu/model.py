@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from fuselane.fusion.gpu.costs import (
     EXACT_IN_F32,
@@ -44,8 +44,7 @@ _BYTES_PER_CLOCK: Final = 32
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class KernelTime:
+class KernelTime(NamedTuple):
     """What the model says of one kernel.
 
     Attributes:
@@ -91,8 +90,7 @@ class Plan:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _Running:
+class _Running(NamedTuple):
     """What the time of a kernel depends on, besides operations and bytes."""
 
     blocks: int
@@ -131,10 +129,16 @@ class PerformanceModel:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
         self._of(instruction).reads = None
 
-    def learn(self, instruction: HloInstruction, cost: KernelCost, opcodes: Opcodes) -> None:
+    def learn(
+        self,
+        instruction: HloInstruction,
+        cost: KernelCost,
+        opcodes: Opcodes,
+        plan: Plan | None = None,
+    ) -> None:
         """Takes what is known of an instruction instead of looking for itself."""
         known = self._of(instruction)
-        known.cost, known.opcodes, known.reads = cost, opcodes, None
+        known.cost, known.opcodes, known.plan, known.reads = cost, opcodes, plan, None
 
     def _of(self, instruction: HloInstruction) -> _Known:
         known = self._known.get(instruction)
@@ -287,8 +291,7 @@ class PerformanceModel:
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(NamedTuple):
     """What reading an instruction's operands takes, in sum and by the place where each is first."""
 
     total: int

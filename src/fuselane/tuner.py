@@ -43,7 +43,7 @@ from fuselane.fusion.single_edges import edges_around, splits_of
 from fuselane.hlo.module import HloModule
 from fuselane.runtime import hook
 from fuselane.runtime.costs import load_costs
-from fuselane.script import run_script
+from fuselane.script import ScriptFailedError, run_script
 from fuselane.tuning.candidate import Candidate, sort_options
 from fuselane.tuning.evaluation import (
     XLAS_OWN,
@@ -130,7 +130,8 @@ def tune_input(
         settings: How to search.
         on_progress: Called after each candidate.
     Raises:
-        InputError: if there is no such input, or it holds no program that can be run again.
+        InputError: if there is no such input, it holds no program that can be run again, or the
+            script fails.
         CaptureError: if XLA's compiler for a GPU is not there, or fails.
     """
     if find_target(settings.target).gpu is not None:
@@ -145,7 +146,10 @@ def tune_input(
     if not path.is_file():
         raise InputError(f"There is no script {command[0]!r}.")
     with recording() as found, contextlib.suppress(SystemExit):
-        run_script(path, command[1:])
+        try:
+            run_script(path, command[1:])
+        except ScriptFailedError:
+            raise InputError(f"The script {command[0]!r} failed, so it is not tuned.") from None
     return tune_recorded(found, settings, on_progress)
 
 
@@ -207,7 +211,8 @@ def tune_captured(
     Raises:
         CaptureError: if XLA did not show the module before fusing it.
     """
-    assert captured.gpu is not None, "programs for a CPU are not captured"
+    gpu = captured.gpu
+    assert gpu is not None, "programs for a CPU are not captured"
     stages = [stage for stage in captured.stages if not stage.is_scheduled]
     at = next((n for n, stage in enumerate(stages) if n and stage.name == _GPU_FUSION), None)
     if at is None:
@@ -218,17 +223,17 @@ def tune_captured(
 
     def fuse(passes: Pipeline) -> HloModule:
         module = HloModule.from_bytes(sources[refines(passes)])
-        run_pipeline(for_gpu(passes), module)
+        run_pipeline(for_gpu(passes, gpu), module)
         return module
 
-    num_threads = captured.gpu.num_multiprocessors * captured.gpu.max_threads
+    num_threads = gpu.num_multiprocessors * gpu.max_threads
     maker = Maker(
         xla=fused[-1].data,
         fuse=fuse,
         max_registers=GPU_LIMIT,
         registers_of=partial(thread_registers, num_threads=num_threads),
     )
-    metric = Modelled(maker, clock_of_gpu(captured.gpu))
+    metric = Modelled(maker, clock_of_gpu(gpu))
     return _search(maker, metric, settings, on_progress)
 
 

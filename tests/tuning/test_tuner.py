@@ -284,6 +284,16 @@ def test_a_script_that_compiles_nothing(tmp_path: Path) -> None:
         tune_input([str(path)], TuneSettings())
 
 
+def test_a_script_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is shown as Python shows it, and nothing is tuned."""
+    path = tmp_path / "script.py"
+    path.write_text("import jax\njax.jit(abs)(1.0)\nraise ValueError('no data')\n")
+    assert cli.main(["tune", str(path), "--budget", "1s"]) == cli.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "ValueError: no data" in said
+    assert "failed, so it is not tuned." in said
+
+
 @needs_gpu_extra
 def test_a_gpu_that_is_not_there(own_cache: Path) -> None:
     """By model, from XLA:GPU's own module; kept under the GPU's name."""

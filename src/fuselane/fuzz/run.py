@@ -115,8 +115,12 @@ class Outcome:
 @final
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A few programs as one module of StableHLO, with their inputs."""
+    """A few programs as one module of StableHLO, with their inputs.
 
+    Its name is nothing else's in this process.
+    """
+
+    name: str
     lowered: Any
     inputs: list[Any]
     judgements: list[tuple[Judgement, ...]]
@@ -146,7 +150,8 @@ class Module:
                 fuzz, keep_unused=True, donate_argnums=donated, in_shardings=(shardings,)
             )
             lowered = function.lower(inputs)
-        return Module(lowered, inputs, [program.judgements for program in built], shardings)
+        judgements = [program.judgements for program in built]
+        return Module(f"jit_{fuzz.__name__}", lowered, inputs, judgements, shardings)
 
 
 def _shardings(program: Program) -> tuple[list[Any], list[Any]]:
@@ -202,7 +207,6 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     clock.lap("xla")
     expected = _call(plain, module)
     clock.lap("run")
-    num_before = len(fuselane.decisions().loops)
     is_usual = programs[0].seed // COHORT % COHORTS_PER_USUAL == 0
     options = {**programs[0].options, **OPTIONS}
     with (
@@ -219,7 +223,7 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     pairs = zip(expected, actual, module.judgements, strict=True)
     if any(find_difference(*pair) for pair in pairs):
         outcome.failures.update(_judge(module, actual))
-    loops = fuselane.decisions().loops[num_before:]
+    loops = [loop for loop in fuselane.decisions().loops if loop.module == module.name]
     outcome.reasons.update(loop.decision.reason.code for loop in loops)
     told = [str(warning.message) for warning in caught if "uselane" in str(warning.message)]
     broken = [

@@ -44,9 +44,11 @@ from jax.sharding import SingleDeviceSharding  # noqa: E402
 from jaxlib.mlir import ir  # noqa: E402
 
 import fuselane  # noqa: E402
+from fuselane import config  # noqa: E402
 from fuselane.cartpole.problem import make_problem  # noqa: E402
 from fuselane.cartpole.variants import VARIANTS  # noqa: E402
 from fuselane.runtime import hook  # noqa: E402
+from fuselane.runtime.cache import open_cache  # noqa: E402
 from fuselane.xla.targets import find_target  # noqa: E402
 from programs import PROGRAMS  # noqa: E402
 
@@ -140,6 +142,7 @@ def measure(
     compile_once(function, shapes)  # whatever is slow only once
     for _ in range(options.rounds):
         times["xla"].append(compile_once(function, shapes)[0])
+        open_cache(config.cache_dir()).forget()  # or kernels of the round before are taken
         with fuselane.enabled(gpu=True, cache_mib=0):
             seconds, text = compile_once(function, shapes)
         times["fuselane"].append(seconds)

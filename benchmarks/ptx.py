@@ -34,7 +34,7 @@ from fuselane.backends import cpu
 from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.codegen.llvm import compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import build_threads
-from fuselane.codegen.plan import make_thread_plan
+from fuselane.codegen.thread_plan import make_thread_plan
 from fuselane.errors import FuselaneError, UnsupportedError
 from fuselane.gpu import GPUS, GpuDescription
 from fuselane.lanes.program import LaneProgram
@@ -84,7 +84,7 @@ class Recorder:
     def _add(self, program: LaneProgram) -> None:
         start = time.perf_counter()
         try:
-            code = build_threads(program, make_thread_plan(program), self.gpu)
+            code = build_threads(program, make_thread_plan(program, self.gpu), self.gpu)
             text = compile_ptx(code.ir, nvptx_target(self.gpu.compute_capability))
         except UnsupportedError as error:
             self.refusals[error.decision.sentence] += 1

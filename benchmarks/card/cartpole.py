@@ -29,7 +29,7 @@ from card.nvrtc import compile_cuda
 from fuselane.cartpole.constants import STEPS_WITHOUT_RESET
 from fuselane.cartpole.problem import Problem, make_problem
 from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
-from fuselane.codegen.nvptx import choose_block_threads
+from fuselane.codegen.thread_plan import choose_block_threads
 from fuselane.gpu import WARP_LANES, GpuDescription, describe_gpu
 from fuselane.runtime.ptx_call import PTX_TARGET
 

@@ -1,0 +1,25 @@
+"""What the run under valgrind gets to see, without valgrind."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import fuselane
+from fuselane.backends import cpu
+from valgrind import Recorder
+
+
+def test_kernels_are_kept_with_the_sizes_of_their_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("build_planned", "compile_kernel"):  # put back afterwards
+        monkeypatch.setattr(cpu, name, getattr(cpu, name))
+    recorder = Recorder()
+    recorder.install()
+    with fuselane.enabled(min_gain=0):
+        run = jax.jit(lambda x: lax.fori_loop(0, 9, lambda i, x: x * 3 + i, x))
+        run.lower(jnp.arange(301)).compile()
+    (kernel,) = recorder.kernels.values()
+    assert kernel.kernel.object_code
+    assert 4 * 301 in kernel.outputs

@@ -491,6 +491,49 @@ def test_infinite_and_undefined_lanes_do_not_spoil_the_one_written_down() -> Non
     check(stacked(lambda x: (x[0], x[2:4], x[-1])), start)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_zeros_written_down_keep_their_sign(dtype: str) -> None:
+    """Alone and in what is made of them, which sums of lanes' shares would lose."""
+
+    def program(start: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, Any]:
+            x = -x
+            return x, (x[3], x[4:6], x[4] * 2, jnp.concatenate([x[2:3], x[:1]]))
+
+        return lax.scan(step, start, None, length=STEPS)
+
+    check(program, np.zeros(40, jnp.dtype(dtype)), x64=needs_x64(dtype))
+
+
+def test_denormals_written_down_keep_their_bits() -> None:
+    def program(start: jax.Array) -> Any:
+        def step(bits: jax.Array, _: None) -> tuple[jax.Array, Any]:
+            x = lax.bitcast_convert_type(bits ^ jnp.uint32(1 << 31), jnp.float32)
+            return bits + 1, (x[3], lax.rev(x, (0,))[:2])
+
+        return lax.scan(step, start, None, length=STEPS)
+
+    start = np.arange(1, 41, dtype=np.uint32)
+    expected, (actual, _) = jax.jit(program)(start), run_and_explain(program, start)
+    for wanted, got in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
+        assert (
+            np.asarray(wanted).view(np.uint32).tolist() == np.asarray(got).view(np.uint32).tolist()
+        )
+
+
+def test_a_lane_is_added_up_for_as_long_as_it_takes() -> None:
+    """Sums need no array of all steps, of which there may be any number."""
+
+    def program(start: jax.Array, last: jax.Array) -> Any:
+        def body(carry: Any) -> Any:
+            x, total, i = carry
+            return x * 0.5 + 1, total - x[3], i + 1
+
+        return lax.while_loop(lambda carry: carry[2] < last, body, (start, jnp.float32(0), 0))
+
+    check(program, values(100), np.int32(9), tolerance=SUMS)
+
+
 def test_the_last_value_of_a_lane_may_be_carried_out() -> None:
     check(accumulated(lambda total, x: total + x[3], jnp.float32(1)), values(500), tolerance=SUMS)
     check(accumulated(lambda _, x: x[3], jnp.float32(1)), values(500))

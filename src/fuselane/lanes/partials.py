@@ -37,6 +37,7 @@ from fuselane.lanes.cut import Cut, refuse_mixing
 from fuselane.lanes.elements import change_elements, drop_unused_parameters
 from fuselane.lanes.late import LateValues, combining_computation
 from fuselane.lanes.normalise import NormalLoop
+from fuselane.lanes.picks import pick_bits
 from fuselane.lanes.program import Epilogue
 from fuselane.lanes.steps import StepValues
 
@@ -87,6 +88,7 @@ class _TakingOut:
         self.normal = normal
         self.cut = Cut(normal, num_lanes)
         self.root = self.cut.loop.body.root
+        leaving = [pick_bits(self.cut.body, reduction) for reduction in leaving]
         self.late = LateValues(self.cut.body, leaving, num_lanes)
         roots = [reduction.reduction.root for reduction in leaving]
         self.followers = {*roots, *(collect_followers(self.cut.loop, roots) or ())}

@@ -1,21 +1,77 @@
 """A few lanes taken out of all, as a sum in which the other lanes have no share.
 
-    %o = f32[1] slice(%x), slice={[3:4]}        ->  %p = pred[2048] compare(iota, 3), direction=EQ
-                                                    %o = f32[2048,1] select(%p, %x, 0)
+    %o = s32[1] slice(%x), slice={[3:4]}        ->  %p = pred[2048] compare(iota, 3), direction=EQ
+                                                    %o = s32[2048,1] select(%p, %x, 0)
 
-Numerics: bitwise-equal, but for zero, whose sign is lost where it is added to others.
+Floats are taken out as their bits, as sums would lose denormals and the sign of zero:
+
+    %o = f32[1] slice(%x), slice={[3:4]}        ->  %b = u32[2048] bitcast-convert(%x)
+                                                    %s = u32[1] slice(%b), slice={[3:4]}
+                                                    %o = f32[1] bitcast-convert(%s)
+
+Numerics: bitwise-equal; but what is only added to a sum the loop carries stays a float.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
-from fuselane.analysis.leaving import LaneReduction
+from fuselane.analysis.leaving import PICKING_OPCODES, LaneReduction
 from fuselane.hlo.combiners import identity
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.builder import ComputationBuilder, array_shape
+
+
+def pick_bits(builder: ComputationBuilder, leaving: LaneReduction) -> LaneReduction:
+    """Has a slice of floats take their bits, for all that uses it; leaves others as they are.
+
+    Args:
+        builder: Adds to the body that the slice is in.
+        leaving: A reduction over lanes, perhaps a slice.
+    """
+    pick = leaving.reduction.root
+    element = pick.shape.element_type
+    if pick.opcode not in PICKING_OPCODES or not element.is_floating or _is_summed(pick):
+        return leaving
+    bits = PrimitiveType[f"U{8 * element.dtype.itemsize}"]
+
+    def reinterpret(value: HloInstruction, kind: PrimitiveType) -> HloInstruction:
+        shape = array_shape(kind, value.shape.dimensions)
+        return builder.emit("bitcast-convert", shape, (value,), origin=pick)
+
+    source, *starts = pick.operands
+    source = reinterpret(source, bits)
+    taken = pick.clone((source, *starts), shape=array_shape(bits, pick.shape.dimensions))
+    builder.computation.add(taken)
+    pick.replace_all_uses_with(reinterpret(taken, element))
+    reduction = replace(
+        leaving.reduction, root=taken, members=(taken,), source=source, combiner="or"
+    )
+    return replace(leaving, reduction=reduction)
+
+
+def _is_summed(pick: HloInstruction) -> bool:
+    """Whether a value is only added to or subtracted from what the loop carries."""
+    return all(
+        user.opcode in ("add", "subtract")
+        and user.operands[0 if user.operands[1] is value else 1].opcode == "get-tuple-element"
+        and user.operands.count(value) == 1
+        for value, user in _uses(pick)
+    )
+
+
+def _uses(value: HloInstruction) -> Iterator[tuple[HloInstruction, HloInstruction]]:
+    """Yields the uses of a value, whatever its shape: what is used, and its user."""
+    for user in value.users:
+        if user.opcode in ("bitcast", "reshape"):
+            yield from _uses(user)
+        else:
+            yield value, user
 
 
 def emit_picked(

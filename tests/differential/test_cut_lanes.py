@@ -47,6 +47,14 @@ def turned_in_pairs(x: jax.Array, i: jax.Array) -> jax.Array:
     return (pairs[:, ::-1] * 3 + i).reshape(-1)
 
 
+def turned_as_a_whole(x: jax.Array, i: jax.Array) -> jax.Array:
+    """Rows are turned round where they lie in a row, which no cut can follow."""
+    flat = (x * 3 + i).reshape(-1)
+    return lax.rev(flat, (0,)).reshape(x.shape) + lax.rev(x[::-1].reshape(-1), (0,)).reshape(
+        x.shape
+    )
+
+
 def totals_of_pairs(x: jax.Array, i: jax.Array) -> jax.Array:
     return x * 3 + jnp.repeat(x.reshape(NUM, 2).sum(1), 2) + i
 
@@ -100,6 +108,12 @@ def repeat(body: Callable[..., jax.Array], steps: int = 5) -> Program:
 def test_bodies(name: str) -> None:
     body, shape, lanes = BODIES[name]
     check_lanes(repeat(body), linear_values(shape, "int32"), lanes=lanes)
+
+
+def test_cuts_that_lead_nowhere() -> None:
+    program = repeat(turned_as_a_whole)
+    check(program, linear_values((NUM, 2), "int32"), fused=None)
+    check(program, linear_values((NUM, 2, 3), "int32"), fused=None)
 
 
 def test_rows_in_and_out() -> None:

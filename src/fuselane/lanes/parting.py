@@ -42,7 +42,7 @@ _MAX_CUTS: Final = 4
 _Places = Sequence[int | None]
 """For each operand, which of its dimensions is cut."""
 
-_IN_ANY_DIMENSIONS: Final = frozenset({"broadcast", "dot", "reduce", "reverse", "transpose"})
+_IN_ANY_DIMENSIONS: Final = frozenset({"broadcast", "dot", "reduce", "transpose"})
 
 _ALONG_OTHERS: Final = frozenset(
     {"concatenate", "dynamic-slice", "dynamic-update-slice", "pad", "slice", "sort"}
@@ -166,6 +166,8 @@ class _Parting:
         self, instruction: HloInstruction, place: int | None, sources: _Places
     ) -> bool:
         opcode = instruction.opcode
+        if opcode == "reverse":  # along the dimension it may be cut in front or behind only
+            return sources[0] == place
         if opcode in _ALONG_OTHERS and place is not None:
             return sources[0] == place and not self._works_along(instruction, place, sources)
         return opcode in ELEMENTWISE_OPCODES or opcode in _IN_ANY_DIMENSIONS

@@ -103,3 +103,19 @@ def test_sequences_of_instructions_are_not_taken_for_one(opcode: str) -> None:
     one = next(i for i in program.loop.instruction.body.instructions if i.opcode == opcode)
     assert timing_of(one).work > 2
     assert timing_of(one).latency > 5
+
+
+def test_what_lanes_begin_anew_by_is_not_needed_in_every_step() -> None:
+    """Long work for few lanes: where it goes on from the state, it may well be the main work."""
+
+    def cycles(source: str) -> float:
+        work = "".join(
+            f"w{k} = {ROW} sine({source if k == 0 else f'w{k - 1}'})\n" for k in range(40)
+        )
+        body = (
+            f"{work}is_over = pred[4096] compare(e0, e1), direction=LT\n"
+            f"moved = {ROW} add(e0, e0)\ny = {ROW} select(is_over, w39, moved)"
+        )
+        return block(body, ["y", "e1"]).cycles(1)
+
+    assert cycles("e0") > 3 * cycles("e1") > 0

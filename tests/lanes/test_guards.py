@@ -53,6 +53,27 @@ def test_the_other_side() -> None:
     assert guard.side == 2
 
 
+@pytest.mark.parametrize(("source", "expected"), [("e1", True), ("e0", False), ("next_x", False)])
+def test_lanes_begin_anew_where_state_is_replaced_unread(source: str, expected: bool) -> None:
+    """As at the end of an episode, from a key, and unlike steps of lanes that go on."""
+    body = PREDICATE + expensive("work", source) + "y = f32[64] select(done, work, next_x)"
+    (guard,) = guards_of(body, ["y", "e1"], ["f32[64]", "f32[64]"])
+    assert guard.begins_anew == expected
+
+
+def test_most_of_what_is_replaced_counts() -> None:
+    body = (
+        PREDICATE
+        + expensive("work", "e1")
+        + "y = f32[64] select(done, work, next_x)\n"
+        + "half = f32[64] cosine(work)\nz = f32[64] select(done, half, e2)\n"
+        + "seed = f32[64] sine(work)\nkey = f32[64] select(done, seed, e1)"
+    )
+    (guard,) = guards_of(body, ["y", "key", "z"], ["f32[64]"] * 3)
+    assert len(guard.selects) == 3
+    assert guard.begins_anew
+
+
 def test_cheap_work_is_not_guarded() -> None:
     body = PREDICATE + expensive("work", "e0", 3) + "y = f32[64] select(done, work, next_x)"
     assert not guards_of(body, ["y"], ["f32[64]"])

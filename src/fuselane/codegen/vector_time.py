@@ -59,8 +59,10 @@ _DOT_REST: Final = 0.35
 _GUARD_SHARE: Final = 0.002
 _MISPREDICTED: Final = 15.0
 _MAIN_WORK: Final = 3.0
+_ANEW: Final = 0.25
 """In how many lanes a guard's work is needed, and cycles that are lost where it is. A guard whose
-work is so many times the rest of the step is taken to be needed always."""
+work is so many times the rest of the step is taken to be needed always, or in a quarter of the
+steps at least if lanes begin anew by it."""
 
 _NUM_STEPS: Final = 3
 _MAX_CHAIN: Final = 32
@@ -151,7 +153,8 @@ class VectorBlock:
             if is_here and needs_lanes(instruction, program):
                 self._add(instruction)
         self._guards = [
-            VectorBlock(program, computation, unit, only=guard.instructions) for guard in guards
+            (VectorBlock(program, computation, unit, only=guard.instructions), guard.begins_anew)
+            for guard in guards
         ]
         self._carried = dict(self._find_carried(computation)) if only is None else {}
         self._uses = self._find_uses()
@@ -196,7 +199,8 @@ class VectorBlock:
         """Returns about how many machine instructions there are, for one vector."""
         own = sum(o.instructions for o in self._operations if not o.is_looped)
         inner = [block for operation in self._operations for block in operation.inner]
-        return own + sum(block.code_size() for block in (*inner, *self._guards))
+        guarded = [block for block, _ in self._guards]
+        return own + sum(block.code_size() for block in (*inner, *guarded))
 
     def count_spills(self, registers: float) -> float:
         """Returns the values that are stored in a step of one vector for want of registers."""
@@ -307,8 +311,15 @@ class VectorBlock:
     def _with_guards(self, time: float, vectors: int) -> float:
         """Adds the time in which a block has lanes that need guarded work."""
         needed = 1 - (1 - _GUARD_SHARE) ** (self._unit.lanes * vectors)
-        guarded = [guard.cycles(vectors) + _MISPREDICTED for guard in self._guards]
-        return time + sum(g * (1 if g > _MAIN_WORK * time else needed) for g in guarded)
+        result = time
+        for block, begins_anew in self._guards:
+            guarded = block.cycles(vectors) + _MISPREDICTED
+            if guarded > _MAIN_WORK * time:
+                needed_here = max(needed, _ANEW) if begins_anew else 1.0
+            else:
+                needed_here = needed
+            result += guarded * needed_here
+        return result
 
     def _wait(self, vectors: int) -> float:
         operations = self._operations

@@ -88,6 +88,7 @@ def find_guards(
                             instructions=tuple(i for i in computation.instructions if i in inside),
                             cost=cost,
                             asked=_rare_part(predicate) if side == 1 else None,
+                            begins_anew=_begins_anew(computation, group, inside),
                         )
                     )
     return _without_overlap(sorted(candidates, key=lambda guard: -guard.cost))
@@ -181,16 +182,45 @@ def _independent_groups(
 
 
 def _depends_on_any(instruction: HloInstruction, producers: Collection[HloInstruction]) -> bool:
-    stack = list(instruction.operands) if producers else []
-    seen: set[HloInstruction] = set()
+    return bool(producers) and not _ancestors(instruction.operands).isdisjoint(producers)
+
+
+def _begins_anew(
+    computation: HloComputation,
+    selects: Collection[HloInstruction],
+    needed: Iterable[HloInstruction],
+) -> bool:
+    """Whether what guarded work is chosen for is mostly state that the work does not read."""
+    carried = computation.parameters[0]
+    read = {
+        value.tuple_index
+        for value in _ancestors(needed)
+        if value.opcode == "get-tuple-element" and value.operands[0] is carried
+    }
+    replaced = [
+        index
+        for index, value in enumerate(computation.root.operands)
+        if _unshaped(value) in selects
+    ]
+    return len(read.intersection(replaced)) < len(replaced) / 2
+
+
+def _unshaped(value: HloInstruction) -> HloInstruction:
+    while value.opcode in ("bitcast", "copy", "reshape", "transpose"):
+        value = value.operands[0]
+    return value
+
+
+def _ancestors(values: Iterable[HloInstruction]) -> set[HloInstruction]:
+    """Returns values and all that they follow from."""
+    found: set[HloInstruction] = set()
+    stack = list(values)
     while stack:
-        top = stack.pop()
-        if top in producers:
-            return True
-        if top not in seen:
-            seen.add(top)
-            stack.extend(top.operands)
-    return False
+        value = stack.pop()
+        if value not in found:
+            found.add(value)
+            stack.extend(value.operands)
+    return found
 
 
 def _without_overlap(guards: list[Guard]) -> tuple[Guard, ...]:

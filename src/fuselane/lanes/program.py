@@ -115,6 +115,8 @@ class Guard:
         cost: Estimated vector operations saved per block and step.
         asked: What a block asks for instead of the predicate, if anything: a part of it that is
             true in hardly more lanes.
+        begins_anew: Whether most of what it makes replaces state that it does not read, as where
+            an episode is over; such work is seldom needed.
     """
 
     predicate: HloInstruction
@@ -123,6 +125,7 @@ class Guard:
     instructions: tuple[HloInstruction, ...]
     cost: float
     asked: HloInstruction | None = None
+    begins_anew: bool = False
 
     @property
     def question(self) -> HloInstruction:

@@ -122,3 +122,21 @@ def test_seeds_and_environments_without_parameters() -> None:
         return lax.scan(step, (state, 0), jnp.arange(20))
 
     check_lanes(jax.vmap(jax.vmap(rollout)), linear_values((3, 21, 4), "int32"), lanes=63)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_right_sides_of_one_matrix_are_lanes(left: bool) -> None:
+    """As in Kalman filters of many series by one model, whose covariance they share."""
+
+    def program(covariance: jax.Array, x: jax.Array) -> jax.Array:
+        def step(_: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            covariance, x = carry
+            factor = jnp.linalg.cholesky(covariance)
+            x = lax.linalg.triangular_solve(factor, x, left_side=left, lower=True)
+            return covariance * 0.5 + jnp.eye(3), x + 1
+
+        return lax.fori_loop(0, 20, step, (covariance, x))[1]
+
+    covariance = np.asarray([[4, 1, 0.5], [1, 3, -1], [0.5, -1, 2]], np.float32)
+    x = np.linspace(-1, 1, 3 * 100, dtype=np.float32).reshape((3, 100) if left else (100, 3))
+    check_lanes(program, covariance, x, lanes=100, tolerance=CLOSE)

@@ -231,6 +231,37 @@ def test_rare_work_inside() -> None:
     check(jax.vmap(program), keys, np.arange(37, dtype=np.int32))
 
 
+def test_condition_and_body_weigh_by_a_table() -> None:
+    """Of integers counted up, which XLA takes out of the bodies, but not out of the conditions."""
+
+    def distance(point: jax.Array, target: jax.Array) -> jax.Array:
+        return ((point - target) ** 2 * jnp.arange(1, 5)).sum()
+
+    def descend(target: jax.Array) -> Any:
+        def step(carry: Any) -> Any:
+            point, steps = carry
+            slope, before = jax.grad(distance)(point, target), distance(point, target)
+
+            def is_too_long(carry: Any) -> jax.Array:
+                return (distance(carry[1], target) > before) & (carry[2] < 15)
+
+            def halve(carry: Any) -> Any:
+                size, _, tries = carry
+                return size / 2, point - size / 2 * slope, tries + 1
+
+            _, point, _ = lax.while_loop(is_too_long, halve, (1.0, point - slope, 0))
+            return point, steps + 1
+
+        start = jnp.zeros(4), 0
+        return lax.while_loop(
+            lambda carry: (distance(carry[0], target) > 1e-3) & (carry[1] < 30), step, start
+        )
+
+    targets = np.linspace(-3, 3, 4 * 60, dtype=np.float32).reshape(60, 4)
+    check(jax.vmap(descend), targets, tolerance=CLOSE)
+    assert [loop.lanes for loop in explain(jax.vmap(descend), targets).loops] == [60]
+
+
 def test_rejection_sampling() -> None:
     def program(key: jax.Array) -> Any:
         def body(carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:

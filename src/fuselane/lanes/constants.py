@@ -1,4 +1,5 @@
-"""Values made from nothing: constants, iotas, and what is broadcast or reshaped from them.
+"""Values made from nothing: constants, iotas, what is broadcast or reshaped from them, and sums and
+products of integers among these, as `arange(1, 5)` is.
 
 They are made anew where they are needed instead of being passed into a loop.
 """
@@ -11,6 +12,7 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder
 
 _CHEAP_OPCODES: Final = frozenset({"iota", "broadcast", "copy", "bitcast", "reshape", "convert"})
+_INTEGER_OPCODES: Final = frozenset({"add", "multiply", "subtract"})
 _MAX_CHEAP_INSTRUCTIONS: Final = 8
 _MAX_CONSTANT_ELEMENTS: Final = 64
 """Larger constants in front of a loop are passed in rather than made part of the kernel."""
@@ -44,13 +46,22 @@ def _count_cheap(instruction: HloInstruction) -> int | None:
 def _is_cheap_itself(instruction: HloInstruction) -> bool:
     if instruction.opcode == "constant":
         return instruction.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
-    return instruction.opcode in _CHEAP_OPCODES and instruction.shape.is_array
+    is_cheap = instruction.opcode in _CHEAP_OPCODES and instruction.shape.is_array
+    return is_cheap or _is_of_integers(instruction)
+
+
+def _is_of_integers(instruction: HloInstruction) -> bool:
+    """Whether a value is a sum or product of integers; floats might be contracted."""
+    is_listed = instruction.opcode in _INTEGER_OPCODES
+    return is_listed and instruction.shape.element_type.is_integral
 
 
 def is_constant(value: HloInstruction) -> bool:
     """Whether a value is a small constant, or made of one, so that a body can have its own."""
     if value.opcode in ("broadcast", "reshape", "convert"):
         return is_constant(value.operands[0])
+    if _is_of_integers(value):
+        return all(map(is_constant, value.operands))
     return value.opcode == "iota" or (
         value.opcode == "constant" and value.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
     )

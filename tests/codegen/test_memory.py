@@ -164,6 +164,31 @@ def test_whole_blocks_have_code_without_masks(
     assert text.count('call void @"llvm.masked.store') <= text.count("  store <")
 
 
+@types
+@pytest.mark.parametrize("lanes", [16, 11])
+def test_whole_blocks_of_narrow_elements_are_loaded_without_masks(
+    element: PrimitiveType, lanes: int
+) -> None:
+    """Without AVX-512, LLVM makes a branch of each lane of a masked load of bytes."""
+    width = 16
+    source = numbered(element, width)
+    target = untouched(element, width)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value, count: ir.Value) -> None:
+        builder = function.builder
+        is_whole = builder.icmp_signed("==", count, ir.Constant(count.type, width))
+        block = make_block(function, width, lanes=lanes, is_whole=is_whole)
+        before = known_values(builder.block)
+        value = load_lanes(builder, start, element, 1, block, invariant=True)
+        assert known_values(builder.block) is before
+        store_lanes(builder, value, end, element, 1, make_block(function, width))
+
+    text = run(emit, source, target, lanes)
+    expected = np.where(np.arange(width) < lanes, source, 0).astype(source.dtype)
+    assert_same_bytes(target, expected)
+    assert len(re.findall(r"= load <16 x ", text)) == (element.byte_size < 4)
+
+
 @pytest.mark.parametrize("lanes", [None, 11])
 def test_no_branch_for_each_lane(lanes: int | None) -> None:
     """LLVM makes branches of strided loads and stores with masks where there are none such."""

@@ -43,6 +43,22 @@ def test_every_dtype(dtype: str) -> None:
     check(program, sample(dtype, (80, LANES)), x64=needs_x64(dtype))
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "bfloat16"])
+@pytest.mark.parametrize("lanes", [33, 100, 777])
+def test_narrow_rows_that_end_within_a_vector(dtype: str, lanes: int) -> None:
+    """Whole vectors are loaded as they are, the last one's lanes by masks."""
+
+    def program(rows: jax.Array, keep: jax.Array) -> Any:
+        def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            state = jnp.where(keep, jnp.maximum(state, x), x)
+            return state, state > x
+
+        return lax.scan(step, jnp.zeros(lanes, dtype), rows)
+
+    rows = (linear_values((9, lanes), "int32") * 7 % 5).astype(dtype)
+    check(program, rows, np.arange(lanes) % 3 > 0)
+
+
 def test_multiple_results_of_different_shapes() -> None:
     def program(state: jax.Array, rows: jax.Array) -> Any:
         def step(x: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:

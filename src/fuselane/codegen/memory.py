@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from llvmlite import ir
 
@@ -20,6 +20,9 @@ from fuselane.hlo.shape import PrimitiveType
 
 I1 = ir.IntType(1)
 I32 = ir.IntType(32)
+
+_MASKED_BYTES: Final = 4
+"""Elements of fewer bytes have no masked loads without AVX-512: LLVM makes a branch of each."""
 
 
 class Warp(Protocol):
@@ -190,16 +193,21 @@ def load_lanes(
         invariant: Whether nothing writes this memory while the kernel runs.
     """
     raw_type = vector(memory_type(element), block.width)
-    if block.width == 1 or (stride == 1 and block.mask is None):
-        raw = builder.load(pointer, typ=raw_type, align=element.byte_size)
-    elif stride == 1:
-        raw = _masked_load(builder, pointer, raw_type, block)
-    else:
-        pointers = _strided_pointers(builder, pointer, element, stride, block)
-        raw = _gather(builder, pointers, raw_type)
+    if block.width == 1 or stride == 1:
+        is_narrow = element.byte_size < _MASKED_BYTES
+        (raw,) = in_cases(
+            builder,
+            block if is_narrow else replace(block, is_whole=None),
+            lambda case: [
+                _load_neighbours(builder, pointer, raw_type, case, element, invariant=invariant)
+            ],
+        )
+        return from_memory(builder, raw, element)
+    pointers = _strided_pointers(builder, pointer, element, stride, block)
+    raw = _gather(builder, pointers, raw_type)
     if invariant:
-        raw.set_metadata("invariant.load", builder.module.add_metadata([]))
-    if block.mask is not None and stride != 1:
+        _mark_invariant(builder, raw)
+    if block.mask is not None:
         raw = builder.select(block.mask, raw, ir.Constant(raw_type, None))
     return from_memory(builder, raw, element)
 
@@ -297,6 +305,29 @@ def _suffix(raw_type: ir.VectorType) -> str:
     return f"v{raw_type.count}{names.get(element, element)}"
 
 
+def _load_neighbours(
+    builder: ir.IRBuilder,
+    pointer: ir.Value,
+    raw_type: ir.Type,
+    block: LaneBlock,
+    element: PrimitiveType,
+    *,
+    invariant: bool,
+) -> ir.Value:
+    """Loads a vector as it is, but zeros for lanes that don't exist."""
+    if block.width == 1 or block.mask is None:
+        raw = builder.load(pointer, typ=raw_type, align=element.byte_size)
+    else:
+        raw = _masked_load(builder, pointer, raw_type, block)
+    if invariant:
+        _mark_invariant(builder, raw)
+    return raw
+
+
+def _mark_invariant(builder: ir.IRBuilder, loaded: ir.Value) -> None:
+    loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+
+
 def _masked_load(
     builder: ir.IRBuilder, pointer: ir.Value, raw_type: ir.VectorType, block: LaneBlock
 ) -> ir.Value:
@@ -334,7 +365,7 @@ def in_cases(
     """Emits code for a block; twice, without and with masks, where the processor is slow at masks.
 
     A branch goes to the one or the other: without AVX-512, a masked store takes ten times as long
-    as another, and all blocks but the last are whole.
+    as another, as does a masked load of bytes, and all blocks but the last are whole.
     """
     if block.is_whole is None:
         return emit(block) or []

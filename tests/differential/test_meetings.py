@@ -72,6 +72,19 @@ def test_arrays_per_lane_reduced_over_everything() -> None:
     check(scan(lambda x, t: x * 3 - jnp.max(x)), numbers((100, 3)))
 
 
+@pytest.mark.parametrize("lanes", [40, 100])
+def test_what_lanes_met_for_is_sorted_and_searched(lanes: int) -> None:
+    """A sort and an argmax of sums over lanes, both of two arrays at once: all lanes share them."""
+
+    def step(x: jax.Array, t: jax.Array) -> jax.Array:
+        fitness = x.sum(1)
+        best = fitness.argmax()
+        order = jnp.argsort(fitness)
+        return jnp.where(x[best] > x, x[best] - t, x[order] + 1)
+
+    check(scan(step), numbers((8, lanes)))
+
+
 def test_lanes_in_the_minor_dimension() -> None:
     check(scan(lambda x, t: x * 3 - jnp.sum(x, axis=1, keepdims=True)), numbers((3, 100)))
 

@@ -47,7 +47,8 @@ def results_of(step: Step) -> tuple[HloInstruction, ...]:
 
 
 def needs_lanes(step: Step, program: LaneProgram) -> bool:
-    """Returns whether a step's values (of a tuple: any element) differ from lane to lane."""
+    """Returns whether a step needs a lane block: whether its values (of a tuple: any element), or
+    what they are reduced from, differ from lane to lane."""
     if not isinstance(step, HloInstruction):
         return True
     if step.opcode == "while":
@@ -55,8 +56,15 @@ def needs_lanes(step: Step, program: LaneProgram) -> bool:
     if step.opcode == "conditional":
         return any(needs_lanes(branch.root, program) for branch in step.called_computations)
     if step.opcode in ("tuple", "reduce", "reduce-window", "scatter", "sort"):
-        return any(needs_lanes(operand, program) for operand in step.operands)
+        return any(_differs(operand, program) for operand in step.operands)
     return program.lane_dimensions.get(step) is not None
+
+
+def _differs(value: HloInstruction, program: LaneProgram) -> bool:
+    """Returns whether a value differs from lane to lane; what lanes met for does not."""
+    if value.shape.is_array:
+        return program.lane_dimensions.get(value) is not None
+    return needs_lanes(value, program)
 
 
 def inner_runs(

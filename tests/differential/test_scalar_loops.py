@@ -34,6 +34,25 @@ MIXES: Final[dict[str, Program]] = {
 """What mixes all of an integer array in a step."""
 
 
+@pytest.mark.parametrize("shape", [(40, 40), (127, 65), (64, 32)])
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32"])
+def test_neighbours_and_what_all_have_together(dtype: str, shape: tuple[int, int]) -> None:
+    """XLA reduces such arrays in stages, which become one where their order does not matter."""
+
+    def program(x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, Any]:
+            padded = jnp.pad(x, 1)
+            following = (padded[2:, 1:-1] + padded[:-2, 1:-1] + jnp.roll(x, 1, 1)) / 3
+            following = following.astype(dtype)
+            changed = following != x
+            return following, (following.max(), following.min(), changed.sum(), changed.all())
+
+        return lax.scan(step, x, None, 4)
+
+    values = linear_values(shape, "int32") * 7919 % 251
+    check(program, values.astype(dtype), tolerance=CLOSE)
+
+
 @pytest.mark.parametrize("size", [8, 37, 300])
 @pytest.mark.parametrize("name", MIXES)
 def test_mixed_state(name: str, size: int) -> None:

@@ -7,8 +7,9 @@ a pad with the initial value where these don't fill the array, until little is l
     ROOT %b = pred[] reduce(%a, false), dimensions={0}, to_apply=or
 ->  ROOT %b = pred[] reduce(%p, false), dimensions={0}, to_apply=or
 
-Done for `or` and `and`, where the order of elements makes no difference.
-Numerics: bitwise-equal.
+Done where the order of elements makes no difference: for integers and booleans, and for minima and
+maxima. Sums and products of floats keep their stages, which round less.
+Numerics: bitwise-equal, but for which of several NaNs a minimum or maximum is.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
+from fuselane.hlo.combiners import is_identity, match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.layout import lower_reduce
 
-_IDENTITIES: Final = {"or": False, "and": True}
+_SELECTING: Final = frozenset({"maximum", "minimum"})
 
 
 def lower_reduction(
@@ -35,10 +34,11 @@ def lower_reduction(
 ) -> HloInstruction | tuple[HloInstruction, ...]:
     """Lowers a reduce; where it is the last of a tree of them, the tree becomes one."""
     value = lower_reduce(builder, instruction, operands, to_apply)
-    if isinstance(value, tuple) or value.shape.dimensions or not _is_boolean(value):
+    combiner = None if isinstance(value, tuple) else _match_in_any_order(value)
+    if isinstance(value, tuple) or combiner is None or value.shape.dimensions:
         return value
     array, initial = value.operands
-    start = _skip_to_start(array, value)
+    start = _skip_to_start(array, combiner)
     if start is array or not start.shape.dimensions:
         return value if start is array else start
     dimensions = (("dimensions", tuple(range(start.shape.rank))),)
@@ -47,15 +47,15 @@ def lower_reduction(
     )
 
 
-def _skip_to_start(array: HloInstruction, reduction: HloInstruction) -> HloInstruction:
-    """Returns an array of which `reduction`, in any order, makes the same as of another."""
+def _skip_to_start(array: HloInstruction, combiner: str) -> HloInstruction:
+    """Returns an array whose elements combine, in any order, to the same as those of another."""
     while True:
         match array.opcode:
             case "reshape" | "transpose":
                 array = array.operands[0]
-            case "pad" if _is_identity(array.operands[1], reduction) and _only_adds(array):
+            case "pad" if is_identity(array.operands[1], combiner) and _only_adds(array):
                 array = array.operands[0]
-            case "reduce" if _is_boolean(array) and _opcode(array) == _opcode(reduction):
+            case "reduce" if _match_in_any_order(array) == combiner:
                 array = array.operands[0]
             case _:
                 return array
@@ -65,22 +65,14 @@ def _only_adds(pad: HloInstruction) -> bool:
     return all(low >= 0 and high >= 0 for low, high, _ in pad.padding)
 
 
-def _is_boolean(value: HloInstruction) -> bool:
-    """Whether a value is a reduction by `or` or `and` that starts from nothing."""
-    if value.opcode != "reduce" or value.shape.element_type is not PrimitiveType.PRED:
-        return False
-    kinds = [operand.opcode for operand in value.to_apply.root.operands]
-    return (
-        _opcode(value) in _IDENTITIES
-        and kinds == ["parameter"] * 2
-        and _is_identity(value.operands[1], value)
-    )
-
-
-def _opcode(reduction: HloInstruction) -> str:
-    return reduction.to_apply.root.opcode
-
-
-def _is_identity(value: HloInstruction, reduction: HloInstruction) -> bool:
-    wanted = _IDENTITIES.get(_opcode(reduction))
-    return value.opcode == "constant" and bool(np.all(value.literal == wanted))
+def _match_in_any_order(value: HloInstruction) -> str | None:
+    """Returns the opcode by which a reduction combines elements, None where their order makes a
+    difference or the initial value does."""
+    if value.opcode != "reduce" or not value.shape.is_array:
+        return None
+    combiner = match_combiner(value.to_apply)
+    if combiner is None or not is_identity(value.operands[1], combiner):
+        return None
+    element = value.shape.element_type
+    is_exact = not (element.is_floating or element.is_complex) or combiner in _SELECTING
+    return combiner if is_exact else None

@@ -46,6 +46,8 @@ PTX_ARCHITECTURES: Final = MappingProxyType(
 """Compute capabilities that PTX is made for, oldest first, each with the first version of CUDA
 whose drivers read that PTX. Source: the PTX ISA's release history."""
 _NVPTX: Final = "nvptx64-nvidia-cuda"
+_GUARDED_LLVM: Final = 22
+"""The major version that has `enable-poison-reuse-guard`."""
 _S_PER_INSTRUCTION = 1e-4
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
@@ -148,11 +150,8 @@ def compile_ptx(module_ir: ir.Module | str, target: HostTarget, opt_level: int =
         UnsupportedError: if this LLVM makes no PTX.
     """
 
-    def emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
-        return str(machine.emit_assembly(module))
-
     _check_nvptx()
-    return _with_machine(module_ir, target, opt_level, emit)
+    return _with_machine(module_ir, target, opt_level, _emit_ptx)
 
 
 def nvptx_target(compute_capability: tuple[int, int]) -> HostTarget:
@@ -216,12 +215,33 @@ def _emit_in_order(machine: binding.TargetMachine, module: binding.ModuleRef) ->
     overlap. The other way round it leaves them side by side. Which way it goes is an option of the
     process, so it is turned round only for as long as a kernel is emitted.
     """
+    with _option("misched-prera-direction", "topdown", "bottomup"):
+        return _emit(machine, module)
+
+
+def _emit_ptx(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
+    """Emits PTX, without a search of LLVM 22 that takes most of the time for random numbers.
+
+    Before straight-line strength reduction makes a sum from an earlier one, LLVM 22 looks through
+    hundreds of instructions on both for one whose result might be poison, each time anew: 0.85 of
+    1 s for a step of 2,000 instructions. Earlier ones never did. No result of ours is poison: flags
+    of wrapping are on offsets only, which are in their arrays.
+    """
+    if binding.llvm_version_info[0] != _GUARDED_LLVM:  # others end at an option they don't know
+        return str(machine.emit_assembly(module))
+    with _option("enable-poison-reuse-guard", "false", "true"):
+        return str(machine.emit_assembly(module))
+
+
+@contextlib.contextmanager
+def _option(name: str, value: str, default: str) -> Iterator[None]:
+    """Sets an option of LLVM's inside a `with` block: they are the process's."""
     with _emission:
-        binding.set_option("fuselane", "--misched-prera-direction=topdown")
+        binding.set_option("fuselane", f"--{name}={value}")
         try:
-            return _emit(machine, module)
+            yield
         finally:
-            binding.set_option("fuselane", "--misched-prera-direction=bottomup")
+            binding.set_option("fuselane", f"--{name}={default}")
 
 
 def _with_machine(

@@ -15,12 +15,18 @@ from fuselane.codegen.math.arctangent import emit_atan2
 from fuselane.codegen.math.emitter import FloatEmitter
 from fuselane.codegen.math.error_function import emit_erf
 from fuselane.codegen.math.exponential import emit_expm1, emit_exponential, emit_logistic
+from fuselane.codegen.math.half_power import (
+    emit_half_power,
+    half_power_name,
+    is_half_power,
+)
 from fuselane.codegen.math.hyperbolic import emit_tanh
 from fuselane.codegen.math.logarithm import emit_log, emit_log1p
 from fuselane.codegen.math.power import emit_power
 from fuselane.codegen.math.rare import internal_function
 from fuselane.codegen.math.roots import emit_cbrt, emit_rsqrt, emit_sqrt
 from fuselane.codegen.math.trigonometric import emit_cosine, emit_sine, emit_tan
+from fuselane.codegen.types import constant_value
 from fuselane.errors import CodegenError
 
 _EMITTERS: dict[str, Callable[..., ir.Value]] = {
@@ -63,12 +69,18 @@ def emit_math(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value]) 
     if emit is None:
         raise CodegenError(f"There is no code for the elementary function {opcode}.")
     type_ = operands[0].type
+    name = routine_name(opcode, type_)
+    exponent = constant_value(operands[1]) if opcode == "power" else None
+    if is_half_power(exponent):
+        name, operands = routine_name(half_power_name(exponent), type_), operands[:1]
 
     def body(inner: ir.IRBuilder, *arguments: ir.Value) -> ir.Value:
-        return emit(FloatEmitter(inner, type_), *arguments)
+        emitter = FloatEmitter(inner, type_)
+        if is_half_power(exponent):
+            return emit_half_power(emitter, arguments[0], exponent)
+        return emit(emitter, *arguments)
 
     signature = ir.FunctionType(type_, [type_] * len(operands))
-    name = routine_name(opcode, type_)
     function = internal_function(builder.module, name, signature, body, is_inlined=True)
     return builder.call(function, operands)
 

@@ -109,6 +109,21 @@ def test_neighbours_in_memory_are_moved_at_once() -> None:
     assert ptx.count("st.global.v4") == 1
 
 
+def test_long_code_of_few_elements_is_rolled() -> None:
+    """Eight sums of eight exponentials each: one loop over the sums, not 64 copies."""
+
+    def program(x: jax.Array, w: jax.Array) -> jax.Array:
+        def step(_: Any, x: jax.Array) -> jax.Array:
+            return jnp.log(jnp.exp(x[:, :, None] + w).sum(axis=1))
+
+        return jax.lax.fori_loop(0, 100, step, x)
+
+    struct = jax.ShapeDtypeStruct
+    found = lane_program(program, struct((4096, 8), jnp.float32), struct((8, 8), jnp.float32))
+    log2_e = "0f3FB8AA3B"
+    assert ptx_of(found).count(log2_e) == 8
+
+
 def test_rare_work_is_behind_a_vote() -> None:
     """A warp takes the branch as one, if one of its lanes needs to."""
     ptx = ptx_of(lane_program(LOOPS["guarded"], lanes(64)))

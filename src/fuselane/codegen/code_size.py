@@ -32,10 +32,10 @@ _CALL: Final = 10.0
 def is_long(emitter: Emitter, instruction: HloInstruction) -> bool:
     """Returns whether a result, and the views it reads, are too much code to be unrolled.
 
-    Never where a lane is a thread, whose registers are many and whose memory is far.
+    On a GPU too: what is made at once are a thread's registers, and the fewer, the more warps.
     """
     lane = emitter.lane(instruction)
-    if lane is None or not instruction.shape.is_array or emitter.place.block.width == 1:
+    if lane is None or not instruction.shape.is_array:
         return False
     size = residual_size(instruction.shape.dimensions, lane)
     code = _count_instructions(emitter, instruction)

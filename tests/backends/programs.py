@@ -82,7 +82,7 @@ def _means(x: jax.Array) -> Any:
 
 def _guarded(x: jax.Array) -> jax.Array:
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.where(x > 30, jnp.log1p(jnp.abs(x)) ** 1.5, x * 1.3 + 0.2)
+        return jnp.where(x > 30, jnp.log1p(jnp.abs(x)) ** 1.3, x * 1.3 + 0.2)
 
     return lax.fori_loop(0, 25, step, x)
 

@@ -36,8 +36,8 @@ def test_results_are_those_of_xla(name: str, lanes: int) -> None:
     check(LOOPS[name], jnp.linspace(-3, 5, lanes), tolerance=CLOSE)
 
 
-@pytest.mark.parametrize("lanes", [0, 1, 31, 32, 150, 1025])
-@pytest.mark.parametrize("name", ["rows", "totals", "means"])
+@pytest.mark.parametrize("lanes", [0, 1, 31, 32, 33, 150, 1025])
+@pytest.mark.parametrize("name", ["rows", "totals", "means", "boards"])
 def test_launches_of_odd_sizes(name: str, lanes: int) -> None:
     """No lane is left out or done twice, and none but they meet: a thread has up to three lanes."""
     if lanes == 0 and name == "means":
@@ -54,8 +54,9 @@ def test_steps_left_over_from_unrolling(trip_count: int) -> None:
     check(program, jnp.linspace(-3, 5, 70), tolerance=CLOSE)
 
 
-def test_a_launch_of_a_million_lanes() -> None:
-    check(LOOPS["collatz"], jnp.arange(10**6, dtype=jnp.float32) % 7)
+@pytest.mark.parametrize("name", ["collatz", "rows", "drawn"])
+def test_a_launch_of_a_million_lanes(name: str) -> None:
+    check(LOOPS[name], jnp.arange(10**6, dtype=jnp.float32) % 7, tolerance=CLOSE)
 
 
 @pytest.mark.parametrize(("lanes", "unroll"), [(33, 2), (7, 4)])

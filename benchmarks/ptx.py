@@ -5,7 +5,13 @@ into PTX too, for one GPU model, and assembled: no GPU is needed. The table tell
 are, why the others are not, and what registers and spills they take.
 
     python benchmarks/ptx.py --tests tests/differential --gpu h100 --json docs/data/ptx.json
-    python benchmarks/ptx.py --packages PATH --gpu h100
+    python benchmarks/ptx.py --suite --packages PATH --gpu h100
+
+The tests take half an hour on two cores that do other work. A share of them can be run by itself,
+and the shares put together:
+
+    python benchmarks/ptx.py --tests tests/differential --share 1/4 --kernels 1.json
+    python benchmarks/ptx.py --merge 1.json 2.json 3.json 4.json --json docs/data/ptx.json
 
 Needs ptxas, as of the `gpu` extra.
 """
@@ -15,14 +21,15 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import hashlib
 import json
 import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -39,7 +46,6 @@ from fuselane.errors import FuselaneError, UnsupportedError
 from fuselane.gpu import GPUS, GpuDescription
 from fuselane.lanes.program import LaneProgram
 from fuselane.machine import describe_machine
-from fuselane.xla.captured import KernelUsage
 from fuselane.xla.ptxas import assemble
 from fuselane.xla.toolchain import find_toolchain
 from programs import PROGRAMS
@@ -50,90 +56,125 @@ MANY_REGISTERS: Final = 200
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """What became of one lane program.
+
+    Attributes:
+        key: Of its code for the CPU; other shares may have the same.
+        program: Where it is from.
+        refusal: Why there is no PTX; empty if there is.
+        lines: Of PTX.
+        llvm_s, ptxas_s: What LLVM took, and ptxas in processor time.
+        registers, spill_bytes: As ptxas says; None if it refuses the PTX.
+    """
+
+    key: str
+    program: str
+    refusal: str = ""
+    lines: int = 0
+    llvm_s: float = 0.0
+    ptxas_s: float = 0.0
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+
+@final
 @dataclass(slots=True)
 class Recorder:
-    """Keeps the PTX of every lane program that becomes a kernel for the CPU, each once.
+    """Assembles the PTX of every lane program that becomes a kernel for the CPU, each once.
 
     Attributes:
         gpu: What the PTX is for.
+        ptxas: NVIDIA's assembler.
         program: The program at hand; a test is its own.
-        texts: PTX, and of which program.
-        refusals: Sentences, each as often as it was given.
-        seconds: That LLVM took for each.
+        rows: What became of each lane program, by key.
     """
 
     gpu: GpuDescription
+    ptxas: Path
     program: str = ""
-    texts: dict[str, str] = field(default_factory=dict)
-    refusals: collections.Counter[str] = field(default_factory=collections.Counter)
-    seconds: list[float] = field(default_factory=list)
-    _seen: set[str] = field(default_factory=set)
+    rows: dict[str, KernelRow] = field(default_factory=dict)
 
     def install(self) -> None:
         """Looks over the shoulder of the CPU's back end."""
 
         def built(program: LaneProgram, *arguments: Any, **keywords: Any) -> KernelCode:
             code = build_planned(program, *arguments, **keywords)
-            if code.ir not in self._seen:
-                self._seen.add(code.ir)
-                self._add(program)
+            key = hashlib.sha256(code.ir.encode()).hexdigest()
+            if key not in self.rows:
+                self.rows[key] = self._assembled(key, program)
             return code
 
         vars(cpu).update(build_planned=built)
 
-    def _add(self, program: LaneProgram) -> None:
+    def _assembled(self, key: str, program: LaneProgram) -> KernelRow:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+        row = KernelRow(key=key, program=self.program or test)
         start = time.perf_counter()
         try:
             code = build_threads(program, make_thread_plan(program, self.gpu), self.gpu)
             text = compile_ptx(code.ir, nvptx_target(self.gpu.compute_capability))
         except UnsupportedError as error:
-            self.refusals[error.decision.sentence] += 1
+            return replace(row, refusal=error.decision.sentence)
         except Exception as error:
-            self.refusals[f"{type(error).__name__}: {error}"[:200]] += 1
-        else:
-            test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
-            self.texts[text] = self.program or test
-            self.seconds.append(time.perf_counter() - start)
+            return replace(row, refusal=f"{type(error).__name__}: {error}"[:200])
+        row = replace(row, lines=text.count("\n"), llvm_s=time.perf_counter() - start)
+        start = child_s()
+        usage = next(iter(assemble(self.ptxas, [text]).values()), None)
+        row = replace(row, ptxas_s=child_s() - start)
+        if usage is None:
+            return row
+        return replace(row, registers=usage.registers, spill_bytes=usage.spill_bytes)
 
 
-def summarise(recorder: Recorder, usages: list[KernelUsage | None]) -> dict[str, Any]:
-    """Returns the numbers of a run."""
-    good = [usage for usage in usages if usage is not None]
-    refused = sum(recorder.refusals.values())
-    total = len(usages) + refused
-    registers = sorted(usage.registers for usage in good)
-    return {
-        "gpu": recorder.gpu.name,
-        "loops": total,
-        "assembled": len(good),
-        "share": len(good) / max(total, 1),
-        "rejected by ptxas": len(usages) - len(good),
-        "refused": dict(recorder.refusals.most_common()),
-        "median registers": statistics.median(registers) if registers else None,
-        "most registers": max(registers, default=None),
-        "with spills": sum(usage.spill_bytes > 0 for usage in good),
-        "median seconds of LLVM": statistics.median(recorder.seconds) if good else None,
-    }
-
-
-def describe_worst(
-    texts: Mapping[str, str], times: list[float], usages: list[KernelUsage | None]
-) -> dict[str, Any]:
-    """Returns how long ptxas took, for which kernels longest, and which have spills or many
-    registers."""
-    slowest = sorted(zip(times, texts, strict=True), reverse=True)[:10]
+def summarise(rows: Sequence[KernelRow], gpu: GpuDescription) -> dict[str, Any]:
+    """Returns the numbers of a run: how many there are, what they take, and the worst."""
+    refused = collections.Counter(row.refusal for row in rows if row.refusal)
+    tried = [row for row in rows if not row.refusal]
+    good = [row for row in tried if row.registers is not None]
+    registers = sorted(row.registers or 0 for row in good)
+    slowest = sorted(tried, key=lambda row: -row.ptxas_s)[:10]
     fullest = [
-        (usage.registers, usage.spill_bytes, program)
-        for program, usage in zip(texts.values(), usages, strict=True)
-        if usage is not None and (usage.spill_bytes or usage.registers > MANY_REGISTERS)
+        (row.registers or 0, row.spill_bytes or 0, row.program)
+        for row in good
+        if row.spill_bytes or (row.registers or 0) > MANY_REGISTERS
     ]
     return {
-        "median seconds of ptxas": statistics.median(times) if times else None,
+        "gpu": gpu.name,
+        "loops": len(rows),
+        "assembled": len(good),
+        "share": len(good) / max(len(rows), 1),
+        "rejected by ptxas": len(tried) - len(good),
+        "refused": dict(refused.most_common()),
+        "median registers": statistics.median(registers) if registers else None,
+        "most registers": max(registers, default=None),
+        "with spills": sum(bool(row.spill_bytes) for row in good),
+        "median seconds of LLVM": statistics.median(r.llvm_s for r in good) if good else None,
+        "median seconds of ptxas": statistics.median(r.ptxas_s for r in tried) if tried else None,
         "slowest [seconds, lines of PTX]": [
-            (round(seconds, 2), text.count("\n"), texts[text]) for seconds, text in slowest
+            (round(row.ptxas_s, 2), row.lines, row.program) for row in slowest
         ],
         "fullest [registers, bytes of spills]": sorted(fullest, reverse=True),
     }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A plug-in of pytest's that leaves a share of the tests: every `of`-th.
+
+    Attributes:
+        number: Which share, from 1.
+        of: How many there are.
+    """
+
+    number: int
+    of: int
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Drops the tests of other shares."""
+        items[:] = items[self.number - 1 :: self.of]
 
 
 def compile_suite(recorder: Recorder) -> None:
@@ -168,13 +209,36 @@ def find_ptxas() -> Path | None:
     return None
 
 
+def run(options: argparse.Namespace, gpu: GpuDescription, ptxas: Path) -> list[KernelRow]:
+    """Compiles what was asked for."""
+    recorder = Recorder(gpu, ptxas)
+    recorder.install()
+    if options.tests:
+        vars(harness).update(check=compile_only)
+        share = Share(*map(int, options.share.split("/")))
+        pytest.main(["-q", "-p", "no:cacheprovider", *options.tests], plugins=[share])
+    if options.suite:
+        compile_suite(recorder)
+    return list(recorder.rows.values())
+
+
+def merge(paths: Sequence[Path]) -> list[KernelRow]:
+    """Returns the rows of several runs, each once."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    rows = [KernelRow(**row) for part in found for row in part]
+    return list({row.key: row for row in rows}.values())
+
+
 def main() -> int:
     """Compiles what was asked for; returns 1 if ptxas refuses anything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tests", nargs="*", default=[], help="what pytest is to run")
+    parser.add_argument("--share", default="1/1", help="1/4: every fourth test from the first")
     parser.add_argument("--suite", action="store_true", help="the suite's programs")
     parser.add_argument("--packages", type=Path, help="a folder with the suite's packages")
+    parser.add_argument("--merge", nargs="*", type=Path, default=[], help="what --kernels wrote")
     parser.add_argument("--gpu", choices=sorted(GPUS), default="h100")
+    parser.add_argument("--kernels", type=Path, help="where all kernels go, for --merge")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.packages is not None:
@@ -183,20 +247,11 @@ def main() -> int:
     if ptxas is None:
         print("There is no ptxas: pip install 'fuselane[gpu]' brings one.", file=sys.stderr)
         return 2
-    recorder = Recorder(GPUS[options.gpu])
-    recorder.install()
-    if options.tests:
-        vars(harness).update(check=compile_only)
-        pytest.main(["-q", "-p", "no:cacheprovider", *options.tests])
-    if options.suite:
-        compile_suite(recorder)
-    times: list[float] = []
-    usages: list[KernelUsage | None] = []
-    for text in recorder.texts:
-        start = child_s()
-        usages.append(next(iter(assemble(ptxas, [text]).values()), None))
-        times.append(child_s() - start)
-    result = summarise(recorder, usages) | describe_worst(recorder.texts, times, usages)
+    gpu = GPUS[options.gpu]
+    rows = merge(options.merge) if options.merge else run(options, gpu, ptxas)
+    if options.kernels is not None:
+        options.kernels.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+    result = summarise(rows, gpu)
     result |= {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine()}
     print(json.dumps(result, indent=2))
     if options.json is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
@@ -27,7 +28,7 @@ SPECIAL: Final = (math.nan, 0.0, -0.0, math.inf, -math.inf, -1.0, -8.0, 1.0)
 
 
 def case(exponent: float, element_type: PrimitiveType) -> Case:
-    def emit(builder: ir.IRBuilder, operands: list[ir.Value]) -> ir.Value:
+    def emit(builder: ir.IRBuilder, operands: Sequence[ir.Value]) -> ir.Value:
         constant = float_constant(operands[0].type, exponent)
         return emit_math(builder, "power", [operands[0], constant])
 

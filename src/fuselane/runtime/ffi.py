@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, final
@@ -31,6 +30,7 @@ from fuselane.codegen.llvm import HostTarget, LoadedObject, compile_object, load
 from fuselane.errors import CacheError, RuntimeFailure
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.kernel import Kernel, compute_key, missing_features
+from fuselane.runtime.once import once
 
 TARGET: Final = "fuselane_kernel"
 """Custom call target of every kernel."""
@@ -258,21 +258,13 @@ def _resolve(attributes: Attributes) -> int:
 _resolver: Final = make_resolver(_resolve)
 
 
+@once
 def register() -> None:
     """Registers the handler with XLA's CPU backend; the first call does it, the others nothing.
 
     Raises:
         RuntimeFailure: if LLVM or XLA refuses it.
     """
-    with _register_lock:
-        _register()
-
-
-_register_lock = threading.Lock()
-
-
-@functools.cache
-def _register() -> None:
     handler = load_handler("handler", build_handler_ir(), _resolver)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(table))
     stages = {"instantiate": INSTANTIATE_SYMBOL, "execute": EXECUTE_SYMBOL}

@@ -8,8 +8,6 @@ be launched; the driver gets it at the first call. From then on, a call needs no
 from __future__ import annotations
 
 import ctypes
-import functools
-import threading
 from typing import Any, Final, final
 
 from fuselane.codegen.ffi_handler import INSTANTIATE_SYMBOL
@@ -30,6 +28,7 @@ from fuselane.runtime.ffi import (
     register_handler,
 )
 from fuselane.runtime.kernel import compute_key
+from fuselane.runtime.once import once
 from fuselane.runtime.ptx_call import LAUNCH_TARGET
 
 
@@ -93,6 +92,7 @@ def _resolve(attributes: Attributes) -> int:
 _resolver: Final = make_resolver(_resolve)
 
 
+@once
 def register() -> None:
     """Registers the handler with XLA's GPU backend, now or as soon as JAX has loaded that.
 
@@ -101,15 +101,6 @@ def register() -> None:
     Raises:
         RuntimeFailure: if LLVM or XLA refuses it.
     """
-    with _register_lock:
-        _register()
-
-
-_register_lock = threading.Lock()
-
-
-@functools.cache
-def _register() -> None:
     register_stages("CUDA", open_driver())
 
 

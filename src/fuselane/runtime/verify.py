@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
@@ -27,6 +26,7 @@ from fuselane.codegen.ffi_handler import API_MAJOR, API_MINOR
 from fuselane.contract import Check, NumpyArray
 from fuselane.errors import RuntimeFailure
 from fuselane.runtime.ffi import Attributes, capsule
+from fuselane.runtime.once import once
 
 CHECK_TARGET: Final = "fuselane_verify"
 """Custom call target of every comparison."""
@@ -224,21 +224,13 @@ def check_attributes(check: Check) -> bytes:
     return f'{{check = "{check.to_text()}"}}'.encode()
 
 
+@once
 def register() -> None:
     """Registers the handler with XLA's CPU backend; the first call does it, the others nothing.
 
     Raises:
         RuntimeFailure: if XLA refuses it.
     """
-    with _register_lock:
-        _register()
-
-
-_register_lock = threading.Lock()
-
-
-@functools.cache
-def _register() -> None:
     # XLA keeps the address for as long as the process runs.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_handler))
     address = ctypes.cast(_handler, ctypes.c_void_p).value

@@ -47,7 +47,7 @@ def test_work_grows_with_the_module(
     four times as much."""
     counts: Counter[str] = Counter()
     for owner, function in (
-        (HloInstruction, "clone"),
+        (HloInstruction, "copy_with"),
         (costs, "_flops"),
         (PerformanceModel, "fused_ticks"),
     ):
@@ -57,7 +57,7 @@ def test_work_grows_with_the_module(
         counts.clear()
         run_pipeline(PIPELINES[name], program(num))
         taken.append(dict(counts))
-    assert taken[0]["clone"] >= 100
+    assert taken[0]["copy_with"] >= 100
     for key, before in taken[0].items():
         assert taken[1][key] < 4 * before + 100, key
 

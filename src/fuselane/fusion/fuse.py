@@ -217,7 +217,7 @@ def _read_once(fusion: HloInstruction) -> None:
 
 def _number_parameters(body: HloComputation, first: int) -> None:
     for number in range(first, len(body.parameters)):
-        body.parameters[number].proto.parameter_number = number
+        body.parameters[number].parameter_number = number
 
 
 def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
@@ -225,15 +225,18 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
     body = fusion.to_apply
     inside = dict(zip(fusion.operands, body.parameters, strict=True))
     parameter = inside.pop(producer, None)
-    members, actual, read = _contents(producer)
+    members, read = _contents(producer)
     for operand in read:
         if operand not in inside:
             inside[operand] = _add_parameter(body, operand)
-    copies: dict[HloInstruction, HloInstruction] = {}
-    for member in members:
-        operands = [copies.get(o) or inside[actual.get(o, o)] for o in member.operands]
-        copies[member] = body.add(member.clone(operands))
-    value = copies[producer.to_apply.root if producer.opcode == "fusion" else producer]
+    if producer.opcode == "fusion":
+        callee = producer.to_apply
+        outside = zip(callee.parameters, producer.operands, strict=True)
+        values, root = {p: inside[o] for p, o in outside if o in inside}, callee.root
+    else:
+        values, root = {o: inside[o] for o in producer.operands}, producer
+    body.add_copies(members, values)
+    value = values[root]
     if parameter is not None:  # else the two are siblings
         parameter.replace_all_uses_with(value)
         body.remove(parameter)
@@ -244,27 +247,20 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
 
 def _contents(
     producer: HloInstruction,
-) -> tuple[list[HloInstruction], dict[HloInstruction, HloInstruction], list[HloInstruction]]:
-    """Returns what a producer computes, what its parameters stand for, and what it reads in the
-    order in which a consumer gets it, which is that of last use."""
+) -> tuple[list[HloInstruction], list[HloInstruction]]:
+    """Returns what a producer computes, and what it reads in the order in which a consumer gets it,
+    which is that of last use."""
     if producer.opcode != "fusion":
-        return [producer], {}, producer.operands
+        return [producer], producer.operands
     body = producer.to_apply
     members = [member for member in body.post_order() if member.opcode != "parameter"]
     actual = dict(zip(body.parameters, producer.operands, strict=True))
-    read = [
-        actual[operand]
-        for member in reversed(members)
-        for operand in member.operands
-        if operand in actual
-    ]
-    return members, actual, read
+    read = dict.fromkeys(
+        operand for member in reversed(members) for operand in member.operands if operand in actual
+    )
+    return members, [actual[parameter] for parameter in read]
 
 
 def _add_parameter(body: HloComputation, operand: HloInstruction) -> HloInstruction:
     number = len(body.parameters)
-    return body.add(
-        HloInstruction.create(
-            "parameter", operand.shape, name=f"param_{number}", parameter_number=number
-        )
-    )
+    return body.add(HloInstruction.parameter(number, operand.shape, f"param_{number}"))

@@ -280,7 +280,7 @@ class _Walk:
 
     def _check_size(self, producer: HloInstruction, user: HloInstruction) -> FusionDecision | None:
         of, into = self.model.cost(producer), self.model.cost(user)
-        times = into.emissions_of(user.operands.index(producer))
+        times = into.operands[user.operands.index(producer)].emissions
         size = into.code_size + times * of.code_size
         if size <= self.options.max_code_size:
             return None

@@ -126,7 +126,7 @@ def _part(module: HloModule, fusion: HloInstruction, element: HloInstruction) ->
     operands: list[HloInstruction] = []
     for parameter, operand in zip(list(body.parameters), fusion.operands, strict=True):
         if parameter.users or parameter.is_root:
-            parameter.proto.parameter_number = len(operands)
+            parameter.parameter_number = len(operands)
             operands.append(operand)
         else:
             body.remove(parameter)

@@ -61,6 +61,8 @@ def is_elementwise(instruction: HloInstruction) -> bool:
 
 def is_fusible(instruction: HloInstruction) -> bool:
     """Whether an instruction may be part of any fusion at all."""
+    if instruction.opcode in ELEMENTWISE:
+        return True
     match instruction.opcode:
         case opcode if opcode in _NEVER_FUSIBLE:
             return False

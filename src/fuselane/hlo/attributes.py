@@ -26,6 +26,7 @@ def attributes_of(instruction: HloInstruction, *without: str) -> bytes:
     fields of HloInstructionProto that are given.
     """
     proto = instruction.copy_proto()
+    proto.parameter_number = instruction.parameter_number
     for name in (*_PLACE, *without):
         proto.ClearField(name)
     proto.DiscardUnknownFields()

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, final
 
+from fuselane import budget
 from fuselane.errors import VerificationError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.ordering import post_order
@@ -187,7 +188,7 @@ class HloComputation:
                 f"{instruction.name} is already in {instruction.computation.name}."
             )
         if self.module is not None:
-            self.module.adopt(instruction, self)
+            self.module.adopt([instruction], self)
         instruction.computation = self
         self._post_order = None
         if before is None:
@@ -200,6 +201,27 @@ class HloComputation:
                 self.parameters.sort(key=_parameter_number)
         return instruction
 
+    def add_copies(
+        self, originals: Iterable[HloInstruction], values: dict[HloInstruction, HloInstruction]
+    ) -> None:
+        """Adds copies of instructions that are no parameters; as `add` of a `clone` of each.
+
+        Args:
+            originals: Instructions of another computation, operands before users.
+            values: What stands for their operands in here; their copies are added to it.
+        """
+        budget.check()
+        copies: list[HloInstruction] = []
+        for original in originals:
+            copy = original.copy_with([values[operand] for operand in original.operands])
+            copy.computation = self
+            values[original] = copy
+            copies.append(copy)
+        if self.module is not None:
+            self.module.adopt(copies, self)
+        self.instructions += copies
+        self._post_order = None
+
     def remove(self, instruction: HloInstruction) -> None:
         """Removes an instruction nobody needs.
 
@@ -209,6 +231,8 @@ class HloComputation:
         """
         self._check_removable(instruction)
         del self.instructions[_find_from_end(self.instructions, instruction)]
+        for operand in dict.fromkeys(instruction.operands):
+            operand.users.remove(instruction)
         self._detach(instruction)
 
     def remove_dead_instructions(self) -> int:
@@ -218,7 +242,12 @@ class HloComputation:
         """
         live = self._live_instructions()
         dead = [instruction for instruction in self.instructions if instruction not in live]
+        if not dead:
+            return 0
         self.instructions[:] = [i for i in self.instructions if i in live]
+        gone = set(dead)
+        for value in {operand: None for i in dead for operand in i.operands}:
+            value.users[:] = [user for user in value.users if user not in gone]
         for instruction in reversed(dead):
             self._detach(instruction)
         return len(dead)
@@ -241,8 +270,7 @@ class HloComputation:
             raise VerificationError(f"{instruction.name} is still needed in {self.name}.")
 
     def _detach(self, instruction: HloInstruction) -> None:
-        for operand in dict.fromkeys(instruction.operands):
-            operand.users.remove(instruction)
+        """Takes leave of an instruction that its operands no longer have among their users."""
         instruction.operands.clear()
         instruction.drop_control_edges()
         instruction.computation = None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fuselane.hlo.computation import HloComputation
 
 _detached_ids: Final = itertools.count(1)
+_PLAIN: Final = HloInstructionProto()
+"""What instructions have in common that only are what their attributes say; never changed."""
 
 SIDE_EFFECT_OPCODES: Final = frozenset(
     {
@@ -56,8 +58,9 @@ class HloInstruction:
     """One operation of a computation; equality is identity.
 
     The attributes below are the truth; the message fields they come from (`name`, `opcode`,
-    `shape`, `id` and the ids of operands, control predecessors and called computations) are only
-    written with the module. All other fields are read, changed and kept in `proto`.
+    `shape`, `id`, `parameter_number` and the ids of operands, control predecessors and called
+    computations) are only written with the module. All other fields are read, changed and kept in
+    `proto`.
 
     Attributes:
         id: Unique in the module; an instruction of no module has one that is unique among those.
@@ -71,6 +74,7 @@ class HloInstruction:
             `add_control_predecessor`.
         control_successors: The other direction.
         called_computations: A while has its body first, then its condition.
+        parameter_number: Position of a parameter; 0 for all else.
         computation: Where it is, or None.
         proto: The HloInstructionProto; copies share one until it is asked for.
     """
@@ -89,6 +93,7 @@ class HloInstruction:
         "name",
         "opcode",
         "operands",
+        "parameter_number",
         "shape",
         "users",
     )
@@ -104,6 +109,7 @@ class HloInstruction:
         self.control_predecessors: list[HloInstruction] = []
         self.control_successors: list[HloInstruction] = []
         self.called_computations: list[HloComputation] = []
+        self.parameter_number: int = proto.parameter_number
         self.computation: HloComputation | None = None
         self._proto: Message = proto
         self._is_shared = False
@@ -143,6 +149,14 @@ class HloInstruction:
         instruction.called_computations.extend(called_computations)
         return instruction
 
+    @classmethod
+    def parameter(cls, number: int, shape: Shape, name: str) -> HloInstruction:
+        """Returns a new parameter that is in no computation yet."""
+        parameter = cls(_PLAIN, next(_detached_ids), name, "parameter", shape)
+        parameter.parameter_number = number
+        parameter._is_shared = True
+        return parameter
+
     def clone(
         self,
         operands: Sequence[HloInstruction],
@@ -155,15 +169,39 @@ class HloInstruction:
 
         Called computations are shared with the original unless others are given.
         """
-        copy = HloInstruction(
-            self._proto, next(_detached_ids), name or self.name, self.opcode, shape or self.shape
-        )
-        self._is_shared = copy._is_shared = True
+        budget.check()
+        copy = self.copy_with(list(operands))
+        copy.id = next(_detached_ids)
+        if called_computations is not None:
+            copy.called_computations[:] = called_computations
+        if shape is not None:
+            copy.shape = shape
+        if name:
+            copy.name = name
+        return copy
+
+    def copy_with(self, operands: list[HloInstruction]) -> HloInstruction:
+        """As `clone`, of which this is the quick part: the copy has yet to get an id of its own."""
+        copy = HloInstruction.__new__(HloInstruction)
+        copy.id = self.id
+        copy.name = self.name
+        copy.opcode = self.opcode
+        copy.shape = self.shape
+        copy.operands = operands
+        copy.users = []
+        copy.control_predecessors = []
+        copy.control_successors = []
+        copy.called_computations = self.called_computations.copy()
+        copy.parameter_number = self.parameter_number
+        copy.computation = None
+        copy._proto = self._proto
+        copy._is_shared = self._is_shared = True
         copy._shape_in_proto = self._shape_in_proto
         copy._literal = self._literal
-        copy._connect(operands)
-        callees = self.called_computations if called_computations is None else called_computations
-        copy.called_computations.extend(callees)
+        for operand in operands:
+            users = operand.users
+            if not users or users[-1] is not copy:
+                users.append(copy)
         return copy
 
     @property
@@ -241,14 +279,15 @@ class HloInstruction:
         if self.shape is not new.shape and not self.shape.is_compatible(new.shape):
             raise VerificationError(f"{new!r} cannot take the place of {self!r}.")
         keep = [user for user in self.users if user is new]
-        existing = set(new.users)
+        has_users = bool(new.users)
         for user in self.users:
             if user is new:
                 continue
-            for _ in range(user.operands.count(self)):
-                user.operands[user.operands.index(self)] = new
-            if user not in existing:
+            operands = user.operands
+            if not has_users or new not in operands:
                 new.users.append(user)
+            for _ in range(operands.count(self)):
+                operands[operands.index(self)] = new
         self.users[:] = keep
         self._note_edit()
         if self.is_root and self.computation is not None:
@@ -298,6 +337,7 @@ class HloInstruction:
         message.id = self.id
         message.name = self.name
         message.opcode = self.opcode
+        message.parameter_number = self.parameter_number
         if self.shape is not self._shape_in_proto:
             message.shape.CopyFrom(self.shape.to_proto())
         message.operand_ids[:] = [operand.id for operand in self.operands]
@@ -312,12 +352,6 @@ class HloInstruction:
     def is_root(self) -> bool:
         """Whether it is its computation's result."""
         return self.computation is not None and self.computation.has_root(self)
-
-    @property
-    def parameter_number(self) -> int:
-        """Position of a parameter."""
-        result: int = self._proto.parameter_number
-        return result
 
     @property
     def tuple_index(self) -> int:

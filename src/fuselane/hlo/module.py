@@ -131,20 +131,24 @@ class HloModule:
         self._instruction_names.difference_update(i.name for i in computation.instructions)
         computation.module = None
 
-    def adopt(self, instruction: HloInstruction, computation: HloComputation) -> None:
-        """Gives an instruction about to be added to a computation of this module an id and a name.
+    def adopt(self, instructions: Sequence[HloInstruction], computation: HloComputation) -> None:
+        """Gives instructions about to be added to a computation of this module ids and names.
 
-        Its name stays where no other instruction has it.
+        Their names stay where no other instruction has them.
         """
-        instruction.id = self._ids.next_id(computation)
-        instruction.name = _unique(instruction.name, self._instruction_names)
+        names, ids = self._instruction_names, self._ids.next_ids(computation, len(instructions))
+        for instruction, new_id in zip(instructions, ids, strict=True):
+            instruction.id = new_id
+            if instruction.name in names:
+                instruction.name = _unique(instruction.name, names)
+            names.add(instruction.name)
 
     def _adopt_computation(self, computation: HloComputation) -> None:
         computation.module = self
         computation.id = self._ids.next_computation_id()
         computation.name = _unique(computation.name, self._computation_names)
-        for instruction in computation.instructions:
-            self.adopt(instruction, computation)
+        self._computation_names.add(computation.name)
+        self.adopt(computation.instructions, computation)
         self.computations.append(computation)
 
     @cached_property
@@ -189,14 +193,15 @@ class _Ids:
         self._last_in_module = max(self._last.values(), default=0)
         self._is_composite = not self._last or self._last_in_module >> _COMPUTATION_SHIFT > 0
 
-    def next_id(self, computation: HloComputation) -> int:
-        """Returns a new instruction id."""
+    def next_ids(self, computation: HloComputation, num: int) -> range:
+        """Returns new ids for instructions of a computation."""
         if not self._is_composite:
-            self._last_in_module += 1
-            return self._last_in_module
-        last = self._last.get(computation.id, (computation.id << _COMPUTATION_SHIFT) - 1)
-        self._last[computation.id] = last + 1
-        return last + 1
+            first = self._last_in_module + 1
+            self._last_in_module += num
+        else:
+            first = self._last.get(computation.id, (computation.id << _COMPUTATION_SHIFT) - 1) + 1
+            self._last[computation.id] = first + num - 1
+        return range(first, first + num)
 
     def next_computation_id(self) -> int:
         """Returns a new computation id."""
@@ -205,11 +210,10 @@ class _Ids:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """Returns `name`, or `name` with a number, and adds it to `taken`."""
+    """Returns `name`, or `name` with a number, that is not taken."""
     candidate = name
     number = len(taken)
     while candidate in taken:
         candidate = f"{name}.{number}"
         number += 1
-    taken.add(candidate)
     return candidate

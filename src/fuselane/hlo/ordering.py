@@ -36,8 +36,11 @@ def _append_with_dependencies(
     entered: set[_T] = set()
     while stack:
         top = stack[-1]
+        if top in order:
+            stack.pop()
+            continue
         pending = [dependency for dependency in dependencies(top) if dependency not in order]
-        if top in order or not pending:
+        if not pending:
             order[stack.pop()] = None
             continue
         if top in entered:

@@ -90,6 +90,8 @@ class PrimitiveType(enum.IntEnum):
     F6E3M2FN = 35, "f6e3m2fn", 6, "float", ml_dtypes.float6_e3m2fn
     F6E2M3FN = 36, "f6e2m3fn", 6, "float", ml_dtypes.float6_e2m3fn
 
+    __hash__ = int.__hash__
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy type (ml_dtypes' for the small ones). Raises VerificationError where there is

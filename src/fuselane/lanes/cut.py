@@ -163,7 +163,7 @@ class Cut:
         for parameter in computation.parameters:
             if parameter.parameter_number >= _FIRST_INPUT:
                 number = parameter.parameter_number - _FIRST_INPUT + len(self._combiners)
-                parameter.proto.parameter_number = number
+                parameter.parameter_number = number
         return Epilogue(
             computation=computation,
             combiners=tuple(self._combiners),

@@ -93,5 +93,5 @@ def drop_unused_parameters(
         region.remove(parameter)
     used = tuple(operands[p.parameter_number] for p in region.parameters)
     for number, parameter in enumerate(region.parameters):
-        parameter.proto.parameter_number = number
+        parameter.parameter_number = number
     return used

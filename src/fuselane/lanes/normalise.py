@@ -210,7 +210,7 @@ class _Normaliser:
             for parameter in [p for p in region.parameters if not p.users]:
                 region.remove(parameter)
             for number, parameter in enumerate(used):
-                parameter.proto.parameter_number = number
+                parameter.parameter_number = number
             self._operands = operands
         return tuple(self._operands)
 

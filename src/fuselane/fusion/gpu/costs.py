@@ -42,12 +42,14 @@ class Operand:
         roots: What it is read element by element from; itself where it is read otherwise.
         utilization: How often each element is read, on average.
         bytes_read: Repeated reads included.
+        emissions: How often its code would stand in the kernel's.
     """
 
     value: int = -1
     roots: Roots = _NO_ROOTS
     utilization: float = 0.0
     bytes_read: int = 0
+    emissions: int = 1
 
 
 @final
@@ -102,18 +104,13 @@ class KernelCost:
             if operand.roots is not roots:
                 roots = operand.roots
                 times = sum([self.emissions[root] for root in roots])
+            operand.emissions = times
             self.code_size += times
 
     def common(self, left: Roots, right: Roots) -> float:
         """Returns the utilization that two sets of roots share."""
         shared = left & right
         return to_f32(sum([self.utilization[root] for root in shared])) if shared else 0.0
-
-    def emissions_of(self, index: int) -> int:
-        """Returns how often the code of an operand would stand in the kernel's."""
-        if not self.is_fusion:
-            return 1
-        return sum([self.emissions[root] for root in self.operands[index].roots])
 
 
 def compute_cost(instruction: HloInstruction) -> KernelCost:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from fuselane.fusion.fuse import INPUT, LOOP
 from fuselane.fusion.gpu.region import Region
@@ -41,8 +40,7 @@ class Emitter(enum.Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(NamedTuple):
     """How a kernel is made.
 
     Attributes:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from fuselane.fusion.gpu.emitters import Emission, Emitter
 from fuselane.fusion.gpu.region import Region
@@ -31,8 +30,7 @@ _HOSTILE_WINDOW: Final = 8
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """A grid of blocks.
 
     Attributes:

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, NamedTuple, final
 
 from fuselane.fusion.gpu.costs import (
     EXACT_IN_F32,
     KernelCost,
+    Operand,
     compute_cost,
     round_half_up,
     to_f32,
 )
-from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
+from fuselane.fusion.gpu.emitters import HEROIC, Emitter, choose_emitter
 from fuselane.fusion.gpu.launch import HOSTILE, compute_launch
 from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
-from fuselane.fusion.gpu.shapes import unnested_form
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -69,28 +70,41 @@ class Plan:
             that has any of the opcodes that decide.
     """
 
-    __slots__ = ("_running", "emission", "is_steady", "region")
+    __slots__ = ("_running", "_sides", "emission", "is_steady", "region")
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, sides: tuple[Plan, Plan] | None = None) -> None:
         self.region = region
         self.emission = choose_emitter(region)
         self.is_steady = self.emission.emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
-        self._running: _Running | None = None
+        self._sides = sides
+        """Those of the producer and of the consumer alone, if known."""
+        self._running: Running | None = None
 
-    def running(self, gpu: GpuDescription) -> _Running:
+    def running(self, gpu: GpuDescription) -> Running:
         """Returns what its time depends on, for the GPU it is always asked about."""
         if self._running is None:
             launch = compute_launch(self.region, self.emission, gpu)
-            is_coalesced = _is_coalesced(self.region, self.emission)
             cores = min(launch.blocks, gpu.num_multiprocessors)
             units = cores * min(launch.threads, gpu.fp32_units)
             flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
-            self._running = _Running(launch.blocks, flops_per_ns, is_coalesced)
+            self._running = Running(launch.blocks, flops_per_ns, self._is_coalesced())
         return self._running
+
+    def _is_coalesced(self) -> bool:
+        """Whether neighbouring threads read neighbouring elements, by XLA's rule of thumb."""
+        region, emitter = self.region, self.emission.emitter
+        if emitter is not Emitter.TRANSPOSE and not region.opcodes.isdisjoint(_MOVES):
+            for member in region.members():
+                if _transposes_minor(member) and not _starts_at_broadcast(region, member):
+                    return False
+        if emitter is Emitter.REDUCTION and region.producer is not None:
+            sides = self._sides or (Plan(Region(region.producer)), Plan(Region(region.consumer)))
+            return any(side.emission.emitter is not Emitter.REDUCTION for side in sides)
+        return True
 
 
 @final
-class _Running(NamedTuple):
+class Running(NamedTuple):
     """What the time of a kernel depends on, besides operations and bytes."""
 
     blocks: int
@@ -127,7 +141,9 @@ class PerformanceModel:
 
     def forget_operands(self, instruction: HloInstruction) -> None:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
-        self._of(instruction).reads = None
+        known = self._known.get(instruction)
+        if known is not None:
+            known.reads = None
 
     def learn(
         self,
@@ -159,10 +175,13 @@ class PerformanceModel:
         alone = known.plan
         if alone is None:
             alone = known.plan = Plan(Region(consumer, None, self.opcodes(consumer)))
-        if producer is None or (alone.is_steady and self.opcodes(producer).isdisjoint(_SHAPING)):
+        if producer is None:
             return alone
-        opcodes = self.opcodes(consumer) | self.opcodes(producer)
-        return Plan(Region(consumer, producer, opcodes))
+        opcodes = self.opcodes(producer)
+        if alone.is_steady and opcodes.isdisjoint(_SHAPING):
+            return alone
+        region = Region(consumer, producer, self.opcodes(consumer) | opcodes)
+        return Plan(region, (self.plan(producer), alone))
 
     def cost(self, instruction: HloInstruction) -> KernelCost:
         """Returns what a kernel of its own computes, reads and writes."""
@@ -190,19 +209,20 @@ class PerformanceModel:
     ) -> int:
         """Returns the time of a consumer that computes an operand of it itself, and may also
         return it. The plan is that of both."""
-        into, of = self._reads(consumer), self._reads(producer)
         time, time_of = self.time(consumer), self.time(producer)
+        into, of = self._reads(consumer), self._reads(producer)
         running = plan.running(self.gpu)
         place = into.places[producer]
-        share = into.cost.operands[place].utilization
-        times = share * consumer.operands.count(producer)
-        flops = int(to_f32(to_f32(time_of.flops * times) + time.flops))
+        share = into.operands[place].utilization
+        flops = to_f32(time_of.flops * (share * consumer.operands.count(producer))) + time.flops
         reading = self._reading(into, running)
         inside = self._reading(of, running, share)
         memory = reading.total - reading.ticks[place] + inside.total + time.write
-        for operand in into.places.keys() & of.places.keys():
-            place, place_of = into.places[operand], of.places[operand]
-            total = into.cost.operands[place].bytes_read + inside.num_bytes[place_of]
+        for operand, place_of in of.places.items():
+            place = into.places.get(operand, -1)
+            if place < 0:
+                continue
+            total = into.operands[place].bytes_read + inside.num_bytes[place_of]
             common = _common_utilization(operand, producer, consumer, of, into)
             if common:
                 total -= round_half_up(to_f32(operand.shape.byte_size * common))
@@ -210,7 +230,7 @@ class PerformanceModel:
             memory += self._read_ticks(operand, total, running)
         if is_multi_output:
             memory += time_of.write
-        return _overlap(_compute_ticks(flops, running), memory)
+        return _overlap(_compute_ticks(int(to_f32(flops)), running.flops_per_ns), memory)
 
     def common_utilization(
         self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
@@ -231,17 +251,18 @@ class PerformanceModel:
             memory = sum([reading.ticks[places[operand]] for operand in instruction.operands])
         flops = int(cost.flops)
         write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / self._bandwidth))
-        computing = _compute_ticks(flops, running)
+        computing = _compute_ticks(flops, running.flops_per_ns)
         return KernelTime(flops, write, _overlap(computing, memory + write))
 
     def _reads(self, instruction: HloInstruction) -> _Reads:
         known = self._known.get(instruction)
         if known is None or known.reads is None:
             known = self._of(instruction)
-            known.reads = _Reads(self.cost(instruction), _first_places(instruction.operands))
+            cost = self.cost(instruction)
+            known.reads = _Reads(cost, cost.operands, _first_places(instruction.operands))
         return known.reads
 
-    def _reading(self, reads: _Reads, running: _Running, share: float | None = None) -> _Reading:
+    def _reading(self, reads: _Reads, running: Running, share: float | None = None) -> _Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
         key = (running.blocks, running.is_coalesced, share)
         reading = reads.readings.get(key)
@@ -258,7 +279,7 @@ class PerformanceModel:
             reading = reads.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
         return reading
 
-    def _read_ticks(self, operand: HloInstruction, total: int, running: _Running) -> int:
+    def _read_ticks(self, operand: HloInstruction, total: int, running: Running) -> int:
         """Returns the time to read `total` bytes, repetitions included, of an operand."""
         shape = operand.shape
         size = shape.byte_size
@@ -302,10 +323,11 @@ class _Reading(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Reads:
-    """What an instruction reads: where it has each operand first, and what reading all of them
-    takes, by the launch."""
+    """What an instruction reads: how and where it has each operand first, and what reading all of
+    them takes, by the launch."""
 
     cost: KernelCost
+    operands: list[Operand]
     places: dict[HloInstruction, int]
     readings: dict[tuple[int, bool, float | None], _Reading] = field(default_factory=dict)
 
@@ -331,16 +353,16 @@ def _common_utilization(
 
 
 def _first_places(operands: list[HloInstruction]) -> dict[HloInstruction, int]:
-    places: dict[HloInstruction, int] = {}
-    for place, operand in enumerate(operands):
-        places.setdefault(operand, place)
-    return places
+    num = len(operands)
+    return dict(zip(reversed(operands), range(num - 1, -1, -1), strict=True))
 
 
-def _compute_ticks(flops: int, running: _Running) -> int:
-    return _scale(4, to_f32(to_f32(flops) / running.flops_per_ns))
+@lru_cache(maxsize=1 << 16)
+def _compute_ticks(flops: int, flops_per_ns: int) -> int:
+    return _scale(4, to_f32(to_f32(flops) / flops_per_ns))
 
 
+@lru_cache(maxsize=1 << 16)
 def _overlap(computing: int, memory: int) -> int:
     return computing + memory - _scale(min(computing, memory), _OVERLAP)
 
@@ -367,25 +389,6 @@ _SHAPING: Final = HEROIC | HOSTILE | _WATCHING
 
 _STEADY: Final = frozenset({Emitter.LOOP, Emitter.CONCATENATE, Emitter.SCATTER})
 """Emitters that ask nothing about what a kernel reads."""
-
-
-def _is_coalesced(region: Region, emission: Emission) -> bool:
-    """Whether neighbouring threads read neighbouring elements, by XLA's rule of thumb."""
-    if emission.emitter is not Emitter.TRANSPOSE and not region.opcodes.isdisjoint(_MOVES):
-        for member in region.members():
-            if _transposes_minor(member) and not _starts_at_broadcast(region, member):
-                return False
-    if emission.emitter is Emitter.REDUCTION and region.producer is not None:
-        sides = (region.producer, region.consumer)
-        return not all(is_input_fused_reduction(side) for side in sides)
-    return True
-
-
-def is_input_fused_reduction(instruction: HloInstruction) -> bool:
-    """Whether an instruction is, or ends in, a reduction that the reduction emitter makes."""
-    if instruction.opcode != "fusion":
-        return unnested_form(instruction) is not None
-    return choose_emitter(Region(instruction)).emitter is Emitter.REDUCTION
 
 
 def _transposes_minor(member: HloInstruction) -> bool:

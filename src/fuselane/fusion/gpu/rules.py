@@ -195,9 +195,10 @@ class GpuRules:
             is_vertical: Whether `left` is an operand of `right`, which is accepted if the number of
                 operands does not grow.
         """
+        leaves = left.shape.num_leaves + right.shape.num_leaves
+        if len(left.operands) + len(right.operands) + leaves < self.max_operands:
+            return None  # even if both results are tuples
         outputs = _num_outputs(left) + _num_outputs(right)
-        if len(left.operands) + len(right.operands) - 1 + outputs <= self.max_operands:
-            return None
         operands = {*left.operands, *right.operands} - {left, right}
         if is_vertical and len(operands) <= len(right.operands):
             return None
@@ -230,7 +231,7 @@ class GpuRules:
 
 def emissions(producer: HloInstruction, consumer: HloInstruction, into: KernelCost) -> int:
     """Returns how often a consumer's code would hold that of an operand."""
-    return into.emissions_of(consumer.operands.index(producer))
+    return into.operands[consumer.operands.index(producer)].emissions
 
 
 def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
@@ -238,14 +239,19 @@ def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDeci
     if producer.is_root:
         detail = f"`{producer.name}` is the result of its computation."
         return refuse(BoundaryReason.EXIT, detail, xla="output of the root")
-    for side, name in ((producer, "producer"), (consumer, "consumer")):
-        if not is_fusible_on_gpu(side):
-            detail = f"XLA:GPU has no fused form of `{side.name}`, a {side.opcode}."
-            return refuse(reason_of(side), detail, xla=f"the {name} is not fusible")
+    if not is_fusible_on_gpu(producer):
+        return _refuse_form(producer, "producer")
+    if not is_fusible_on_gpu(consumer):
+        return _refuse_form(consumer, "consumer")
     if is_free_bitcast(consumer):
         detail = f"`{consumer.name}` is a bitcast, which needs no kernel."
         return refuse(BoundaryReason.NOT_FUSIBLE, detail, xla="not fusing into a single bitcast")
     return None
+
+
+def _refuse_form(side: HloInstruction, role: str) -> FusionDecision:
+    detail = f"XLA:GPU has no fused form of `{side.name}`, a {side.opcode}."
+    return refuse(reason_of(side), detail, xla=f"the {role} is not fusible")
 
 
 def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:

@@ -131,7 +131,7 @@ class _Walk:
             yield _Form(
                 options.max_elements,
                 options.max_instructions,
-                lambda i: (_element_type(i), len(leaf_shapes(i.shape)), _num_instructions(i)),
+                lambda i: (_element_type(i), i.shape.num_leaves, _num_instructions(i)),
                 lambda _: options.max_kernels,
                 is_sliced=True,
             )
@@ -161,7 +161,7 @@ class _Walk:
         batch: list[HloInstruction] = []
         size = 0
         for kernel in group:
-            arguments = len(kernel.operands) + len(leaf_shapes(kernel.shape))
+            arguments = len(kernel.operands) + kernel.shape.num_leaves
             is_full = len(batch) == form.most(kernel)
             if is_full or size + arguments * _POINTER_BYTES >= self.options.max_argument_bytes:
                 yield batch
@@ -187,7 +187,7 @@ class _Walk:
             self.log.note(self.options.name, before, other, decision, fusion)
         self.checked.pop(batch[0], None)
         if form.is_sliced:
-            self._write_as_one(fusion, len(leaf_shapes(batch[1].shape)))
+            self._write_as_one(fusion, batch[1].shape.num_leaves)
         self.stack.append(fusion)
         return True
 

@@ -40,6 +40,7 @@ _CHEAP: Final = opcodes(
 _CHEAP_IF_REAL: Final = opcodes("abs cosine sign sine")
 _CHEAP_IF_REAL_ON_CPU: Final = _CHEAP_IF_REAL | {"tan"}
 CHEAP_FLOAT_ON_GPU: Final = frozenset({"divide", "sqrt", "rsqrt", "exponential"})
+_CHEAP_TYPES_ON_GPU: Final = (PrimitiveType.F32, PrimitiveType.F16)
 _DIVISIONS: Final = ("divide", "remainder")
 
 
@@ -93,8 +94,7 @@ def is_expensive_on_gpu(
     instruction: HloInstruction, cheap: frozenset[str] = CHEAP_FLOAT_ON_GPU
 ) -> bool:
     """As `is_expensive`, but GPUs compute `cheap` opcodes of f32 and f16 cheaply."""
-    cheap_types = (PrimitiveType.F32, PrimitiveType.F16)
-    if instruction.opcode in cheap and instruction.shape.element_type in cheap_types:
+    if instruction.opcode in cheap and instruction.shape.element_type in _CHEAP_TYPES_ON_GPU:
         return False
     return is_expensive(instruction)
 
@@ -131,7 +131,13 @@ def leaf_shapes(shape: Shape) -> list[Shape]:
     """Returns the arrays of a shape, which is one itself or a tuple of such."""
     if not shape.is_tuple:
         return [shape]
-    return [leaf for element in shape.tuple_shapes for leaf in leaf_shapes(element)]
+    leaves: list[Shape] = []
+    for element in shape.tuple_shapes:
+        if element.is_tuple:
+            leaves += leaf_shapes(element)
+        else:
+            leaves.append(element)
+    return leaves
 
 
 def is_complex(shape: Shape) -> bool:

@@ -12,11 +12,18 @@ from typing import Final, final
 from fuselane.fusion.fuse import has_several_results
 from fuselane.fusion.gpu.emitters import find_hero, is_real_reduction_hero
 from fuselane.fusion.gpu.region import Region
-from fuselane.fusion.gpu.shapes import is_bitcast_transpose, tiled_transpose, unnested_form
+from fuselane.fusion.gpu.shapes import (
+    ReductionForm,
+    TransposeForm,
+    is_bitcast_transpose,
+    tiled_transpose,
+    unnested_form,
+)
 from fuselane.fusion.growing import HEAVY
 from fuselane.fusion.in_place import members, without_bitcasts
 from fuselane.fusion.opcodes import is_elementwise, is_fusible, opcodes
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
 
 _LOOP_FUSIBLE: Final = opcodes(
     "bitcast broadcast concatenate copy dynamic-slice dynamic-update-slice gather pad "
@@ -99,6 +106,22 @@ class Candidate:
                 if is_real_reduction_hero(root, hero) or tiled_transpose(hero) is not None:
                     return hero
         return self.roots[0]
+
+    @cached_property
+    def reduction(self) -> ReductionForm | None:
+        """The form of the hero if it is a reduction that has an emitter of its own."""
+        return unnested_form(self.hero) if self._may_have_heroes else None
+
+    @cached_property
+    def transposition(self) -> TransposeForm | None:
+        """The form of the hero if it is a transpose that has an emitter of its own."""
+        return tiled_transpose(self.hero) if self._may_have_heroes else None
+
+    @cached_property
+    def loop_shape(self) -> Shape:
+        """What the kernel's loop runs over: what a hero of its own emitter reads, or the result."""
+        is_tiled = self.reduction is not None or self.transposition is not None
+        return self.hero.operands[0].shape if is_tiled else self.hero.shape
 
     @property
     def is_reduction(self) -> bool:

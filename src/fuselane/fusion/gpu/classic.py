@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
@@ -52,6 +52,8 @@ class ClassicRules:
             2022-09; before, never.
         tiled_emitters: Reductions and transposes have emitters that share memory between threads;
             if not, as on CPUs, all kernels are loops.
+        limits: The limits of a kernel's size.
+        cheap: Opcodes of floating-point numbers that may be repeated.
     """
 
     max_operands: int = 64
@@ -63,25 +65,25 @@ class ClassicRules:
     cheap_roots: bool = True
     nested_loops: bool = True
     tiled_emitters: bool = True
+    limits: GpuRules = field(init=False, repr=False, compare=False)
+    cheap: frozenset[str] = field(init=False, repr=False, compare=False)
 
-    @property
-    def limits(self) -> GpuRules:
-        """The limits of a kernel's size."""
-        return GpuRules(
+    def __post_init__(self) -> None:
+        limits = GpuRules(
             max_operands=self.max_operands,
             max_shared_bytes=self.max_shared_bytes,
             max_reductions=self.max_reductions,
             tiled_emitters=self.tiled_emitters,
         )
+        cheap = {"exponential": self.cheap_exponentials, "sqrt": self.cheap_roots}
+        object.__setattr__(self, "limits", limits)
+        object.__setattr__(
+            self, "cheap", _CHEAP.union(o for o, is_cheap in cheap.items() if is_cheap)
+        )
 
     def is_expensive(self, instruction: HloInstruction) -> bool:
         """Whether an instruction's result is rather read again than computed twice."""
-        cheap = _CHEAP
-        if self.cheap_exponentials:
-            cheap = cheap | {"exponential"}
-        if self.cheap_roots:
-            cheap = cheap | {"sqrt"}
-        return is_expensive_on_gpu(instruction, cheap)
+        return is_expensive_on_gpu(instruction, self.cheap)
 
     def should_fuse(self, edge: Edge, *, may_duplicate: bool = True) -> FusionDecision:
         """Returns the answer of instruction fusion for an edge."""
@@ -119,7 +121,8 @@ class ClassicRules:
     def check_budget(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
         """Refuses kernels with too many operands, reductions, or too much shared memory."""
         limits = self.limits
-        return limits.check_heavy([*producer.heavy, *consumer.heavy]) or limits.check_operands(
+        heavy = [*producer.heavy, *consumer.heavy]
+        return limits.check_heavy(heavy) or limits.check_operands(
             producer.instruction, consumer.instruction, is_vertical=True
         )
 

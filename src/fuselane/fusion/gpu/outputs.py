@@ -11,7 +11,6 @@ from typing import Final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
 from fuselane.fusion.gpu.candidates import Candidate
-from fuselane.fusion.gpu.shapes import reduction_form, tiled_transpose
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
@@ -26,17 +25,15 @@ def check_loop_shapes(left: Candidate, right: Candidate) -> FusionDecision | Non
     A loop runs over what a reduction or tiled transpose reads, and else over the result. Loops
     that only name the same elements differently are alike where there are tiled emitters.
     """
-    one, other = left.hero, right.hero
-    reductions = [left.is_unnested(one), right.is_unnested(other)]
-    transposes = [_transpose(left), _transpose(right)]
-    if all(reductions) and reduction_form(one) != reduction_form(other):
+    reductions = [side.reduction for side in (left, right) if side.reduction]
+    transposes = [side.transposition for side in (left, right) if side.transposition]
+    if len(reductions) == 2 and reductions[0] != reductions[1]:
         return _refuse(left, right, "tiled reductions with different shapes")
-    if all(transposes) and transposes[0] != transposes[1]:
+    if len(transposes) == 2 and transposes[0] != transposes[1]:
         return _refuse(left, right, "tiled transposes with different shapes")
-    if any(reductions) and any(transposes):
+    if reductions and transposes:
         return _refuse(left, right, "MOF-fusion of a transpose and a reduction")
-    shapes = _loop_shape(left), _loop_shape(right)
-    if _are_alike(*shapes, or_reshaped=left.tiled):
+    if _are_alike(left.loop_shape, right.loop_shape, or_reshaped=left.tiled):
         return None
     return _refuse(left, right, "different loop shapes")
 
@@ -76,18 +73,9 @@ def check_updates(first: Candidate, second: Candidate) -> FusionDecision | None:
     return None
 
 
-def _transpose(side: Candidate) -> object:
-    return tiled_transpose(side.hero) if side.tiled else None
-
-
-def _loop_shape(side: Candidate) -> Shape:
-    hero = side.hero
-    if side.is_unnested(hero) or _transpose(side) is not None:
-        return hero.operands[0].shape
-    return hero.shape
-
-
 def _are_alike(left: Shape, right: Shape, *, or_reshaped: bool) -> bool:
+    if left is right:
+        return True
     if left.is_tuple or right.is_tuple:
         left_leaves, right_leaves = leaf_shapes(left), leaf_shapes(right)
         return len(left_leaves) == len(right_leaves) and all(
@@ -123,7 +111,7 @@ def _unique_slice(parent: HloInstruction, sibling: HloInstruction) -> HloInstruc
 
 
 def _refuse(left: Candidate, right: Candidate, xla: str) -> FusionDecision:
-    shapes = _loop_shape(left), _loop_shape(right)
+    shapes = left.loop_shape, right.loop_shape
     return refuse(
         BoundaryReason.LOOP_SHAPES,
         f"`{left.name}` runs over {shapes[0]} and `{right.name}` over {shapes[1]}.",

@@ -154,6 +154,8 @@ class GpuRules:
         if not self.tiled_emitters:
             return None
         heavy = [member for member in members if member.opcode in _SHARING]
+        if not heavy:
+            return None
         reductions = sum(unnested_form(member) is not None for member in heavy)
         return self._check_sharing(sum(map(shared_bytes, heavy)), reductions)
 

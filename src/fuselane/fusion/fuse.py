@@ -226,9 +226,9 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
     inside = dict(zip(fusion.operands, body.parameters, strict=True))
     parameter = inside.pop(producer, None)
     members, read = _contents(producer)
-    for operand in read:
-        if operand not in inside:
-            inside[operand] = _add_parameter(body, operand)
+    new = [operand for operand in dict.fromkeys(read) if operand not in inside]
+    for operand in new:
+        inside[operand] = _add_parameter(body, operand)
     if producer.opcode == "fusion":
         callee = producer.to_apply
         outside = zip(callee.parameters, producer.operands, strict=True)
@@ -241,7 +241,7 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
         parameter.replace_all_uses_with(value)
         body.remove(parameter)
         _number_parameters(body, parameter.parameter_number)
-    fusion.replace_operands(list(inside))
+    fusion.exchange_operand(producer if parameter is not None else None, new)
     return value
 
 

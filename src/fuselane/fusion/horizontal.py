@@ -27,8 +27,11 @@ def check_feeder(feeder: HloInstruction, consumer: HloInstruction) -> FusionDeci
     if feeder.control_predecessors or feeder.control_successors:
         detail = f"`{feeder.name}` must run before or after others."
         return refuse(BoundaryReason.SIDE_EFFECT, detail)
-    others = [reader for reader in readers(feeder) if reader is not consumer]
-    if any(not (other.is_root and other.opcode == "tuple") for other in others):
+    if any(
+        reader is not consumer and not (reader.opcode == "tuple" and reader.is_root)
+        for reader in readers(feeder)
+    ):
+        others = [reader for reader in readers(feeder) if reader is not consumer]
         return refuse(
             BoundaryReason.MULTI_OUTPUT,
             f"`{feeder.name}` is also read by `{others[0].name}`, besides `{consumer.name}`.",

@@ -23,13 +23,14 @@ def sequential_computations(module: HloModule) -> list[HloComputation]:
     so is what XLA:CPU compiles into one function, where nothing is a kernel of its own.
     """
     wanted = {module.entry}
-    for computation in reversed(reachable_computations([module.entry])):
+    reachable = reachable_computations([module.entry])
+    for computation in reversed(reachable):
         if computation not in wanted:
             continue
         for instruction in computation.instructions:
             if instruction.opcode in _CONTROL_FLOW and not is_small_call(instruction):
                 wanted.update(instruction.called_computations)
-    return [c for c in reachable_computations([module.entry]) if c in wanted]
+    return [c for c in reachable if c in wanted]
 
 
 def separate_bodies(module: HloModule) -> None:

@@ -266,6 +266,19 @@ class HloInstruction:
         self.operands[:] = new
         self._note_edit()
 
+    def exchange_operand(self, old: HloInstruction | None, new: Sequence[HloInstruction]) -> None:
+        """As `replace_operands` where `old`, an operand that is there once, gives way to others at
+        the end that are no operands yet, each given once."""
+        if old is not None:
+            self.operands.remove(old)
+            place, newest = old.users.index(self), old.users.pop()
+            if newest is not self:
+                old.users[place] = newest
+        for operand in new:
+            operand.users.append(self)
+        self.operands.extend(new)
+        self._note_edit()
+
     def replace_all_uses_with(self, new: HloInstruction) -> None:
         """Makes every user use `new` instead, and `new` the root where this is the root.
 

@@ -58,7 +58,9 @@ class Candidate:
         if heavy is None:
             heavy = [member for member in members(instruction) if member.opcode in HEAVY]
         self.heavy = heavy
-        self._may_have_heroes = tiled and any(member.opcode in _HEROIC for member in heavy)
+        self._may_have_heroes = False
+        if tiled and heavy:
+            self._may_have_heroes = any(member.opcode in _HEROIC for member in heavy)
 
     @property
     def name(self) -> str:
@@ -158,9 +160,9 @@ class Candidate:
     @property
     def is_input_fusible(self) -> bool:
         """Whether it can end a kernel that is built around a hero."""
-        if not is_fusible(self.instruction) or self.is_custom:
+        if not (self.is_reduction or self.is_scatter or self.is_transpose):
             return False
-        return self.is_reduction or self.is_scatter or self.is_transpose
+        return is_fusible(self.instruction) and not self.is_custom
 
     @property
     def is_loop_fusible(self) -> bool:

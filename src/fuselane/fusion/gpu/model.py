@@ -74,7 +74,10 @@ class Plan:
 
     def __init__(self, region: Region, sides: tuple[Plan, Plan] | None = None) -> None:
         self.region = region
-        self.emission = choose_emitter(region)
+        if sides is not None and _keeps_reducing(*sides):
+            self.emission = sides[1].emission
+        else:
+            self.emission = choose_emitter(region)
         self.is_steady = self.emission.emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
         self._sides = sides
         """Those of the producer and of the consumer alone, if known."""
@@ -101,6 +104,14 @@ class Plan:
             sides = self._sides or (Plan(Region(region.producer)), Plan(Region(region.consumer)))
             return any(side.emission.emitter is not Emitter.REDUCTION for side in sides)
         return True
+
+
+def _keeps_reducing(of: Plan, into: Plan) -> bool:
+    """Whether a producer surely leaves a reduction the heroes it has: what it computes comes before
+    them, and neither side could hide or be another."""
+    if into.emission.emitter is not Emitter.REDUCTION or "transpose" in into.region.opcodes:
+        return False
+    return of.region.opcodes.isdisjoint(_SHAPING)
 
 
 @final

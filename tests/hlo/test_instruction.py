@@ -200,14 +200,24 @@ def test_clone() -> None:
 
 def test_copies_change_apart() -> None:
     """A copy and its original are copies of each other until one of them is changed."""
-    original = _parameter(3)
+    original = HloInstruction.create("get-tuple-element", _F32, [_parameter()], tuple_index=3)
     copy, other = original.clone([]), original.clone([])
     assert copy.is_copy_of(other)
-    copy.proto.parameter_number = 5
-    assert [i.parameter_number for i in (original, copy, other)] == [3, 5, 3]
-    original.proto.parameter_number = 4
-    assert [i.parameter_number for i in (original, copy, other)] == [4, 5, 3]
+    copy.proto.tuple_index = 5
+    assert [i.tuple_index for i in (original, copy, other)] == [3, 5, 3]
+    original.proto.tuple_index = 4
+    assert [i.tuple_index for i in (original, copy, other)] == [4, 5, 3]
     assert not copy.is_copy_of(other)
+
+
+def test_parameters_that_share_their_message_change_apart() -> None:
+    """What is asked for of one, and its number, are no other's; nor is either a copy."""
+    first, second = (HloInstruction.parameter(number, _F32, f"p{number}") for number in (0, 1))
+    assert not first.is_copy_of(second)
+    first.proto.exponent_bits, first.parameter_number = 5, 7
+    third = HloInstruction.parameter(2, _F32, "p2")
+    assert [i.exponent_bits for i in (first, second, third)] == [5, 0, 0]
+    assert [i.parameter_number for i in (first, second, third)] == [7, 1, 2]
 
 
 def test_clone_of_a_loop_with_another_body() -> None:

@@ -63,7 +63,7 @@ _EDITS: dict[str, tuple[_Edit, str]] = {
     "same name": (lambda m, i: setattr(i["input"], "name", "zero"), "not unique"),
     "root": (lambda m, i: setattr(m.entry, "root", _scalar()), "root"),
     "parameter number": (
-        lambda m, i: setattr(i["input"].proto, "parameter_number", 3),
+        lambda m, i: setattr(i["input"], "parameter_number", 3),
         "no parameter number 0",
     ),
     "parameter list": (lambda m, i: m.entry.parameters.clear(), "parameters listed"),

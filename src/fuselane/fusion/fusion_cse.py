@@ -52,7 +52,10 @@ def _remove_repetitions(body: HloComputation) -> bool:
         if member.opcode in _KEPT:
             continue
         key = (member.opcode, *member.operands) if member.operands else work_of(member)
-        others = alike.setdefault(key, [])
+        others = alike.get(key)
+        if others is None:
+            alike[key] = [member]
+            continue
         same = next((other for other in others if _do_the_same(other, member)), None)
         if same is None:
             others.append(member)

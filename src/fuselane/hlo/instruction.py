@@ -221,7 +221,7 @@ class HloInstruction:
     def is_copy_of(self, other: HloInstruction) -> bool:
         """Whether one was cloned from the other, or both from a third; False if `proto` was asked
         for since."""
-        return self._proto is other._proto
+        return self._proto is other._proto and self._proto is not _PLAIN
 
     def _connect(self, operands: Sequence[HloInstruction]) -> None:
         """Gives an instruction that is newer than all of `operands`' users its operands."""

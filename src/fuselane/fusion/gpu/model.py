@@ -24,7 +24,7 @@ from fuselane.fusion.gpu.costs import (
     round_half_up,
     to_f32,
 )
-from fuselane.fusion.gpu.emitters import HEROIC, Emitter, choose_emitter
+from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.launch import HOSTILE, compute_launch
 from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
 from fuselane.fusion.opcodes import is_elementwise
@@ -74,10 +74,8 @@ class Plan:
 
     def __init__(self, region: Region, sides: tuple[Plan, Plan] | None = None) -> None:
         self.region = region
-        if sides is not None and _keeps_reducing(*sides):
-            self.emission = sides[1].emission
-        else:
-            self.emission = choose_emitter(region)
+        kept: Emission | None = _kept_emission(*sides) if sides is not None else None
+        self.emission = kept or choose_emitter(region)
         self.is_steady = self.emission.emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
         self._sides = sides
         """Those of the producer and of the consumer alone, if known."""
@@ -106,12 +104,12 @@ class Plan:
         return True
 
 
-def _keeps_reducing(of: Plan, into: Plan) -> bool:
-    """Whether a producer surely leaves a reduction the heroes it has: what it computes comes before
-    them, and neither side could hide or be another."""
+def _kept_emission(of: Plan, into: Plan) -> Emission | None:
+    """Returns that of a reduction if it surely stays with a producer in it: what the producer
+    computes comes before the heroes, and neither hides one of them nor is another."""
     if into.emission.emitter is not Emitter.REDUCTION or "transpose" in into.region.opcodes:
-        return False
-    return of.region.opcodes.isdisjoint(_SHAPING)
+        return None
+    return into.emission if of.region.opcodes.isdisjoint(_SHAPING) else None
 
 
 @final

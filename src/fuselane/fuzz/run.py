@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, final
@@ -72,7 +72,8 @@ class Failure:
     Attributes:
         form: A word for the sort of failure: `differs`, `complains`, `crash`, `hang`, or an
             exception's name; `xla-differs` if XLA disagrees with itself and Fuselane with only one
-            of its answers; `xla-refuses` if plain XLA does not compile it.
+            of its answers; `xla-refuses` if plain XLA does not compile it; `xla-crash` and
+            `xla-hang` if plain XLA gets no further.
         detail: One line.
     """
 
@@ -167,16 +168,22 @@ def _shardings(program: Program) -> tuple[list[Any], list[Any]]:
     return list(map(spread, carries)), list(map(spread, streams))
 
 
-def run_programs(programs: Sequence[Program]) -> Outcome:
+def run_programs(
+    programs: Sequence[Program], after_xla: Callable[[], None] = lambda: None
+) -> Outcome:
     """Runs programs that share options and word size, both ways, and compares.
 
-    Returns the outcome; an exception is the failure of all programs.
+    Args:
+        programs: What to run.
+        after_xla: Called when plain XLA is done with them, before Fuselane begins.
+    Returns:
+        The outcome; an exception is the failure of all programs.
     """
     outcome = Outcome(num_programs=len(programs))
     first = programs[0]
     try:
         with jax.enable_x64(first.x64):
-            _run(programs, outcome)
+            _run(programs, outcome, after_xla)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].name}:{frames[-1].lineno}" if frames else ""
@@ -199,7 +206,7 @@ def _xla_refuses(programs: Sequence[Program]) -> bool:
     return False
 
 
-def _run(programs: Sequence[Program], outcome: Outcome) -> None:
+def _run(programs: Sequence[Program], outcome: Outcome, after_xla: Callable[[], None]) -> None:
     clock = _Clock(outcome.seconds)
     module = Module.of(programs)
     clock.lap("trace")
@@ -207,6 +214,7 @@ def _run(programs: Sequence[Program], outcome: Outcome) -> None:
     clock.lap("xla")
     expected = _call(plain, module)
     clock.lap("run")
+    after_xla()
     is_usual = programs[0].seed // COHORT % COHORTS_PER_USUAL == 0
     options = {**programs[0].options, **OPTIONS}
     with (

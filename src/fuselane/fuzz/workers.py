@@ -30,6 +30,9 @@ MAX_BATCHES: Final = 250
 
 BATCHES_PER_CLEANING: Final = 10
 
+_PAST_XLA: Final = "past XLA"
+"""What a process sends before the outcome, once plain XLA is done with a batch."""
+
 _context: Final = multiprocessing.get_context("spawn")
 
 
@@ -44,6 +47,7 @@ class Worker:
         other.close()
         self._num_batches = 0
         self._deadline = 0.0
+        self._is_past_xla = False
         self.programs: tuple[Program, ...] = ()
 
     @property
@@ -61,6 +65,7 @@ class Worker:
         self.programs = tuple(programs)
         self._num_batches += 1
         self._deadline = time.monotonic() + TIMEOUT_S
+        self._is_past_xla = False
         self._connection.send((self.programs, MAX_CPU_S))
 
     def poll(self) -> Outcome | None:
@@ -69,9 +74,11 @@ class Worker:
         After a crash or a hang the process is gone.
         """
         try:
-            if self._connection.poll():
-                outcome: Outcome = self._connection.recv()
-                return outcome
+            while self._connection.poll():
+                message: str | Outcome = self._connection.recv()
+                if isinstance(message, Outcome):
+                    return message
+                self._is_past_xla = True
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode
@@ -85,6 +92,7 @@ class Worker:
 
     def _fail(self, form: str, detail: str) -> Outcome:
         count = len(self.programs)
+        form = form if self._is_past_xla else f"xla-{form}"
         failures = dict.fromkeys(range(count), Failure(form, detail))
         return Outcome(num_programs=count, failures=failures)
 
@@ -159,7 +167,7 @@ def _work(connection: Connection) -> None:
         except EOFError:
             return
         _limit_cpu_time(seconds)
-        connection.send(run_programs(programs))
+        connection.send(run_programs(programs, lambda: connection.send(_PAST_XLA)))
         num_batches += 1
         if num_batches % BATCHES_PER_CLEANING == 0:
             jax.clear_caches()

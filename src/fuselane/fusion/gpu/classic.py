@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
@@ -35,7 +36,7 @@ _HEAVY_RATIO: Final = 10
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassicRules:
     """Which producers XLA:GPU fused into which consumers, without asking what it costs.
 
@@ -52,8 +53,6 @@ class ClassicRules:
             2022-09; before, never.
         tiled_emitters: Reductions and transposes have emitters that share memory between threads;
             if not, as on CPUs, all kernels are loops.
-        limits: The limits of a kernel's size.
-        cheap: Opcodes of floating-point numbers that may be repeated.
     """
 
     max_operands: int = 64
@@ -65,21 +64,22 @@ class ClassicRules:
     cheap_roots: bool = True
     nested_loops: bool = True
     tiled_emitters: bool = True
-    limits: GpuRules = field(init=False, repr=False, compare=False)
-    cheap: frozenset[str] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        limits = GpuRules(
+    @cached_property
+    def limits(self) -> GpuRules:
+        """The limits of a kernel's size."""
+        return GpuRules(
             max_operands=self.max_operands,
             max_shared_bytes=self.max_shared_bytes,
             max_reductions=self.max_reductions,
             tiled_emitters=self.tiled_emitters,
         )
-        cheap = {"exponential": self.cheap_exponentials, "sqrt": self.cheap_roots}
-        object.__setattr__(self, "limits", limits)
-        object.__setattr__(
-            self, "cheap", _CHEAP.union(o for o, is_cheap in cheap.items() if is_cheap)
-        )
+
+    @cached_property
+    def cheap(self) -> frozenset[str]:
+        """Opcodes of floating-point numbers that may be repeated."""
+        optional = {"exponential": self.cheap_exponentials, "sqrt": self.cheap_roots}
+        return _CHEAP.union(opcode for opcode, is_cheap in optional.items() if is_cheap)
 
     def is_expensive(self, instruction: HloInstruction) -> bool:
         """Whether an instruction's result is rather read again than computed twice."""

@@ -224,6 +224,48 @@ ENTRY main {
     check(loop)
 
 
+@pytest.mark.parametrize(("size", "is_passed_in"), [(8, False), (1000, True)])
+def test_tables_of_integers_are_made_anew_if_they_are_small(size: int, is_passed_in: bool) -> None:
+    """Large ones, as the numbers of steps in rows of ten are, would be made anew in every step."""
+    table = f"s32[{size}]"
+    module = module_of(f"""
+HloModule test
+count {{
+  n = {table} iota(), iota_dimension=0
+  first = s32[] constant(1)
+  firsts = {table} broadcast(first), dimensions={{}}
+  ROOT sum = {table} add(n, firsts)
+}}
+body {{
+  p = (s32[], {table}, {table}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = {table} get-tuple-element(p), index=1
+  k = {table} get-tuple-element(p), index=2
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  y = {table} multiply(x, k)
+  ROOT root = (s32[], {table}, {table}) tuple(next, y, k)
+}}
+condition {{
+  p = (s32[], {table}, {table}) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(10)
+  ROOT go = pred[] compare(i, n), direction=LT
+}}
+ENTRY main {{
+  zero = s32[] constant(0)
+  x = {table} parameter(0)
+  k = {table} fusion(), kind=kLoop, calls=count
+  init = (s32[], {table}, {table}) tuple(zero, x, k)
+  ROOT loop = (s32[], {table}, {table}) while(init), condition=condition, body=body
+}}
+""")
+    loop = normalise(loop_of(module))
+    passed_in = ["parameter", "fusion"] if is_passed_in else ["parameter"]
+    assert [operand.opcode for operand in loop.operands] == passed_in
+    check(loop)
+
+
 def test_the_users_module_stays_as_it_is() -> None:
     module = counting_loop("c = f32[8] copy(e0)\ny = f32[8] sine(c)", ["y"], ["f32[8]"])
     before = module.to_bytes()

@@ -15,7 +15,8 @@ _CHEAP_OPCODES: Final = frozenset({"iota", "broadcast", "copy", "bitcast", "resh
 _INTEGER_OPCODES: Final = frozenset({"add", "multiply", "subtract"})
 _MAX_CHEAP_INSTRUCTIONS: Final = 8
 _MAX_CONSTANT_ELEMENTS: Final = 64
-"""Larger constants in front of a loop are passed in rather than made part of the kernel."""
+"""Larger constants in front of a loop, and larger tables of integers, are passed in rather than
+made part of the kernel."""
 
 
 def is_cheap(instruction: HloInstruction) -> bool:
@@ -51,9 +52,11 @@ def _is_cheap_itself(instruction: HloInstruction) -> bool:
 
 
 def _is_of_integers(instruction: HloInstruction) -> bool:
-    """Whether a value is a sum or product of integers; floats might be contracted."""
-    is_listed = instruction.opcode in _INTEGER_OPCODES
-    return is_listed and instruction.shape.element_type.is_integral
+    """Whether a value is a few sums or products of integers; floats might be contracted."""
+    if instruction.opcode not in _INTEGER_OPCODES:
+        return False
+    shape = instruction.shape
+    return shape.element_type.is_integral and shape.num_elements <= _MAX_CONSTANT_ELEMENTS
 
 
 def is_constant(value: HloInstruction) -> bool:

@@ -10,6 +10,7 @@ from programs import (
     fractals,
     gradients,
     harmless,
+    libraries,
     loop_free,
     mcmc,
     monte_carlo,
@@ -30,6 +31,7 @@ _ROOMS: Final = (
     gradients,
     scalar,
     shapes,
+    libraries,
     bystanders,
 )
 

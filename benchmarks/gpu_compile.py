@@ -58,14 +58,20 @@ _CALL: Final = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.ptx".*?backend_
 Built = tuple[Callable[..., Any], Sequence[Any]]
 
 
-def main() -> int:
-    """Measures all programs; returns 1 if one cannot be compiled."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser(documentation: str) -> argparse.ArgumentParser:
+    """Returns the options of a measurement of compiling for a GPU."""
+    parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--only", nargs="*", default=[], help="programs with a part in their names")
     parser.add_argument("--packages", nargs="*", default=[])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path)
+    return parser
+
+
+def main() -> int:
+    """Measures all programs; returns 1 if one cannot be compiled."""
+    parser = make_parser(__doc__)
     options = parser.parse_args()
     sys.path.extend(options.packages)
     target = find_target(options.gpu)

@@ -12,11 +12,9 @@ Needs JAX's CUDA plug-in and ptxas, as of the `gpu` extra.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +34,7 @@ from fuselane.runtime.cache import open_cache
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.targets import Target, find_target
 from fuselane.xla.toolchain import find_toolchain
-from gpu_compile import ROUNDS, assemble, list_programs, processor_s, summarise
+from gpu_compile import assemble, list_programs, make_parser, processor_s, summarise
 
 PRE_FUSION = ("collective-optimizations", "simplification")
 """Pipelines of XLA's that come in front of the hook."""
@@ -44,13 +42,7 @@ PRE_FUSION = ("collective-optimizations", "simplification")
 
 def main() -> int:
     """Measures all programs; returns 1 if one cannot be compiled."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--only", nargs="*", default=[], help="programs with a part in their names")
-    parser.add_argument("--packages", nargs="*", default=[])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = make_parser(__doc__).parse_args()
     sys.path.extend(options.packages)
     target = find_target(options.gpu)
     device = make_device(target)

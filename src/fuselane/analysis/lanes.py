@@ -370,9 +370,10 @@ def _describe_obstacle(
     classes: DimensionClasses,
     candidates: dict[int, tuple[int, int]],
 ) -> UnsupportedError:
-    if not candidates:
+    mixed = [candidate for candidate in candidates if candidate in classes.mixing]
+    if not mixed:
         return refuse(Reason.NO_LANES, loop)
-    largest = max(candidates, key=lambda c: candidates[c])
+    largest = max(mixed, key=lambda c: candidates[c])
     instruction, why = classes.mixing[largest]
     detail = f"`{instruction.name}` {why}, the dimension of size {candidates[largest][0]}"
     if largest in classes.waiting or instruction in _condition_cone(region):

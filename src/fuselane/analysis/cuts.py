@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.analysis.dimension_classes import DimensionClasses
+from fuselane.analysis.dimension_classes import DimensionClasses, Nodes
 from fuselane.analysis.dimension_rules import assign_classes
 from fuselane.analysis.leaving import reshape_groups
 from fuselane.hlo.computation import HloComputation
@@ -44,10 +44,9 @@ class Cut:
     outer: int
     inner: int
 
-    def place(self, nodes: Sequence[int]) -> int | None:
+    def place(self, nodes: Nodes) -> int | None:
         """Returns which of some dimensions is the one that is cut."""
-        find = self.classes.find
-        return next((d for d, n in enumerate(nodes) if find(n) == self.dimension_class), None)
+        return self.classes.place(nodes, self.dimension_class)
 
     def place_in(self, value: HloInstruction) -> int | None:
         """Returns which dimension of an array is cut; for a tuple, of its first element."""
@@ -132,8 +131,7 @@ def _merged(classes: DimensionClasses, lane_class: int) -> Iterator[tuple[int, i
 
 
 def _place(classes: DimensionClasses, value: HloInstruction, lane_class: int) -> int | None:
-    nodes = classes.nodes.get(value, ())
-    return next((d for d, node in enumerate(nodes) if classes.find(node) == lane_class), None)
+    return classes.place(classes.nodes.get(value, ()), lane_class)
 
 
 def _sizes_behind(sizes: Sequence[int], whole: int) -> Iterator[int]:

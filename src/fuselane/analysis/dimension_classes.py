@@ -125,6 +125,10 @@ class DimensionClasses:
             node = parent[node]
         return node
 
+    def place(self, nodes: Nodes, lane_class: int) -> int | None:
+        """Returns the first of some dimensions that is of a class, None if none is."""
+        return next((d for d, node in enumerate(nodes) if self.find(node) == lane_class), None)
+
     def unite(self, some: Nodes, others: Nodes) -> None:
         """Makes one class of each pair of nodes."""
         for a, b in zip(some, others, strict=True):
@@ -251,8 +255,7 @@ class DimensionClasses:
 
         def position(nodes: Nodes) -> int | None:
             if nodes not in cache:
-                found = (d for d, node in enumerate(nodes) if self.find(node) == lane_class)
-                cache[nodes] = next(found, None)
+                cache[nodes] = None if lane_class is None else self.place(nodes, lane_class)
             return cache[nodes]
 
         for instruction, nodes in self.nodes.items():

@@ -157,8 +157,7 @@ def _find_picks(
     for instruction in marking:
         if instruction.opcode not in PICKING_OPCODES or instruction.computation is not body:
             continue
-        nodes = classes.operand_nodes(instruction, 0)
-        lane = next((d for d, n in enumerate(nodes) if classes.find(n) == lane_class), None)
+        lane = classes.place(classes.operand_nodes(instruction, 0), lane_class)
         if lane is not None and instruction.shape.dimensions[lane] <= _MAX_PICKED:
             is_boolean = instruction.shape.element_type is PrimitiveType.PRED
             yield Reduction(

@@ -10,7 +10,9 @@ Found by trying: XLA does not refuse what it can't compile here, but fails or cr
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
@@ -33,26 +35,63 @@ _IN_LOOPS: Final = ELEMENTWISE | opcodes(
 )
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Illegal:
+    """What becomes of a fusion that XLA cannot compile.
+
+    Attributes:
+        decision: Why it cannot.
+        in_parts: Whether each result gets a kernel of its own; else all instructions do.
+    """
+
+    decision: FusionDecision
+    in_parts: bool
+
+
 def make_legal(module: HloModule, log: FusionLog) -> None:
     """Takes apart the fusions of a module that XLA:CPU cannot compile, and logs each."""
+    take_apart_illegal(module, log, NAME, _judge)
+
+
+def take_apart_illegal(
+    module: HloModule, log: FusionLog, name: str, judge: Callable[[HloInstruction], str | Illegal]
+) -> None:
+    """Takes apart the fusions of a module that are illegal, and logs each.
+
+    Args:
+        module: Changed in place.
+        log: Gets a step per fusion that is taken apart.
+        name: What the log calls the rules.
+        judge: Returns the kind that XLA gives a fusion, or why there is none.
+    """
     for computation in sequential_computations(module):
         apart = False
         for fusion in list(computation.instructions):
             if not is_dissolvable(fusion):
                 continue
-            decision = check_fusion(fusion)
-            if decision is not None:
-                log.append(
-                    FusionStep(pass_name=NAME, producer="", consumer=fusion.name, decision=decision)
+            verdict = judge(fusion)
+            if isinstance(verdict, str):
+                fusion.proto.fusion_kind = verdict
+                continue
+            log.append(
+                FusionStep(
+                    pass_name=name, producer="", consumer=fusion.name, decision=verdict.decision
                 )
-                take_apart(module, computation, fusion, in_parts=_is_all_loops(fusion))
-                apart = True
-            else:
-                fusion.proto.fusion_kind = OUTPUT if _is_output_fusion(fusion) else LOOP
+            )
+            take_apart(module, computation, fusion, in_parts=verdict.in_parts)
+            apart = True
         if apart:
             computation.remove_dead_instructions()
             computation.sort()
     module.remove_unused_computations()
+
+
+def _judge(fusion: HloInstruction) -> str | Illegal:
+    decision = check_fusion(fusion)
+    if decision is not None:
+        return Illegal(decision, in_parts=_is_all_loops(fusion))
+    return OUTPUT if _is_output_fusion(fusion) else LOOP
 
 
 def check_fusion(fusion: HloInstruction) -> FusionDecision | None:

@@ -12,15 +12,13 @@ from __future__ import annotations
 from typing import Final
 
 from fuselane.boundary import BoundaryReason
-from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
-from fuselane.fusion.dissolve import is_dissolvable
+from fuselane.fusion.decision import FusionDecision, FusionLog, refuse
 from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter, is_real_reduction_hero
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.shapes import reduction_form, tiled_transpose
-from fuselane.fusion.legal import take_apart
+from fuselane.fusion.legal import Illegal, take_apart_illegal
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
 from fuselane.fusion.rules import reason_of
-from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
@@ -40,26 +38,15 @@ def make_legal_on_gpu(module: HloModule, log: FusionLog) -> None:
 
     The others get the kind that XLA gives those that its emitter for them makes.
     """
-    for computation in sequential_computations(module):
-        apart = False
-        for fusion in list(computation.instructions):
-            if not is_dissolvable(fusion):
-                continue
-            emission = choose_emitter(Region(fusion))
-            decision = _check_members(fusion) or _check_results(fusion, emission)
-            if decision is None:
-                fusion.proto.fusion_kind = emission.emitter.fusion_kind
-                continue
-            log.append(
-                FusionStep(pass_name=NAME, producer="", consumer=fusion.name, decision=decision)
-            )
-            in_parts = decision.reason is BoundaryReason.LOOP_SHAPES
-            take_apart(module, computation, fusion, in_parts=in_parts)
-            apart = True
-        if apart:
-            computation.remove_dead_instructions()
-            computation.sort()
-    module.remove_unused_computations()
+    take_apart_illegal(module, log, NAME, _judge)
+
+
+def _judge(fusion: HloInstruction) -> str | Illegal:
+    emission = choose_emitter(Region(fusion))
+    decision = _check_members(fusion) or _check_results(fusion, emission)
+    if decision is not None:
+        return Illegal(decision, in_parts=decision.reason is BoundaryReason.LOOP_SHAPES)
+    return emission.emitter.fusion_kind
 
 
 def _check_members(fusion: HloInstruction) -> FusionDecision | None:

@@ -67,6 +67,43 @@ def test_a_librarys_sine_costs_what_its_exponential_does() -> None:
     assert fused("kLoop", "sine") > 3 * fused("kCustom", "sine")
 
 
+ARG_MAXIMUM: Final = """
+larger {
+  a = f32[] parameter(0)
+  j = s32[] parameter(1)
+  b = f32[] parameter(2)
+  k = s32[] parameter(3)
+  first = pred[] compare(a, b), direction=GE
+  value = f32[] select(first, a, b)
+  index = s32[] select(first, j, k)
+  ROOT both = (f32[], s32[]) tuple(value, index)
+}
+f {
+  q = f32[%(length)d,64] parameter(0)
+  y = f32[%(length)d,64] %(opcode)s(q)
+  n = s32[%(length)d,64] iota(), iota_dimension=0
+  low = f32[] constant(-inf)
+  first = s32[] constant(0)
+  best = (f32[64], s32[64]) reduce(y, n, low, first), dimensions={0}, to_apply=larger
+  ROOT r = s32[64] get-tuple-element(best), index=1
+}
+"""
+
+
+@pytest.mark.parametrize(("length", "is_long"), [(16, False), (17, True)])
+def test_what_a_long_arg_maximum_takes_in_is_scalar_code(length: int, is_long: bool) -> None:
+    def fused(opcode: str) -> float:
+        more = ARG_MAXIMUM % {"length": length, "opcode": opcode}
+        shape = f"f32[{length},64]"
+        body = "y = s32[64] fusion(e0), kind=kLoop, calls=f"
+        module = counting_loop(body, ["e0", "y"], [shape, "s32[64]"], more=more)
+        return step_us(module) / length
+
+    alone = step_us(simple(f"y = f32[{length},64] exponential(e0)", f"f32[{length},64]")) / length
+    exponentials = fused("exponential") - fused("negate")
+    assert (exponentials > 3 * alone) == is_long
+
+
 def test_work_grows_with_size_and_opcode() -> None:
     small, large = (step_us(simple(f"y = f32[{n}] sine(e0)", f"f32[{n}]")) for n in (4096, 40960))
     assert large == pytest.approx(10 * small, rel=0.05)

@@ -101,6 +101,12 @@ _ROW: Final = 16.0
 _MATRIX: Final = 30.0
 _MIN_FUNCTIONS: Final = 4.0
 """A function of one element takes as long as those of a few: nothing hides its latency."""
+_LONG_RACE: Final = 16
+_RACE: Final = 2.0
+_SCALAR_FUNCTION: Final = 6.0
+_SCALAR_CALL: Final = 3.0
+"""Reductions of several operands, such as arg-maxima, over more elements are not unrolled, so that
+what goes into them is scalar code, too: how much longer the reduction itself and functions take."""
 
 
 _LIBRARY_PRODUCT: Final = 1.25
@@ -155,6 +161,7 @@ class _Clock:
     is_compiled: Whether XLA compiles what is looked at into one function.
     num_cores: Cores that libraries may use.
     is_library_code: Whether a library runs the fusion that is looked at.
+    is_scalar_code: Whether what is looked at is not vectorised.
     """
 
     costs: MachineCosts
@@ -162,6 +169,7 @@ class _Clock:
     is_compiled: bool
     num_cores: int
     is_library_code: bool = False
+    is_scalar_code: bool = False
 
     def step(self, loop: HloInstruction) -> float:
         """Returns the time of one iteration."""
@@ -219,7 +227,13 @@ class _Clock:
         # A library computes each array once.
         whole = {inner: float(_result_elements(inner)) for inner in body.instructions}
         runs = whole if self.is_library_code else count_runs(body)
-        return sum(self._time(i, times) for i, times in runs.items())
+        raced = frozenset[HloInstruction]() if self.is_library_code else _find_raced(body)
+        time = 0.0
+        for inner, times in runs.items():
+            self.is_scalar_code = inner in raced
+            time += self._time(inner, times)
+        self.is_scalar_code = False
+        return time
 
     def _time(self, instruction: HloInstruction, count: float) -> float:
         """Returns the time to compute so many elements of an instruction's result."""
@@ -257,11 +271,13 @@ class _Clock:
         if self.is_library_code and opcode in _LIBRARY_FUNCTIONS and not is_double:
             return count * _LIBRARY_FUNCTIONS[opcode] * costs.xla_function_us
         if opcode in _FUNCTIONS:
-            elements = max(count, _MIN_FUNCTIONS)
+            elements = max(count * (_SCALAR_FUNCTION if self.is_scalar_code else 1), _MIN_FUNCTIONS)
             return elements * _FUNCTIONS[opcode][is_double] * costs.xla_function_us
         if opcode in _CALLS:
-            elements = max(count, _MIN_FUNCTIONS)
+            elements = max(count * (_SCALAR_CALL if self.is_scalar_code else 1), _MIN_FUNCTIONS)
             return elements * _CALLS[opcode][is_double] * costs.xla_call_us
+        if self.is_scalar_code:
+            return OPCODE_COST[opcode] * count * costs.xla_scalar_us
         vectors = count * max(bits, 8) / _VECTOR_BITS
         return OPCODE_COST[opcode] * max(costs.xla_scalar_us, vectors * costs.xla_operation_us)
 
@@ -284,8 +300,11 @@ def _scalar_operations(instruction: HloInstruction) -> float:
     """Returns the operations of scalar code for one element of an instruction's result."""
     opcode = instruction.opcode
     if opcode == "reduce":
-        inner = instruction.operands[0].shape.num_elements / max(1, _result_elements(instruction))
-        return inner * _combination(instruction)
+        return (
+            _row_length(instruction)
+            * _combination(instruction)
+            * (_RACE if _is_race(instruction) else 1)
+        )
     if opcode == "reduce-window":
         return math.prod(w.size for w in get_window(instruction)) * _combination(instruction)
     if opcode in ("concatenate", "pad"):
@@ -294,6 +313,27 @@ def _scalar_operations(instruction: HloInstruction) -> float:
         size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
         return _SORT_EXCHANGE * math.log2(size + 1)
     return _SCALAR_MOVES.get(opcode, _UNKNOWN)
+
+
+def _row_length(reduction: HloInstruction) -> float:
+    """Returns how many elements a reduction makes one of."""
+    return reduction.operands[0].shape.num_elements / max(1, _result_elements(reduction))
+
+
+def _is_race(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a long reduction of several operands."""
+    is_variadic = instruction.opcode == "reduce" and len(instruction.operands) > 2
+    return is_variadic and _row_length(instruction) > _LONG_RACE
+
+
+def _find_raced(fusion: HloComputation) -> frozenset[HloInstruction]:
+    """Returns what a fusion computes inside the scalar loops of long arg-maxima and the like."""
+    raced: set[HloInstruction] = set()
+    for instruction in reversed(fusion.post_order()):
+        users = instruction.users
+        if any(user in raced or _is_race(user) for user in users):
+            raced.add(instruction)
+    return frozenset(raced)
 
 
 def _holds_dot(instruction: HloInstruction) -> bool:

@@ -170,6 +170,18 @@ def test_mixing(name: str) -> None:
     assert "size 8" in decision.sentence
 
 
+def test_the_dimension_of_the_steps_is_not_what_stands_in_the_way() -> None:
+    """It is the longest one, but has an element for each step."""
+    body = """z = s32[] constant(0)
+        c = f32[8] reverse(e0), dimensions={0}
+        y = f32[8] cosine(c)
+        row = f32[1,8] reshape(y)
+        stack = f32[10,8] dynamic-update-slice(e1, row, i, z)"""
+    decision = obstacle(analyse(body, ["y", "stack"], ["f32[8]", "f32[10,8]"]))
+    assert decision.instruction == "c"
+    assert "size 8" in decision.sentence
+
+
 def test_lanes_that_meet_in_most_of_it() -> None:
     """A counter for each lane beside state that they meet in is not worth being the lanes."""
     body = """z = f32[] constant(0)

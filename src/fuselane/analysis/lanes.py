@@ -31,6 +31,7 @@ from fuselane.analysis.leaving import (
     reduced_classes,
 )
 from fuselane.analysis.refusal import refuse
+from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.combiners import match_combiner
@@ -44,6 +45,7 @@ _MAX_WITHOUT_LANES: Final = 16_384
 """A few lanes are better none if each holds many elements, but not too many all together."""
 
 _SCATTERED_WORTH: Final = 8
+_AT_A_STEP: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
 
 
 @final
@@ -373,7 +375,14 @@ def _describe_obstacle(
     mixed = [candidate for candidate in candidates if candidate in classes.mixing]
     if not mixed:
         return refuse(Reason.NO_LANES, loop)
-    largest = max(mixed, key=lambda c: candidates[c])
+    trip_count = compute_trip_count(loop)
+
+    def rank(candidate: int) -> tuple[bool, tuple[int, int]]:
+        is_step = classes.mixing[candidate][0].opcode in _AT_A_STEP
+        return not is_step or candidates[candidate][0] != trip_count, candidates[candidate]
+
+    # What has an element for each step mixes these, but nobody would look for lanes there.
+    largest = max(mixed, key=rank)
     instruction, why = classes.mixing[largest]
     detail = f"`{instruction.name}` {why}, the dimension of size {candidates[largest][0]}"
     if largest in classes.waiting or instruction in _condition_cone(region):

@@ -373,6 +373,10 @@ def conversion_operand(source: PrimitiveType) -> NumpyArray:
     return np.resize(values, -(-values.size // WIDTH) * WIDTH)
 
 
+def is_denormal(values: NumpyArray) -> NumpyArray:
+    return (values != 0) & (abs(values) < ml_dtypes.finfo(values.dtype).tiny)
+
+
 @pytest.mark.parametrize("source", ALL_TYPES, ids=lambda type_: type_.lower)
 def test_convert(source: PrimitiveType) -> None:
     operand = conversion_operand(source)
@@ -385,6 +389,9 @@ def test_convert(source: PrimitiveType) -> None:
     for target, reference in zip(ALL_TYPES, references, strict=True):
         for width in (0, WIDTH):
             ours = compiled_conversions().run(conversion_name(source, target), width, operand)
+            if (source, target) == (PrimitiveType.BF16, PrimitiveType.PRED):
+                # Whether a denormal is zero differs between versions of XLA.
+                ours = np.where(is_denormal(operand), reference, ours)
             check_equal(ours, reference, [operand])
 
 

@@ -139,7 +139,7 @@ def test_a_dump_of_protos(dump: Path) -> None:
 
 def test_a_dump_of_texts(dump: Path, tmp_path: Path) -> None:
     """XLA reads its own text, and shows the same, but for passes that only put instructions in
-    another order: texts have one of their own."""
+    another order: texts have one of their own. What is dead JAX 0.11 does not read at all."""
     for path in dump.glob("*.txt"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (module,) = capture_path(tmp_path, max_s=MAX_S)
@@ -151,7 +151,8 @@ def test_a_dump_of_texts(dump: Path, tmp_path: Path) -> None:
         if lines(stage.data) != lines(before.data):
             changes.append(stage.name)
         before = stage
-    assert [stage.name for stage in module.stages] == changes
+    named = [stage.name for stage in module.stages]
+    assert [name for name in named if name != "dce"] == [name for name in changes if name != "dce"]
 
 
 def test_a_dump_of_a_gpus_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ LEFT_OPCODES: Final[Mapping[str, str]] = {
     "collective-permute": _COLLECTIVE,
     "collective-permute-done": _COLLECTIVE,
     "collective-permute-start": _COLLECTIVE,
+    "collective-reduce": _COLLECTIVE,
     "convolution": _LIBRARY,
     "copy-done": _SIDE_EFFECT,
     "copy-start": _SIDE_EFFECT,

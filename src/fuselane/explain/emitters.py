@@ -25,6 +25,7 @@ COLLECTIVE_OPCODES: Final = frozenset(
         "collective-broadcast",
         "collective-permute",
         "collective-permute-start",
+        "collective-reduce",
         "ragged-all-to-all",
         "recv",
         "reduce-scatter",

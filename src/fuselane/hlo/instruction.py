@@ -37,6 +37,7 @@ SIDE_EFFECT_OPCODES: Final = frozenset(
         "collective-permute",
         "collective-permute-start",
         "collective-permute-done",
+        "collective-reduce",
         "domain",
         "infeed",
         "outfeed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from fuselane.errors import CaptureError
 from fuselane.gpu import GPUS
-from fuselane.xla import compilation, ptxas
+from fuselane.xla import compilation, ptxas, toolchain
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.ptxas import read_report
@@ -148,8 +149,12 @@ def test_a_child_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("versions", "sentence"),
     [
-        ({}, "GPU targets need XLA's GPU compiler, but no GPU: `pip install 'fuselane\\[gpu\\]'"),
-        ({"jax-cuda12-plugin": "0.1"}, "need jax-cuda12-plugin of JAX's own version, .*, not 0.1"),
+        ({}, r"GPU targets need XLA's GPU compiler, but no GPU: `pip install 'fuselane\[gpu\]'`\."),
+        (
+            {"jax-cuda13-plugin": "0.1"},
+            "need jax-cuda13-plugin of JAX's own version, .*, not 0.1: "
+            f"`pip install 'jax-cuda13-plugin=={re.escape(jax.__version__)}'`",
+        ),
     ],
 )
 def test_what_to_install(
@@ -162,9 +167,15 @@ def test_what_to_install(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     lowered = lower(jax.jit(jnp.sin), "h100", jnp.ones(3))  # lowering needs nothing
-    with pytest.raises(CaptureError, match=sentence) as caught:
+    with pytest.raises(CaptureError, match=sentence):
         capture(lowered, "h100")
-    assert f"'jax-cuda12-plugin=={jax.__version__}'" in str(caught.value)
+
+
+def test_of_two_plug_ins_the_one_of_jaxs_version_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"jax-cuda12-plugin": "0.1", "jax-cuda13-plugin": jax.__version__}
+    monkeypatch.setattr(toolchain, "_version", versions.__getitem__)
+    monkeypatch.setattr(toolchain, "_package_folder", Path)
+    assert find_toolchain().library == Path("jax_plugins.xla_cuda13/xla_cuda_plugin.so")
 
 
 def test_a_plug_in_without_cuda_is_no_news(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import mmap
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -54,9 +54,10 @@ def find_toolchain() -> Toolchain:
     Raises:
         CaptureError: if it is not installed, or does not belong to this JAX.
     """
-    plugin = next((name for name in _PLUGINS if _version(name)), None)
-    if plugin is None or _version(plugin) != jax.__version__:
-        raise CaptureError(_how_to_install(plugin))
+    versions = {name: _version(name) for name in _PLUGINS}
+    plugin = next((name for name, its in versions.items() if its == jax.__version__), None)
+    if plugin is None:
+        raise CaptureError(_how_to_install(versions))
     folder, data_dir = map(_package_folder, _PLUGINS[plugin])
     found = shutil.which("ptxas")
     ptxas = None if found is None else Path(found)
@@ -106,14 +107,13 @@ def _is_no_complaint(record: logging.LogRecord) -> bool:
     return not ("plugin configuration error" in said and "cuda" in said)
 
 
-def _how_to_install(plugin: str | None) -> str:
-    wanted = plugin or "jax-cuda12-plugin"
-    what = f"`pip install 'fuselane[gpu]' '{wanted}=={jax.__version__}'`"
+def _how_to_install(versions: Mapping[str, str]) -> str:
+    plugin = next((name for name, version in versions.items() if version), None)
     if plugin is None:
-        return f"GPU targets need XLA's GPU compiler, but no GPU: {what}."
+        return "GPU targets need XLA's GPU compiler, but no GPU: `pip install 'fuselane[gpu]'`."
     return (
         f"GPU targets need {plugin} of JAX's own version, {jax.__version__}, not "
-        f"{_version(plugin)}: {what}."
+        f"{versions[plugin]}: `pip install '{plugin}=={jax.__version__}'`."
     )
 
 

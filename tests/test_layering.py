@@ -41,6 +41,7 @@ LAYERS: Final = FOUNDATION | {
     },
     "runtime": {
         "analysis.machine_costs",
+        "codegen.ffi_calls",
         "codegen.ffi_handler",
         "codegen.launch_handler",
         "codegen.llvm",

@@ -21,13 +21,13 @@ import jaxlib
 import numpy as np
 import pytest
 
-from fuselane.codegen import ffi_handler
+from fuselane.codegen.ffi_calls import API_FUNCTIONS
 from fuselane.codegen.launch_handler import DRIVER_FUNCTIONS, build_launch_ir
 from fuselane.runtime import launch
 from fuselane.runtime.ptx_call import LAUNCH_TARGET
 
 _STREAM: Final = 4242
-_ASK: Final = "%no_stream = call ptr %get_stream(ptr %args)"
+_ASK: Final = "%no_stream = call ptr @call_stream_get(ptr %frame, ptr %args)"
 _GIVE: Final = """%stream.given = getelementptr %Stream, ptr %args, i64 0, i32 3
   store ptr inttoptr (i64 4242 to ptr), ptr %stream.given
   %no_stream = select i1 true, ptr null, ptr null"""
@@ -264,7 +264,7 @@ def test_functions_of_xlas_interface_are_where_its_header_has_them() -> None:
     """Those for GPUs are never called here."""
     header = Path(jaxlib.__file__).parent / "include" / "xla" / "ffi" / "api" / "c_api.h"
     names = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\((XLA_FFI_\w+)\);", header.read_text())
-    found = {ours: names[place] for ours, place in ffi_handler._API_FUNCTIONS.items()}
+    found = {ours: names[place] for ours, place in API_FUNCTIONS.items()}
     assert found["stream_get"] == "XLA_FFI_Stream_Get"
     assert found["state_get"] == "XLA_FFI_State_Get"
     assert found["error_create"] == "XLA_FFI_Error_Create"

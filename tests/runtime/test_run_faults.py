@@ -11,12 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuselane.codegen.ffi_handler import (
-    EXECUTE_SYMBOL,
-    INSTANTIATE_SYMBOL,
-    RESOLVER_SYMBOL,
-    build_handler_ir,
-)
+from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL, RESOLVER_SYMBOL
+from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, build_handler_ir
 from fuselane.codegen.llvm import compile_object, load_object
 from fuselane.errors import CodegenError
 from fuselane.runtime import ffi

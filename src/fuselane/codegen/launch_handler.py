@@ -1,6 +1,6 @@
 """LLVM IR of the XLA FFI handler that launches kernels on NVIDIA GPUs, where XLA can't by itself.
 
-Its INSTANTIATE stage is that of the handler for CPUs (`codegen.ffi_handler`) and needs no driver,
+Its INSTANTIATE stage is that of all handlers (`codegen.ffi_calls`) and needs no driver,
 so programs compile where there is no GPU. `fuselane_launch`, the EXECUTE stage, hands the PTX to
 the driver at the kernel's first call, and launches it on XLA's stream. The driver's functions are
 called through the global `fuselane_driver`, a table that whoever loads this module fills; while it
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuselane.codegen.ffi_handler import MESSAGE_CAPACITY, build_common_ir
+from fuselane.codegen.ffi_calls import MESSAGE_CAPACITY, build_common_ir
 
 LAUNCH_SYMBOL: Final = "fuselane_launch"
 DRIVER_SYMBOL: Final = "fuselane_driver"
@@ -136,12 +136,7 @@ alone:
   ret ptr %absence
 ask:
   store %Stream { i64 32, ptr null, ptr null, ptr null }, ptr %args
-  %ctx.place = getelementptr %CallFrame, ptr %frame, i64 0, i32 3
-  %ctx = load ptr, ptr %ctx.place
-  %ctx.field = getelementptr %Stream, ptr %args, i64 0, i32 2
-  store ptr %ctx, ptr %ctx.field
-  %get_stream = call ptr @api_stream_get(ptr %frame)
-  %no_stream = call ptr %get_stream(ptr %args)
+  %no_stream = call ptr @call_stream_get(ptr %frame, ptr %args)
   %has_stream = icmp eq ptr %no_stream, null
   br i1 %has_stream, label %load, label %streamless
 streamless:

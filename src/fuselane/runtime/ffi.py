@@ -20,12 +20,8 @@ from typing import Any, Final, Protocol, final
 import jax
 
 from fuselane import config
-from fuselane.codegen.ffi_handler import (
-    EXECUTE_SYMBOL,
-    INSTANTIATE_SYMBOL,
-    RESOLVER_SYMBOL,
-    build_handler_ir,
-)
+from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL, RESOLVER_SYMBOL
+from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, build_handler_ir
 from fuselane.codegen.llvm import HostTarget, LoadedObject, compile_object, load_object
 from fuselane.errors import CacheError, RuntimeFailure
 from fuselane.runtime.cache import open_cache

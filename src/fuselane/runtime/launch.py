@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final, final
 
-from fuselane.codegen.ffi_handler import INSTANTIATE_SYMBOL
+from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL
 from fuselane.codegen.launch_handler import (
     DRIVER_FUNCTIONS,
     DRIVER_SYMBOL,

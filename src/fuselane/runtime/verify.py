@@ -8,7 +8,7 @@ differences earlier steps left unexplained. Results are both for the next step.
 The handler is a Python function behind the typed FFI: this is for finding bugs, not for speed. When
 it finds a difference, XLA fails the whole program with the check's sentence.
 
-Source: xla/ffi/api/c_api.h of jaxlib (interface version 0.3), as in `codegen.ffi_handler`.
+Source: xla/ffi/api/c_api.h of jaxlib (interface version 0.3), as in `codegen.ffi_calls`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from fuselane.codegen.ffi_handler import API_MAJOR, API_MINOR
+from fuselane.codegen.ffi_calls import API_MAJOR, API_MINOR
 from fuselane.contract import Check, NumpyArray
 from fuselane.errors import RuntimeFailure
 from fuselane.runtime.ffi import Attributes, capsule

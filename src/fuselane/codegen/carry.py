@@ -19,7 +19,7 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
-from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.emitter import MAX_SELECTED, Emitter
 from fuselane.codegen.liveness import fits, needs_spare
 from fuselane.lanes.program import LaneLoop, LoopElement
 
@@ -46,12 +46,21 @@ class Carry:
         self._emitter = emitter
         self._initial = list(initial)
         self._body = loop.instruction.body
-        sizes = {element.index: initial[element.index].size for element in elements}
-        limit = emitter.max_unrolled
-        self._small = [e for e in elements if sizes[e.index] <= limit]
-        self._large = [e for e in elements if sizes[e.index] > limit]
+        self._large = [e for e in elements if self._is_large(e)]
+        self._small = [e for e in elements if e not in self._large]
         emitter.carries(loop, [element.index for element in self._large])
         self._spares: list[Scratch] = []
+
+    def _is_large(self, element: LoopElement) -> bool:
+        """Whether an element is in memory: of too many elements for registers, or of some in which
+        lanes are updated at an index that only the kernel knows, which would select among all."""
+        size, width = self._initial[element.index].size, self._emitter.place.block.width
+        root = self._body.root.operands[element.index]
+        is_indexed = root.opcode == "dynamic-update-slice" and any(
+            start.opcode != "constant" for start in root.operands[2:]
+        )
+        limit = MAX_SELECTED if is_indexed and width > 1 else self._emitter.max_unrolled
+        return size > min(limit, self._emitter.max_unrolled)
 
     def entering(self) -> list[ir.Value]:
         """Returns the carried values in front of the loop; large state is copied to its scratch."""

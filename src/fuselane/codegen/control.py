@@ -23,7 +23,7 @@ from fuselane.codegen.arrays import (
 from fuselane.codegen.branches import emit_conditional
 from fuselane.codegen.carry import Carry
 from fuselane.codegen.combining import without_missing
-from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.emitter import MAX_SELECTED, Emitter
 from fuselane.codegen.indexing import Index, with_lane
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.liveness import find_shared_home
@@ -143,8 +143,31 @@ def emit_loop_here(emitter: Emitter, instruction: HloInstruction) -> list[Array]
     """Emits a `while` inside a lane block and returns its results."""
     loop = emitter.program.loops[instruction]
     initial = emitter.tuple_elements(instruction.operands[0])
+    if not _should_unroll(emitter, loop):
+        initial = _with_sliced_in_memory(emitter, loop, initial)
     emit = _emit_unrolled if _should_unroll(emitter, loop) else emit_loop
     return emit(emitter, loop, initial, lambda arrays: emit_body(emitter, instruction.body, arrays))
+
+
+def _with_sliced_in_memory(
+    emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]
+) -> list[Array]:
+    """Returns a loop's arrays; those in registers of which each step reads others are put in memory
+    in front of it, rather than in each step."""
+    sliced = {
+        user.tuple_index
+        for user in loop.instruction.body.parameters[0].users
+        if any(reader.opcode == "dynamic-slice" for reader in user.users)
+    }
+    return [
+        emitter.in_scratch(array)
+        if element.kind is ElementKind.INVARIANT
+        and element.index in sliced
+        and isinstance(array, Registers)
+        and array.size > MAX_SELECTED
+        else array
+        for element, array in zip(loop.elements, arrays, strict=True)
+    ]
 
 
 def emit_loop(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Final, final
 
 from llvmlite import ir
 
@@ -52,7 +52,8 @@ _CHEAP_TO_REPEAT = frozenset(
 )
 _READ_ONCE = ELEMENTWISE_OPCODES | {"reduce", "reshape", "transpose", "reverse", "slice"}
 _ALIASES = MOVEMENT | {"tuple", "while", "conditional", "get-tuple-element"}
-_MAX_SELECTED = 8
+MAX_SELECTED: Final = 8
+"""Elements in registers of which one may be selected by an index known only at run time."""
 
 
 @final
@@ -185,7 +186,7 @@ class Emitter:
     def _is_read_in_loops(self, instruction: HloInstruction, size: int) -> bool:
         """Whether a loop over more elements than there are registers reads those of straight-line
         code, which registers would have to be selected for."""
-        if not self.program.is_straight or not _MAX_SELECTED < size <= self.max_unrolled:
+        if not self.program.is_straight or not MAX_SELECTED < size <= self.max_unrolled:
             return False
         return any(
             user.shape.is_array
@@ -249,7 +250,7 @@ class Emitter:
     def addressable(self, array: Array, starts: Sequence[Index]) -> Array:
         """Returns the array in memory if it would be read from registers at run-time indices."""
         known = all(isinstance(start, int) for start in starts)
-        if known or not isinstance(array, Registers) or array.size <= _MAX_SELECTED:
+        if known or not isinstance(array, Registers) or array.size <= MAX_SELECTED:
             return array
         return self.in_scratch(array)
 

@@ -1,8 +1,8 @@
 """Bounds checks: a way to build kernels in which no load and no store goes unguarded.
 
 Works on a finished module, whatever emitted it. Every access is traced back, through
-`getelementptr`, `select` and `phi`, to the memory that its address comes from, and compared with the
-extent of that:
+`getelementptr`, `select` and `phi`, to the memory that its address comes from, and compared with
+the extent of that:
 
     %v = load <8 x float>, ptr %p           %p = getelementptr float, ptr %input.2, i64 %i
 becomes

@@ -123,7 +123,7 @@ def _num_threads(plan: Plan, device: DeviceDescription) -> int:
 
 
 def _gathering_cycles(program: LaneProgram, plan: Plan) -> float:
-    """Returns the cycles of a block's loads and stores of lanes that are no neighbours, per step."""
+    """Returns the cycles of a block's accesses to lanes that are no neighbours, per step."""
     if plan.vector_lanes == 1:
         return 0.0
     operands = program.loop.instruction.operands[0].operands

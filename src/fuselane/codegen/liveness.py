@@ -31,7 +31,6 @@ _ELSEWHERE: Final = frozenset(
 """Opcodes of what is in registers, or in memory of its own."""
 
 
-
 def overwritable(
     emitter: Emitter, value: HloInstruction, writer: HloInstruction, lane: int | None
 ) -> Scratch:

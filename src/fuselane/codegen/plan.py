@@ -180,7 +180,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     if not program.has_lanes:
         return _scalar_plan(program, work, device)
     lanes = (options.vector_bits or device.vector_bits) // _element_bits(program)
-    rows = _rows_that_fit(program, lanes)
+    rows = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
     work = replace(work, state_bytes=work.state_bytes + sum(rows.values()))
     trips = program.loop.trip_count
     total = (math.inf if trips is None else trips) * program.num_lanes / lanes * work.lane_ops
@@ -238,17 +238,6 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         avoids_masks=not device.has_masked_memory,
         staged=frozenset(rows) if fits else frozenset(),
     )
-
-
-def _rows_that_fit(program: LaneProgram, lanes: int) -> dict[int, int]:
-    """Returns the rows to be turned round, smallest first, for as long as there is room for those
-    of a vector of lanes."""
-    found: dict[int, int] = {}
-    rows = find_rows_to_stage(program, lanes)
-    for index, size in sorted(rows.items(), key=operator.itemgetter(1)):
-        if (sum(found.values()) + size) * lanes <= _MAX_STAGED_BYTES:
-            found[index] = size
-    return found
 
 
 def _scalar_plan(program: LaneProgram, work: Work, device: DeviceDescription) -> Plan:

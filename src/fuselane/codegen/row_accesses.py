@@ -9,6 +9,7 @@ and reads again and again is turned round once instead; see `codegen.staging`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Final
 
@@ -35,25 +36,24 @@ def count_row_accesses(program: LaneProgram, index: int) -> float:
         index: Of one of the outermost loop's elements.
     """
     parameter = program.loop.instruction.body.parameters[0]
-    return sum(
-        _count(program, user) for user in parameter.users if user.tuple_index == index
-    )
+    return sum(_count(program, user) for user in parameter.users if user.tuple_index == index)
 
 
-def find_rows_to_stage(program: LaneProgram, lanes: int) -> dict[int, int]:
-    """Returns what is worth being turned round in front of a loop: for the indices of elements the
-    bytes of one lane.
+def find_rows_to_stage(program: LaneProgram, lanes: int, max_bytes: int) -> dict[int, int]:
+    """Returns what is worth being turned round in front of a loop, small arrays first: for the
+    indices of elements the bytes of one lane.
 
     Args:
         program: The program.
         lanes: In a register.
+        max_bytes: The room for all of it, of so many lanes.
     """
     if not program.has_lanes or program.is_straight:
         return {}
     trips = program.loop.trip_count
     times = UNKNOWN_TRIP_COUNT if trips is None else trips
     operands = program.loop.instruction.operands[0].operands
-    found: dict[int, int] = {}
+    rows = {}
     for element in program.loop.elements:
         lane, operand = element.lane_dimension, operands[element.index]
         if element.kind is not ElementKind.INVARIANT or lane is None:
@@ -62,7 +62,11 @@ def find_rows_to_stage(program: LaneProgram, lanes: int) -> dict[int, int]:
             continue
         size = operand.shape.num_elements // operand.shape.dimensions[lane]
         if times * count_row_accesses(program, element.index) >= _MIN_READS * size:
-            found[element.index] = size * operand.shape.element_type.byte_size
+            rows[element.index] = size * operand.shape.element_type.byte_size
+    found: dict[int, int] = {}
+    for index, num_bytes in sorted(rows.items(), key=operator.itemgetter(1)):
+        if (sum(found.values()) + num_bytes) * lanes <= max_bytes:
+            found[index] = num_bytes
     return found
 
 
@@ -79,7 +83,9 @@ def _count(program: LaneProgram, value: HloInstruction) -> float:
     for user in value.users:
         match user.opcode:
             case "tuple":
-                count += sum(times * _count(program, v) for v, times in _taken(program, user, value))
+                count += sum(
+                    times * _count(program, v) for v, times in _taken(program, user, value)
+                )
             case "dynamic-update-slice" if user in program.mutable:
                 count += residual_elements(user.operands[1], lane(user.operands[1]))
                 count += _count(program, user)

@@ -219,7 +219,7 @@ def test_unknown_opcode_is_refused() -> None:
 
 
 def test_many_long_reductions_of_pairs_are_a_loop() -> None:
-    """Sixteen of sixteen elements each, with a place: unrolled, that is thousands of instructions."""
+    """Sixteen of sixteen elements each, with a place: thousands of instructions if unrolled."""
     larger = """
     larger {
       a = f32[] parameter(0)

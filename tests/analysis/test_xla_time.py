@@ -24,6 +24,8 @@ NO_WORK: Final = dataclasses.replace(
     memory_bytes_per_us=1e12,
 )
 
+NO_MOVING: Final = dataclasses.replace(COSTS, cached_bytes_per_us=1e12, memory_bytes_per_us=1e12)
+
 
 def step_us(module: HloModule, costs: MachineCosts = COSTS, *, is_compiled: bool = False) -> float:
     return estimate_step_us(loop_of(module), costs, is_compiled=is_compiled)
@@ -234,3 +236,57 @@ def test_runs_of_a_fusion(name: str) -> None:
     )
     runs = {i.name: count for i, count in count_runs(module.entry).items()}
     assert runs["x"] == expected
+
+
+def _largest(size: int) -> HloModule:
+    """A loop that finds the largest of each row and where it is."""
+    body = f"""
+      k = s32[64,{size}] iota(), iota_dimension=1
+      least = f32[] constant(-inf)
+      r = (f32[64], s32[64]) reduce(e0, k, least, zero), dimensions={{1}}, to_apply=larger
+      v = f32[64] get-tuple-element(r), index=0
+      v_all = f32[64,{size}] broadcast(v), dimensions={{0}}
+      y = f32[64,{size}] subtract(e0, v_all)"""
+    larger = """
+    larger {
+      a = f32[] parameter(0)
+      i = s32[] parameter(1)
+      b = f32[] parameter(2)
+      j = s32[] parameter(3)
+      is_first = pred[] compare(a, b), direction=GE
+      v = f32[] select(is_first, a, b)
+      k = s32[] select(is_first, i, j)
+      ROOT t = (f32[], s32[]) tuple(v, k)
+    }"""
+    return counting_loop(body, ["y"], [f"f32[64,{size}]"], more=larger)
+
+
+def test_short_reductions_of_pairs_are_vectors() -> None:
+    """LLVM unrolls up to 16 elements, and goes through more with a branch for each."""
+    assert step_us(_largest(17)) > 2.2 * step_us(_largest(16))
+
+
+def test_windows_of_gathers_are_moved_as_runs() -> None:
+    """Where a window begins is worked out once for all of it."""
+
+    def gather_us(starts: int, window: int) -> float:
+        shape = f"f32[{starts},{window}]"
+        body = f"""
+          w = s32[{starts},1] remainder(e1, e1)
+          y = {shape} gather(e2, w), offset_dims={{1}}, collapsed_slice_dims={{}},
+            start_index_map={{0}}, index_vector_dim=1, slice_sizes={{{window}}}"""
+        carried = [shape, f"s32[{starts},1]", "f32[1000]"]
+        return step_us(counting_loop(body, ["y", "e1", "e2"], carried))
+
+    assert gather_us(6400, 1) > 5 * gather_us(64, 100)
+
+
+def test_index_vectors_are_not_put_together() -> None:
+    """A gather takes each component from where it is made."""
+    body = """
+      w = s32[4096,2] concatenate(e1, e1), dimensions={1}
+      y = f32[4096] gather(e2, w), offset_dims={}, collapsed_slice_dims={0,1},
+        start_index_map={0,1}, index_vector_dim=1, slice_sizes={1,1}"""
+    carried = ["f32[4096]", "s32[4096,1]", "f32[8,8]"]
+    module = counting_loop(body, ["y", "e1", "e2"], carried)
+    assert step_us(module, NO_MOVING) < 4096 * 4 * COSTS.xla_scalar_us

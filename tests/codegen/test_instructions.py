@@ -216,3 +216,36 @@ def test_unknown_opcode_is_refused() -> None:
     )
     with pytest.raises(CodegenError, match="no rule to emit cholesky"):
         emit_instruction(emitter, unknown)
+
+
+def test_many_long_reductions_of_pairs_are_a_loop() -> None:
+    """Sixteen of sixteen elements each, with a place: thousands of instructions if unrolled."""
+    larger = """
+    larger {
+      a = f32[] parameter(0)
+      j = s32[] parameter(1)
+      b = f32[] parameter(2)
+      k = s32[] parameter(3)
+      first = pred[] compare(a, b), direction=GE
+      value = f32[] select(first, a, b)
+      place = s32[] select(first, j, k)
+      ROOT both = (f32[], s32[]) tuple(value, place)
+    }"""
+    row, square = "f32[32,16]", "f32[32,16,16]"
+    body = f"""
+      columns = {square} broadcast(e0), dimensions={{0,2}}
+      sums = {square} add(columns, e1)
+      n = s32[32,16,16] iota(), iota_dimension=2
+      least = f32[] constant(-inf)
+      best = ({row}, s32[32,16]) reduce(sums, n, least, zero), dimensions={{2}}, to_apply=larger
+      y = {row} get-tuple-element(best), index=0
+      place = s32[32,16] get-tuple-element(best), index=1"""
+    carried = [row, square, "s32[32,16]"]
+    module = counting_loop(body, ["y", "e1", "place"], carried, trip_count=3, more=larger)
+
+    def step(i: int, x: NumpyArray, w: NumpyArray, _: NumpyArray) -> list[NumpyArray]:
+        sums = x[:, None, :] + w
+        return [sums.max(2), w, sums.argmax(2)]
+
+    arguments = some([32, 16]), some([32, 16, 16], seed=1), some([32, 16], np.int32)
+    assert check(module, step, 3, *arguments).code.num_instructions < 1500

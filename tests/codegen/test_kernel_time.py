@@ -126,6 +126,36 @@ def test_streams_are_moved() -> None:
     assert step_us(stacking(1000), costs=slow) > 65536 * 4
 
 
+def test_large_state_is_copied_into_inner_loops_and_out_again() -> None:
+    shape = "f32[60,60]"
+    inner = f"""
+    inner_body {{
+      q = (s32[], {shape}) parameter(0)
+      j = s32[] get-tuple-element(q), index=0
+      x = {shape} get-tuple-element(q), index=1
+      u = s32[] constant(1)
+      j1 = s32[] add(j, u)
+      x1 = {shape} reverse(x), dimensions={{0, 1}}
+      x2 = {shape} add(x, x1)
+      ROOT r = (s32[], {shape}) tuple(j1, x2)
+    }}
+    inner_condition {{
+      q = (s32[], {shape}) parameter(0)
+      j = s32[] get-tuple-element(q), index=0
+      m = s32[] constant(50)
+      ROOT go = pred[] compare(j, m), direction=LT
+    }}
+    """
+    nested = f"""
+    w0 = (s32[], {shape}) tuple(zero, e0)
+    w = (s32[], {shape}) while(w0), condition=inner_condition, body=inner_body
+    y = {shape} get-tuple-element(w), index=1
+    """
+    module = counting_loop(nested, ["y"], [shape], trip_count=MANY, more=inner)
+    slow = dataclasses.replace(COSTS, cached_bytes_per_us=1.0)
+    assert step_us(module, costs=slow) > 4 * 14_400
+
+
 def scalars(body: str, shape: str) -> float:
     return step_us(counting_loop(body, ["y"], [shape], trip_count=MANY))
 

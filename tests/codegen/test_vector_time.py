@@ -119,3 +119,39 @@ def test_what_lanes_begin_anew_by_is_not_needed_in_every_step() -> None:
         return block(body, ["y", "e1"]).cycles(1)
 
     assert cycles("e0") > 3 * cycles("e1") > 0
+
+
+def test_a_question_about_many_elements_is_answered_by_yes() -> None:
+    """Work for some elements of some lanes is needed in nearly every step."""
+
+    def cycles(size: int) -> float:
+        shape = f"f32[4096,{size}]"
+        work = "".join(
+            f"w{k} = {shape} sine({'e1' if k == 0 else f'w{k - 1}'})\n" for k in range(8)
+        )
+        body = (
+            f"{work}is_over = pred[4096,{size}] compare(e0, e1), direction=LT\n"
+            f"square_root = {shape} sqrt(e0)\nmoved = {shape} divide(square_root, e1)\n"
+            f"turned = {shape} reverse(moved), dimensions={{1}}\n"
+            f"y = {shape} select(is_over, w7, turned)"
+        )
+        return block(body, ["y", "e1"], row=shape).cycles(1) / size
+
+    assert cycles(100) > 1.4 * cycles(1)
+
+
+def test_each_part_of_what_is_put_together_is_gathered() -> None:
+    def cycles(parts: int) -> float:
+        row, table = "f32[4096,20]", f"f32[4096,{20 * parts}]"
+        body = f"""
+          many = {table} concatenate({", ".join(["e0"] * parts)}), dimensions={{1}}
+          y = {row} gather(many, e1), offset_dims={{}}, collapsed_slice_dims={{1}},
+            operand_batching_dims={{0}}, start_indices_batching_dims={{0}}, start_index_map={{1}},
+            index_vector_dim=2, slice_sizes={{1,1}}"""
+        program = form_program(
+            counting_loop(body, ["y", "e1"], [row, "s32[4096,20,1]"], trip_count=1000)
+        )
+        unit = VectorUnit(lanes=8, bits=32, registers=16, max_unrolled=32)
+        return VectorBlock(program, program.loop.instruction.body, unit).cycles(1)
+
+    assert cycles(3) > cycles(2) + 100

@@ -21,6 +21,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, FREE_OPCODES
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
+from fuselane.hlo.indexed import indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.window import get_window
 
@@ -95,12 +96,19 @@ _SCALAR_MOVES: Final[Mapping[str, float]] = {
     "gather": 3.0,
     "scatter": 8.0,
 }
+_MOVED: Final = 0.3
+"""Of neighbours in one window of a gather, whose place is worked out once."""
+
 _UNKNOWN: Final = 4.0
 _SHORT_RUN: Final = 4.0
 _ROW: Final = 16.0
 _MATRIX: Final = 30.0
 _MIN_FUNCTIONS: Final = 4.0
 """A function of one element takes as long as those of a few: nothing hides its latency."""
+_SHORT_RACE: Final = 0.6
+"""Operations for each element of a reduction of several operands that is unrolled, and its vectors'
+elements compared side by side: measured, 0.3 ns."""
+
 _LONG_RACE: Final = 16
 _RACE: Final = 2.0
 _SCALAR_FUNCTION: Final = 6.0
@@ -300,13 +308,18 @@ def _scalar_operations(instruction: HloInstruction) -> float:
     """Returns the operations of scalar code for one element of an instruction's result."""
     opcode = instruction.opcode
     if opcode == "reduce":
-        return (
-            _row_length(instruction)
-            * _combination(instruction)
-            * (_RACE if _is_race(instruction) else 1)
-        )
+        if _is_race(instruction):
+            return _row_length(instruction) * _combination(instruction) * _RACE
+        if instruction.shape.is_tuple:
+            return _row_length(instruction) * _SHORT_RACE
+        return _row_length(instruction) * _combination(instruction)
+    if opcode == "gather":
+        run = _window_run(instruction)
+        return (_SCALAR_MOVES[opcode] + _MOVED * (run - 1)) / run
     if opcode == "reduce-window":
         return math.prod(w.size for w in get_window(instruction)) * _combination(instruction)
+    if opcode == "concatenate" and _holds_indices(instruction):
+        return 0.0
     if opcode in ("concatenate", "pad"):
         return 0.1 + _SHORT_RUN / max(1, _run_length(instruction))
     if opcode == "sort":
@@ -334,6 +347,23 @@ def _find_raced(fusion: HloComputation) -> frozenset[HloInstruction]:
         if any(user in raced or _is_race(user) for user in users):
             raced.add(instruction)
     return frozenset(raced)
+
+
+def _window_run(gather: HloInstruction) -> int:
+    """Returns how many neighbours in a gather's result come from one window."""
+    where = indexed(gather)
+    minor = gather.shape.rank - 1
+    return math.prod(where.window_sizes) if minor in where.window_positions else 1
+
+
+def _holds_indices(instruction: HloInstruction) -> bool:
+    """Whether a value only tells gathers where to read, which take its parts one by one."""
+    return bool(instruction.users) and all(
+        _holds_indices(user)
+        if user.opcode in ("bitcast", "reshape")
+        else user.opcode == "gather" and user.operands[0] is not instruction
+        for user in instruction.users
+    )
 
 
 def _holds_dot(instruction: HloInstruction) -> bool:
@@ -441,6 +471,8 @@ def _needed(user: HloInstruction, operand: HloInstruction, runs: float) -> float
             return 1
         case "dynamic-slice" if operand is not user.operands[0]:
             return 1
+        case "gather" if operand is not user.operands[0]:
+            return runs / _window_run(user)
     return runs
 
 

@@ -1,8 +1,8 @@
 """Bounds checks: a way to build kernels in which no load and no store goes unguarded.
 
 Works on a finished module, whatever emitted it. Every access is traced back, through
-`getelementptr` and `select`, to the memory that its address comes from, and compared with the
-extent of that:
+`getelementptr`, `select` and `phi`, to the memory that its address comes from, and compared with
+the extent of that:
 
     %v = load <8 x float>, ptr %p           %p = getelementptr float, ptr %input.2, i64 %i
 becomes
@@ -143,6 +143,8 @@ class _Guarded:
     def _extent(self, builder: ir.IRBuilder, pointer: ir.Value) -> _Extent:
         """Returns where an address may lie, given what it comes from."""
         region = self._regions.get(pointer)
+        if region is None and isinstance(pointer, ir.PhiInstr):
+            region = self._smallest(pointer)
         if region is None and isinstance(pointer, ir.instructions.GEPInstr):
             return self._extent(builder, pointer.pointer)
         if isinstance(pointer, ir.SelectInstr):
@@ -153,6 +155,19 @@ class _Guarded:
             raise CodegenError(f"The extent of the memory at {pointer} is unknown.")
         first = builder.ptrtoint(pointer, I64)
         return _Extent(first=first, num_bytes=i64(region.num_bytes), name=region.name)
+
+    def _smallest(self, phi: ir.PhiInstr) -> Region | None:
+        """Returns the smallest of the regions that arrays which change places lie in."""
+        waiting, seen = [phi], {phi}
+        found: list[Region] = []
+        while waiting:
+            for value, _ in waiting.pop().incomings:
+                if value in self._regions:
+                    found.append(self._regions[value])
+                elif value not in seen and isinstance(value, ir.PhiInstr):
+                    seen.add(value)
+                    waiting.append(value)
+        return min(found, key=lambda region: region.num_bytes, default=None)
 
     def _chosen(
         self, builder: ir.IRBuilder, condition: ir.Value, one: ir.Value, other: ir.Value
@@ -201,7 +216,8 @@ def _access_of(instruction: ir.Instruction) -> _Access | None:
                 value, pointer, _, mask = operands
                 return _masked(pointer, mask, value.type)
     is_address_only = isinstance(
-        instruction, ir.instructions.GEPInstr | ir.SelectInstr | ir.AllocaInstr
+        instruction,
+        ir.instructions.GEPInstr | ir.SelectInstr | ir.AllocaInstr | ir.PhiInstr,
     )
     if not is_address_only and any(map(_is_pointer, (instruction, *operands))):
         raise CodegenError(f"There is no bounds check for {instruction}.")

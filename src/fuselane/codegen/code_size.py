@@ -10,8 +10,10 @@ longer than what a processor keeps decoded is slower for it.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.arrays import View
 from fuselane.codegen.emitter import Emitter
@@ -34,12 +36,25 @@ def is_long(emitter: Emitter, instruction: HloInstruction) -> bool:
 
     On a GPU too: what is made at once are a thread's registers, and the fewer, the more warps.
     """
-    lane = emitter.lane(instruction)
-    if lane is None or not instruction.shape.is_array:
+    is_reduction = instruction.opcode == "reduce"
+    differing = instruction.operands[0] if is_reduction else instruction
+    if emitter.lane(differing) is None or not (instruction.shape.is_array or is_reduction):
         return False
-    size = residual_size(instruction.shape.dimensions, lane)
+    size = _num_results(emitter, instruction)
     code = _count_instructions(emitter, instruction)
     return size > 1 and code > _MAX_UNROLLED_CODE and code > size * _MIN_ELEMENT_CODE
+
+
+def _num_results(emitter: Emitter, instruction: HloInstruction) -> int:
+    """Returns how many elements a lane has of a result, or of each of several that are reduced
+    together."""
+    if instruction.shape.is_array:
+        return residual_size(instruction.shape.dimensions, emitter.lane(instruction))
+    operand = instruction.operands[0]
+    whole = residual_size(operand.shape.dimensions, emitter.lane(operand))
+    lane = emitter.lane(operand)
+    reduced = (operand.shape.dimensions[d] for d in instruction.dimensions if d != lane)
+    return whole // max(1, math.prod(reduced))
 
 
 def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
@@ -58,5 +73,7 @@ def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
     else:
         return of_views
     one = timing_of(instruction).instructions
+    if instruction.shape.is_tuple:
+        one = sum(OPCODE_COST[applied.opcode] for applied in instruction.to_apply.instructions)
     copied = one if one < MIN_CALLED_SIZE else _CALL
     return of_views + residual_size(shape.dimensions, lane) * copied

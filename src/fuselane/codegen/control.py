@@ -18,13 +18,12 @@ from fuselane.codegen.arrays import (
     Array,
     Discarded,
     Registers,
-    Scratch,
-    new_scratch,
     widen,
 )
 from fuselane.codegen.branches import emit_conditional
+from fuselane.codegen.carry import Carry
 from fuselane.codegen.combining import without_missing
-from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.emitter import MAX_SELECTED, Emitter
 from fuselane.codegen.indexing import Index, with_lane
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.liveness import find_shared_home
@@ -35,7 +34,7 @@ from fuselane.codegen.schedule import Step, needs_lanes
 from fuselane.codegen.types import any_lane
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LoopElement, Piecewise
+from fuselane.lanes.program import ElementKind, Guard, LaneLoop, Piecewise
 
 Body = Callable[[list[Array]], list[Array]]
 
@@ -144,8 +143,31 @@ def emit_loop_here(emitter: Emitter, instruction: HloInstruction) -> list[Array]
     """Emits a `while` inside a lane block and returns its results."""
     loop = emitter.program.loops[instruction]
     initial = emitter.tuple_elements(instruction.operands[0])
+    if not _should_unroll(emitter, loop):
+        initial = _with_sliced_in_memory(emitter, loop, initial)
     emit = _emit_unrolled if _should_unroll(emitter, loop) else emit_loop
     return emit(emitter, loop, initial, lambda arrays: emit_body(emitter, instruction.body, arrays))
+
+
+def _with_sliced_in_memory(
+    emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]
+) -> list[Array]:
+    """Returns a loop's arrays; those in registers of which each step reads others are put in memory
+    in front of it, rather than in each step."""
+    sliced = {
+        user.tuple_index
+        for user in loop.instruction.body.parameters[0].users
+        if any(reader.opcode == "dynamic-slice" for reader in user.users)
+    }
+    return [
+        emitter.in_scratch(array)
+        if element.kind is ElementKind.INVARIANT
+        and element.index in sliced
+        and isinstance(array, Registers)
+        and array.size > MAX_SELECTED
+        else array
+        for element, array in zip(loop.elements, arrays, strict=True)
+    ]
 
 
 def emit_loop(
@@ -167,12 +189,8 @@ def emit_loop(
         but: Indices of elements that the caller carries by itself.
         goes_on: Emits the condition, if not as it stands there.
     """
-    carry = _Carry(
-        emitter,
-        [e for e in loop.elements if e.kind is ElementKind.STATE and e.index not in but],
-        list(initial),
-    )
-    emitter.carries(loop, carry.owned())
+    state = [e for e in loop.elements if e.kind is ElementKind.STATE and e.index not in but]
+    carry = Carry(emitter, loop, state, initial)
 
     active: list[ir.Value] = []
 
@@ -192,9 +210,10 @@ def emit_loop(
         return going.any_lane
 
     def advance(values: Sequence[ir.Value]) -> list[ir.Value]:
+        arrays = carry.arrays(values)
         with _active_lanes(emitter, active):
-            following = body(carry.arrays(values))
-        return carry.following(following)
+            following = body(list(arrays))
+        return carry.following(arrays, following)
 
     builder = emitter.builder
     if loop.trip_count is not None:
@@ -214,84 +233,6 @@ def emit_loop(
 
 
 Carried = Sequence[int]
-
-
-@final
-@dataclass(slots=True)
-class _Carry:
-    """The state elements of a loop as flat lists of values: one phi for every small one's element.
-
-    Large ones live in scratch memory of their own, which is rewritten at the end of every step.
-    """
-
-    emitter: Emitter
-    elements: list[LoopElement]
-    initial: list[Array]
-
-    def entering(self) -> list[ir.Value]:
-        """Returns the carried values in front of the loop; large state is copied to its scratch."""
-        for element in self._large():
-            scratch = new_scratch(self.emitter.place, element.shape, element.lane_dimension)
-            self.emitter.copy(self.initial[element.index], scratch)
-            self.initial[element.index] = scratch
-        return self._flatten(self.initial)
-
-    def owned(self) -> list[int]:
-        """Returns the elements that live in scratch memory of the loop's own."""
-        return [element.index for element in self._large()]
-
-    def arrays(self, values: Sequence[ir.Value]) -> list[Array]:
-        """Returns the loop's arrays for carried values."""
-        arrays = list(self.initial)
-        remaining = iter(values)
-        for element in self._small():
-            size = arrays[element.index].size
-            arrays[element.index] = Registers(
-                shape=element.shape,
-                lane=element.lane_dimension,
-                elements=tuple(next(remaining) for _ in range(size)),
-            )
-        return arrays
-
-    def following(self, arrays: Sequence[Array]) -> list[ir.Value]:
-        """Returns the carried values at the end of a step; large state is rewritten."""
-        values = self._flatten(arrays)
-        large = [(self.initial[e.index], arrays[e.index]) for e in self._large()]
-        rewrite(self.emitter, [(old, new) for old, new in large if isinstance(old, Scratch)])
-        return values
-
-    def _flatten(self, arrays: Sequence[Array]) -> list[ir.Value]:
-        place = self.emitter.place
-        return [
-            arrays[element.index].lanes(place, arrays[element.index].flat(place, position))
-            for element in self._small()
-            for position in range(self.initial[element.index].size)
-        ]
-
-    def _small(self) -> list[LoopElement]:
-        return [e for e in self.elements if not self._is_large(e)]
-
-    def _large(self) -> list[LoopElement]:
-        return [e for e in self.elements if self._is_large(e)]
-
-    def _is_large(self, element: LoopElement) -> bool:
-        return self.initial[element.index].size > self.emitter.max_unrolled
-
-
-def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
-    """Stores each array to its scratch, all of them read before any is written."""
-    pointers = {id(target.pointer) for target, _ in updates}
-
-    def safe(array: Array) -> Array:
-        if isinstance(array, Registers):
-            return array
-        if isinstance(array, Scratch) and id(array.pointer) not in pointers:
-            return array
-        return emitter.materialize(array, own=True)
-
-    changed = [(target, new) for target, new in updates if new is not target]
-    for target, new in [(target, safe(new)) for target, new in changed]:
-        emitter.copy(new, target)
 
 
 def _emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> ir.Value:

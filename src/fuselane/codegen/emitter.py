@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Final, final
 
 from llvmlite import ir
 
@@ -30,11 +30,13 @@ from fuselane.codegen.arrays import (
 from fuselane.codegen.contraction import contract
 from fuselane.codegen.cuts import cuts_of
 from fuselane.codegen.elemental import emit_elemental
+from fuselane.codegen.in_place import reads_in_place
 from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, parts_of
+from fuselane.codegen.sweeps import MOVEMENT
 from fuselane.codegen.types import is_vector
 from fuselane.codegen.windows import store_window
 from fuselane.errors import CodegenError
@@ -49,7 +51,9 @@ _CHEAP_TO_REPEAT = frozenset(
     {"broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concatenate", "iota"}
 )
 _READ_ONCE = ELEMENTWISE_OPCODES | {"reduce", "reshape", "transpose", "reverse", "slice"}
-_MAX_SELECTED = 8
+_ALIASES = MOVEMENT | {"tuple", "while", "conditional", "get-tuple-element"}
+MAX_SELECTED: Final = 8
+"""Elements in registers of which one may be selected by an index known only at run time."""
 
 
 @final
@@ -64,6 +68,8 @@ class Emitter:
     values: What each instruction emitted so far stands for; lists are tuples.
     schedules: The orders of emission worked out so far.
     carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
+    buffers: For the same parameters the memory of all large elements and what there is to spare;
+        it may change places.
     homes: Scratch memory in which a guard wants a result of its work to be.
     panels: Weights copied for dots.
     """
@@ -75,6 +81,7 @@ class Emitter:
     values: dict[HloInstruction, Binding] = field(default_factory=dict)
     schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
     carried: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
+    buffers: dict[HloInstruction, list[Scratch]] = field(default_factory=dict)
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
     panels: dict[HloInstruction, Panels] = field(default_factory=dict)
 
@@ -93,6 +100,7 @@ class Emitter:
             values=dict(self.values),
             schedules=self.schedules,
             carried=self.carried,
+            buffers=self.buffers,
             homes=self.homes,
             panels=self.panels,
         )
@@ -178,7 +186,7 @@ class Emitter:
     def _is_read_in_loops(self, instruction: HloInstruction, size: int) -> bool:
         """Whether a loop over more elements than there are registers reads those of straight-line
         code, which registers would have to be selected for."""
-        if not self.program.is_straight or not _MAX_SELECTED < size <= self.max_unrolled:
+        if not self.program.is_straight or not MAX_SELECTED < size <= self.max_unrolled:
             return False
         return any(
             user.shape.is_array
@@ -198,11 +206,25 @@ class Emitter:
             return True
         if self.lane(instruction) is None and all(r in self.panels for r in readers):
             return True
-        return (
-            len(readers) == 1
-            and readers[0].opcode in _READ_ONCE
-            and readers[0].operands.count(instruction) == 1
-        )
+        if len(readers) != 1 or readers[0].operands.count(instruction) != 1:
+            return False
+        match readers[0].opcode:
+            case "dynamic-slice":
+                return True
+            case "dynamic-update-slice":
+                # What changes while it is stored has to be worked out before.
+                target, update, *_ = readers[0].operands
+                return update is instruction and reads_in_place(
+                    readers[0], target, lambda i: i is update or self.is_view(i)
+                )
+        return readers[0].opcode in _READ_ONCE
+
+    def is_view(self, instruction: HloInstruction) -> bool:
+        """Whether reading an instruction's value may be reading its operands."""
+        if instruction.opcode in _ALIASES:
+            return True
+        size = residual_size(instruction.shape.dimensions, self.lane(instruction))
+        return size > self.max_unrolled and self.stays_view(instruction)
 
     def materialize(self, array: Array, *, own: bool = False) -> Array:
         """Returns the array with every element computed: in registers if few, else in scratch.
@@ -228,7 +250,7 @@ class Emitter:
     def addressable(self, array: Array, starts: Sequence[Index]) -> Array:
         """Returns the array in memory if it would be read from registers at run-time indices."""
         known = all(isinstance(start, int) for start in starts)
-        if known or not isinstance(array, Registers) or array.size <= _MAX_SELECTED:
+        if known or not isinstance(array, Registers) or array.size <= MAX_SELECTED:
             return array
         return self.in_scratch(array)
 

@@ -22,8 +22,9 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Scratch, View
+from fuselane.codegen.carry import rewrite
 from fuselane.codegen.combining import combine, without_missing
-from fuselane.codegen.control import emit_shared_steps, emit_steps, rewrite
+from fuselane.codegen.control import emit_shared_steps, emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import KernelEntry
 from fuselane.codegen.indexing import Element, Index, with_lane, without_lane
@@ -95,7 +96,7 @@ class InStepLoop(TiledLoop):
         is_last = sweep.is_last and computation is self.loop.instruction.body
 
         def advance(block: Emitter, start: ir.Value) -> None:
-            current = self._with_lane_invariants(block, arrays)
+            current = self._with_lane_invariants(block, arrays, start)
             views = {element.index: self._view(element, start) for element in self.state}
             for index, view in views.items():
                 current[index] = block.materialize(view)

@@ -12,7 +12,7 @@ counters) is then computed once per step and tile, and rows of streams are touch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 from llvmlite import ir
@@ -114,9 +114,13 @@ def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = Fal
             return _build(program, plan, bounds_checks=bounds_checks)
         except UnsupportedError as error:
             is_too_large = error.decision.reason is Reason.TOO_LARGE
-            if not is_too_large or plan.tile_vectors == 1 or program.meetings:
+            has_smallest_tiles = plan.tile_vectors == 1 or program.meetings
+            if is_too_large and has_smallest_tiles and plan.staged:
+                plan = replace(plan, staged=frozenset())
+            elif not is_too_large or has_smallest_tiles:
                 raise
-            plan = plan.with_smaller_tiles(program.num_lanes)
+            else:
+                plan = plan.with_smaller_tiles(program.num_lanes)
 
 
 def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCode:
@@ -220,8 +224,9 @@ def _emit_in_registers(frame: Frame, emitter: Emitter, outputs: Sequence[Memory 
     steps = emitter.schedule(program.region).steps
     emit_steps(emitter, [s for s in steps if s is not loop and frame.is_prologue(s)])
     initial = frame.initial(emitter, outputs)
+    initial = with_rows_staged(emitter, program, initial, frame.plan)
     if program.is_straight:
-        results = emit_body(emitter, loop.body, with_rows_staged(emitter, program, initial))
+        results = emit_body(emitter, loop.body, initial)
     else:
         results = emit_loop(
             emitter, program.loop, initial, lambda arrays: emit_body(emitter, loop.body, arrays)

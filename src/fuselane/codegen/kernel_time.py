@@ -9,6 +9,7 @@ from fuselane.analysis.cost import instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import Plan
+from fuselane.codegen.row_accesses import count_row_accesses
 from fuselane.codegen.scalar_time import estimate_shared_us
 from fuselane.codegen.schedule import inner_runs
 from fuselane.device import DeviceDescription
@@ -31,13 +32,24 @@ that no prefetcher follows and pages change."""
 
 _FEW_ROWS: Final = 16
 
+_APART: Final = 8.0
+"""Cycles in which a vector is put together, or taken apart, of lanes that are no neighbours: one
+load and one shuffle for each. Measured on tables of a lane's own, one element at a time."""
+
+_CLASHING: Final = 3.0
+"""How much longer that takes where lanes are whole pages apart, so that all compete for one set of
+the cache."""
+
+_PAGE_BYTES: Final = 4096
+
 
 def estimate_kernel_step_us(
     program: LaneProgram, plan: Plan, costs: MachineCosts, device: DeviceDescription
 ) -> float:
     """Returns a kernel's time for one step of all lanes, in microseconds."""
     body = program.loop.instruction.body
-    per_block = plan.block_cycles * costs.kernel_cycle_us + _loading_us(program, plan, body, costs)
+    cycles = plan.block_cycles + _gathering_cycles(program, plan)
+    per_block = cycles * costs.kernel_cycle_us + _loading_us(program, plan, body, costs)
     per_tile = estimate_shared_us(program, plan, body, costs)
     threads = _num_threads(plan, device)
     tiles = math.ceil(plan.num_tiles / threads)
@@ -48,14 +60,21 @@ def estimate_kernel_step_us(
 def estimate_kernel_call_us(
     program: LaneProgram, plan: Plan, costs: MachineCosts, device: DeviceDescription
 ) -> float:
-    """Returns what one call of a kernel takes besides its steps: the call, state in and out."""
+    """Returns what one call of a kernel takes besides its steps: the call, state in and out, and
+    rows that are turned round."""
     moved = sum(
         _state_bytes(element, plan)
         for element in program.loop.elements
         if element.kind is ElementKind.STATE
     )
-    wake = costs.wake_us if _num_threads(plan, device) > 1 else 0.0
-    return costs.kernel_call_us + wake + costs.moving_us(2 * moved, moved)
+    threads = _num_threads(plan, device)
+    wake = costs.wake_us if threads > 1 else 0.0
+    rows = [program.loop.elements[index].shape for index in plan.staged]
+    turning_us = sum(shape.num_elements for shape in rows) * _TURNING * costs.kernel_cycle_us
+    num_bytes = sum(shape.byte_size for shape in rows)
+    turning_us += costs.moving_us(2 * num_bytes, num_bytes)
+    moving_us = costs.moving_us(2 * moved, moved)
+    return costs.kernel_call_us + wake + moving_us + turning_us / threads
 
 
 def estimate_straight_us(
@@ -101,6 +120,26 @@ def is_leaping(shape: Shape, lane: int | None) -> bool:
 
 def _num_threads(plan: Plan, device: DeviceDescription) -> int:
     return min(plan.num_tiles, device.num_cores) if plan.parallel else 1
+
+
+def _gathering_cycles(program: LaneProgram, plan: Plan) -> float:
+    """Returns the cycles of a block's accesses to lanes that are no neighbours, per step."""
+    if plan.vector_lanes == 1:
+        return 0.0
+    operands = program.loop.instruction.operands[0].operands
+    cycles = 0.0
+    for element in program.loop.elements:
+        lane, shape = element.lane_dimension, operands[element.index].shape
+        if element.kind is ElementKind.STATE or element.index in plan.staged or lane is None:
+            continue
+        distance = shape.strides[lane]
+        if distance == 1 or (element.kind is ElementKind.INVARIANT and distance < _LONG_RUN):
+            continue
+        one = _APART
+        if distance * shape.element_type.byte_size % _PAGE_BYTES == 0:
+            one *= _CLASHING
+        cycles += one * count_row_accesses(program, element.index)
+    return cycles * plan.width / plan.vector_lanes
 
 
 def _loading_us(

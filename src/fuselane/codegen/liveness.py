@@ -12,17 +12,23 @@ array's.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.arrays import Scratch, new_scratch
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.in_place import reads_in_place
 from fuselane.codegen.indexing import residual_size
-from fuselane.codegen.sweeps import MOVEMENT
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 _SHARED: Final = frozenset({"parameter", "constant", "tuple"})
-_ALIASES: Final = MOVEMENT | {"tuple", "while", "conditional", "get-tuple-element"}
+_UPDATING: Final = frozenset({"dynamic-update-slice", "scatter"})
+_ELSEWHERE: Final = frozenset(
+    {"conditional", "constant", "dot", "get-tuple-element", "reduce", "reduce-window", "sort"}
+)
+"""Opcodes of what is in registers, or in memory of its own."""
 
 
 def overwritable(
@@ -39,7 +45,8 @@ def overwritable(
     array = emitter.array(value)
     if isinstance(array, Scratch) and _is_free(emitter, value, writer):
         return array
-    scratch = new_scratch(emitter.place, array.shape, lane)
+    home = _carried_home(emitter, writer, writer) if _is_in_order(emitter, writer) else None
+    scratch = home or new_scratch(emitter.place, array.shape, lane)
     emitter.copy(array, scratch)
     return scratch
 
@@ -60,8 +67,8 @@ def find_home(
     """
     if instruction in emitter.homes or instruction.opcode not in ELEMENTWISE_OPCODES:
         return emitter.homes.get(instruction)
-    lane = emitter.lane(instruction)
-    if lane is None or residual_size(instruction.shape.dimensions, lane) <= emitter.max_unrolled:
+    size = residual_size(instruction.shape.dimensions, emitter.lane(instruction))
+    if size <= emitter.max_unrolled or not _is_in_order(emitter, instruction):
         return None
     return _carried_home(emitter, instruction, first or instruction)
 
@@ -86,12 +93,18 @@ def find_shared_home(
 
 def _is_free(emitter: Emitter, value: HloInstruction, writer: HloInstruction) -> bool:
     """Whether an array belongs to one instruction alone and only `writer` still reads it."""
-    if emitter.lane(value) is None or not _is_own(emitter, value):
+    if not (_is_in_order(emitter, value) and _is_own(emitter, value)):
         return False
     if writer.operands.count(value) != 1 or writer.computation is None:
         return False
     order = emitter.order(writer.computation)
     return _last_read(emitter, value, order, writer) < order[writer]
+
+
+def _is_in_order(emitter: Emitter, value: HloInstruction) -> bool:
+    """Whether what reads a value is emitted in the schedule's order: what all lanes share is
+    emitted in front of all lane blocks."""
+    return emitter.lane(value) is not None or not emitter.program.has_lanes
 
 
 def _is_own(emitter: Emitter, value: HloInstruction) -> bool:
@@ -104,55 +117,123 @@ def _is_own(emitter: Emitter, value: HloInstruction) -> bool:
 def _carried_home(
     emitter: Emitter, instruction: HloInstruction, first: HloInstruction
 ) -> Scratch | None:
-    """Returns where a loop carries a result, if nothing reads what is there from `first` on."""
+    """Returns where a loop carries a result, or what is made of it in place; or other memory of the
+    loop's. None if something reads what is there from `first` on.
+
+    Other memory goes to results that what lanes share is not among.
+    """
     computation = instruction.computation
     assert computation is not None, "what is emitted is in a computation"
-    places = [k for k, o in enumerate(computation.root.operands) if o is instruction]
-    if len(places) != 1 or len(computation.parameters) != 1:
+    index = _carried_index(emitter, instruction)
+    if index is None:
         return None
     parameter = computation.parameters[0]
-    if places[0] not in emitter.carried.get(parameter, ()):
-        return None
-    home = emitter.tuple_elements(parameter)[places[0]]
+    home = emitter.tuple_elements(parameter)[index]
     if not isinstance(home, Scratch):
         return None
-    order = emitter.order(computation)
-    occupants = [
-        other
-        for other, array in emitter.values.items()
-        if other in order and isinstance(array, Scratch) and array.pointer is home.pointer
-    ]
-    occupants += [user for user in parameter.users if user.tuple_index == places[0]]
-    free = all(_last_read(emitter, o, order, instruction) < order[first] for o in occupants)
-    return home if free else None
+    order, writer = emitter.order(computation), _writer_in_place(instruction)
+    others = [b for b in emitter.buffers.get(parameter, ()) if fits(b, home)]
+    for buffer in (home, *others):
+        occupants = [
+            other
+            for other, array in emitter.values.items()
+            if other in order and isinstance(array, Scratch) and array.pointer is buffer.pointer
+        ]
+        elements = emitter.tuple_elements(parameter)
+        occupants += [
+            user
+            for user in parameter.users
+            if isinstance(array := elements[user.tuple_index], Scratch)
+            and array.pointer is buffer.pointer
+        ]
+        if all(_last_read(emitter, o, order, writer) < order[first] for o in occupants):
+            return buffer
+    return None
+
+
+def _carried_index(emitter: Emitter, instruction: HloInstruction) -> int | None:
+    """Returns which element a loop carries a result as, changed in place or not; None if none."""
+    computation = instruction.computation
+    if computation is None or len(computation.parameters) != 1:
+        return None
+    carried = emitter.carried.get(computation.parameters[0], ())
+    while carried:
+        places = [k for k, o in enumerate(computation.root.operands) if o is instruction]
+        if places:
+            return places[0] if len(places) == 1 and places[0] in carried else None
+        writer = next((u for u in instruction.users if u.opcode in _UPDATING), None)
+        is_changed = writer is not None and writer.operands[0] is instruction
+        if writer is None or not is_changed or not _is_free(emitter, instruction, writer):
+            return None
+        instruction = writer
+    return None
+
+
+def needs_spare(
+    emitter: Emitter, body: HloComputation, index: int, candidates: Sequence[int]
+) -> bool:
+    """Returns whether the next value of what a loop carries needs memory that nothing is in.
+
+    Args:
+        emitter: What emits the loop, in front of it.
+        body: The loop's body.
+        index: Number of an element with scratch memory of the loop's.
+        candidates: Those of its size.
+    """
+    value = body.root.operands[index]
+    while value.opcode in _UPDATING and _is_free(emitter, value.operands[0], value):
+        value = value.operands[0]
+    if value.opcode in _ELSEWHERE or not _is_in_order(emitter, value):
+        return False
+    order, (parameter,) = emitter.order(body), body.parameters
+    if value.opcode not in ELEMENTWISE_OPCODES | _UPDATING:
+        return True
+    writer = _writer_in_place(value)
+    return not any(
+        all(
+            _last_read(emitter, user, order, writer) < order[value]
+            for user in parameter.users
+            if user.tuple_index == candidate
+        )
+        for candidate in candidates
+    )
+
+
+def _writer_in_place(instruction: HloInstruction) -> HloInstruction | None:
+    """Returns an instruction that writes each element once, None for one that copies an array first
+    and then changes some."""
+    return None if instruction.opcode in _UPDATING else instruction
+
+
+def fits(array: Scratch, other: Scratch) -> bool:
+    """Returns whether one array could lie where another does."""
+    return (array.shape.element_type, array.shape.dimensions, array.lane, array.pitch) == (
+        other.shape.element_type,
+        other.shape.dimensions,
+        other.lane,
+        other.pitch,
+    )
 
 
 def _last_read(
     emitter: Emitter,
     value: HloInstruction,
     order: dict[HloInstruction, int],
-    writer: HloInstruction,
+    writer: HloInstruction | None,
 ) -> float:
-    """Returns when an array is read last, not counting what `writer` itself reads of it."""
+    """Returns when an array is read last, not counting what a writer reads where it writes."""
+    is_in_place = writer is not None and reads_in_place(writer, value, emitter.is_view)
     latest = -1.0
     stack, seen = [value], {value}
     while stack:
         top = stack.pop()
         for user in top.users:
-            if user is writer and top is value:
+            if user is writer and is_in_place:
                 continue
             if user not in order or user.is_root:
                 return math.inf
             latest = max(latest, order[user])
-            if user not in seen and _is_alias(emitter, user):
+            if user not in seen and emitter.is_view(user):
                 seen.add(user)
                 stack.append(user)
     return latest
-
-
-def _is_alias(emitter: Emitter, instruction: HloInstruction) -> bool:
-    """Whether reading an instruction's value may be reading its operands."""
-    if instruction.opcode in _ALIASES:
-        return True
-    size = residual_size(instruction.shape.dimensions, emitter.lane(instruction))
-    return size > emitter.max_unrolled and emitter.stays_view(instruction)

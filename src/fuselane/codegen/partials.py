@@ -20,8 +20,9 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Partial, Scratch, new_scratch
+from fuselane.codegen.carry import rewrite
 from fuselane.codegen.combining import combine, without_missing
-from fuselane.codegen.control import emit_steps, rewrite
+from fuselane.codegen.control import emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Index, residual_size, with_lane
 from fuselane.codegen.loops import emit_for_each

@@ -12,6 +12,7 @@ from fuselane.analysis.cost import instruction_cost
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.products import factor_bytes
+from fuselane.codegen.row_accesses import find_rows_to_stage
 from fuselane.codegen.schedule import inner_runs, needs_lanes
 from fuselane.codegen.sweeps import MAX_ROWS, count_rows
 from fuselane.codegen.vector_time import VectorBlock, VectorUnit
@@ -50,6 +51,8 @@ _MIN_PARALLEL_OPS: Final = 200_000
 _MIN_DOT_SHARE: Final = 0.3
 _VECTORS_PER_DOT: Final = 2
 _MAX_UNROLLED_BESIDE_DOTS: Final = 16
+_MAX_STAGED_BYTES: Final = 1 << 19
+"""Rows of a tile that are kept turned round: half of what a call has on its stack."""
 
 
 @final
@@ -95,6 +98,8 @@ class Plan:
     avoids_masks: Whether whole blocks have code without masks, as the processor is slow at them.
     is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
         by side work on lanes side by side. Tiles are of lane blocks of one lane then.
+    staged: Indices of the loop's elements whose rows are turned round in front of it, so that the
+        lanes of a tile are neighbours.
     """
 
     width: int
@@ -109,6 +114,7 @@ class Plan:
     block_cycles: float = 0.0
     avoids_masks: bool = False
     is_interleaved: bool = False
+    staged: frozenset[int] = frozenset()
     gpu: GpuLayout | None = None
 
     @property
@@ -174,6 +180,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     if not program.has_lanes:
         return _scalar_plan(program, work, device)
     lanes = (options.vector_bits or device.vector_bits) // _element_bits(program)
+    rows = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
+    work = replace(work, state_bytes=work.state_bytes + sum(rows.values()))
     trips = program.loop.trip_count
     total = (math.inf if trips is None else trips) * program.num_lanes / lanes * work.lane_ops
     threads = min(device.num_cores, options.threads or device.num_cores)
@@ -215,6 +223,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         tile_vectors = num_vectors
     tile_vectors = min(tile_vectors, num_vectors)
     num_tiles = math.ceil(num_vectors / tile_vectors)
+    fits = sum(rows.values()) * width * tile_vectors <= _MAX_STAGED_BYTES
     return Plan(
         width=width,
         vector_lanes=lanes,
@@ -227,6 +236,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         uniform_ops=work.uniform_ops,
         block_cycles=block_cycles(unroll),
         avoids_masks=not device.has_masked_memory,
+        staged=frozenset(rows) if fits else frozenset(),
     )
 
 

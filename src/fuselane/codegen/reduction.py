@@ -43,13 +43,13 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
     def accumulate(index: Element) -> list[ir.Value]:
         return _accumulate(emitter, instruction, arrays, starts, index)
 
+    long = is_long(emitter, instruction)
     if count == 1:
-        long = is_long(emitter, instruction)
         emitter.define(instruction, lambda index: accumulate(index)[0], is_long=long)
         return
     lane = _reduced_lane(instruction, arrays[0])
     emitter.values[instruction] = _elements_of_tuple(
-        emitter, instruction.shape.tuple_shapes, lane, accumulate
+        emitter, instruction.shape.tuple_shapes, lane, accumulate, is_long=long
     )
 
 
@@ -58,10 +58,12 @@ def _elements_of_tuple(
     shapes: Sequence[Shape],
     lane: int | None,
     accumulate: Callable[[Element], list[ir.Value]],
+    *,
+    is_long: bool,
 ) -> list[Array]:
     """Emits all elements of several arrays that are made together."""
     dimensions = indexing.residual_dimensions(shapes[0].dimensions, lane)
-    if math.prod(dimensions) > emitter.max_unrolled:
+    if is_long or math.prod(dimensions) > emitter.max_unrolled:
         scratch = [new_scratch(emitter.place, shape, lane) for shape in shapes]
 
         def store(index: tuple[Index, ...]) -> None:

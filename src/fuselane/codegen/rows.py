@@ -30,10 +30,17 @@ def has_rows(memory: Memory, place: Place) -> bool:
     return _side(memory, place) > 0
 
 
-def load_rows(place: Place, source: Memory) -> Scratch:
-    """Returns a copy in scratch memory, where the lanes of the block are neighbours."""
+def load_rows(place: Place, source: Memory, target: Scratch | None = None) -> Scratch:
+    """Returns a copy in scratch memory, where the lanes of the block are neighbours.
+
+    Args:
+        place: Where the code goes, with the block.
+        source: Memory that has rows.
+        target: Where the copy goes; by default there is memory for this block alone.
+    """
     builder, element = place.builder, source.shape.element_type
-    target = new_scratch(place, source.shape, source.lane)
+    if target is None:
+        target = new_scratch(place, source.shape, source.lane)
     side, run = _side(source, place), _run(source)
 
     def move(index: tuple[Index, ...]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fuselane.codegen import folding, indexing
-from fuselane.codegen.arrays import Array, Stored, View, choose
+from fuselane.codegen.arrays import Array, Scratch, Stored, View, choose
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.liveness import overwritable
@@ -50,7 +50,7 @@ def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array
             raise CodegenError(f"{instruction.name} updates an array that is not in memory.")
         emitter.store(target, update, starts)
         return target
-    if target.size <= emitter.max_unrolled:
+    if target.size <= emitter.max_unrolled and not isinstance(target, Scratch):
         return _select_window(emitter, instruction, update, starts)
     operand, lane = instruction.operands[0], emitter.lane(instruction)
     scratch = overwritable(emitter, operand, instruction, lane)

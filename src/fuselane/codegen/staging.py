@@ -1,7 +1,8 @@
-"""Inputs of straight-line code brought into scratch memory, with the lanes of a block side by side.
+"""Inputs brought into scratch memory, with the lanes of a block side by side.
 
-A loop reads what it doesn't change where it is, a part in each step. Straight-line code reads all
-of it, often several times: what lies in rows is transposed once and read from the L1 cache.
+What lies in rows is transposed once and read from the caches. Straight-line code reads all of it,
+often several times. A loop reads a part of most things in each step, and that where it is; what it
+reads again and again, such as weights of each lane's own, is worth it too (`Plan.staged`).
 """
 
 from __future__ import annotations
@@ -11,28 +12,36 @@ from typing import Final
 
 from fuselane.codegen.arrays import Array, Memory
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.plan import Plan
 from fuselane.codegen.rows import has_rows, load_rows
-from fuselane.lanes.program import ElementKind, LaneProgram
+from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _READ_IN_PART: Final = frozenset({"dynamic-slice", "gather", "slice"})
 
 
-def with_rows_staged(block: Emitter, program: LaneProgram, arrays: Sequence[Array]) -> list[Array]:
-    """Returns a loop's arrays with copies of the invariants that have rows and are read whole."""
+def with_rows_staged(
+    block: Emitter, program: LaneProgram, arrays: Sequence[Array], plan: Plan
+) -> list[Array]:
+    """Returns a loop's arrays with copies of the invariants that have rows and are worth it."""
     staged = list(arrays)
-    parameter = program.loop.instruction.body.parameters[0]
     for element in program.loop.elements:
         array = arrays[element.index]
         if element.kind is not ElementKind.INVARIANT or not isinstance(array, Memory):
             continue
-        readers = [
-            reader
-            for user in parameter.users
-            if user.tuple_index == element.index
-            for reader in user.users
-            if reader.opcode != "tuple"
-        ]
-        is_whole = any(reader.opcode not in _READ_IN_PART for reader in readers)
-        if is_whole and has_rows(array, block.place):
+        is_wanted = element.index in plan.staged
+        if program.is_straight:
+            is_wanted = _is_read_whole(program, element)
+        if is_wanted and has_rows(array, block.place):
             staged[element.index] = load_rows(block.place, array)
     return staged
+
+
+def _is_read_whole(program: LaneProgram, element: LoopElement) -> bool:
+    readers = [
+        reader
+        for user in program.loop.instruction.body.parameters[0].users
+        if user.tuple_index == element.index
+        for reader in user.users
+        if reader.opcode != "tuple"
+    ]
+    return any(reader.opcode not in _READ_IN_PART for reader in readers)

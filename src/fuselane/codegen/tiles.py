@@ -18,12 +18,14 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Memory, Partial, Scratch
-from fuselane.codegen.control import emit_loop, emit_shared_steps, emit_steps, rewrite
+from fuselane.codegen.carry import rewrite
+from fuselane.codegen.control import emit_loop, emit_shared_steps, emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.partials import Folding
+from fuselane.codegen.rows import has_rows, load_rows
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.staging import with_rows_staged
 from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
@@ -103,6 +105,8 @@ class TiledLoop:
         wanted = [output.tuple_index for output in self.program.outputs]
         self.folding = Folding(emitter, frame.plan, list(zip(wanted, outputs, strict=True)))
         self.scratch = {element.index: self._allocate(element) for element in self.state}
+        self.rows = self._find_rows()
+        self.turned = {element.index: self._allocate(element) for element in self.rows}
         self.per_lane_prologue: Sequence[Step] = ()
         emitter.carries(self.loop, self.scratch)
 
@@ -125,6 +129,17 @@ class TiledLoop:
         count = size * self.frame.plan.pitch
         return self.frame.allocate(memory_type(element.shape.element_type), count)
 
+    def _find_rows(self) -> dict[LoopElement, Memory]:
+        """Returns the invariants that are to be turned round, and where these are."""
+        operands = self.loop.instruction.operands[0].operands
+        staged = [e for e in self.loop.elements if e.index in self.frame.plan.staged]
+        arrays = {element: self.emitter.array(operands[element.index]) for element in staged}
+        return {
+            element: array
+            for element, array in arrays.items()
+            if isinstance(array, Memory) and has_rows(array, self.emitter.place)
+        }
+
     def _emit_entry(self) -> None:
         loop = self.loop.instruction
         program = self.program
@@ -141,6 +156,8 @@ class TiledLoop:
             for element in self.state:
                 source = block.array(loop.operands[0].operands[element.index])
                 block.copy(source, self._view(element, start))
+            for element, rows in self.rows.items():
+                load_rows(block.place, rows, self._view(element, start))
 
         self._for_each_block(enter)
         self.folding.start()
@@ -180,7 +197,7 @@ class TiledLoop:
         body = self.loop.instruction.body
 
         def advance(block: Emitter, start: ir.Value) -> None:
-            current = self._with_lane_invariants(block, arrays)
+            current = self._with_lane_invariants(block, arrays, start)
             views = {element.index: self._view(element, start) for element in self.state}
             for index, view in views.items():
                 current[index] = block.materialize(view)
@@ -208,8 +225,11 @@ class TiledLoop:
             if output.tuple_index in self.results:
                 block.copy(block.array(roots[output.tuple_index]), target)
 
-    def _with_lane_invariants(self, block: Emitter, arrays: Sequence[Array]) -> list[Array]:
-        """Adds the invariants that the region makes per lane, such as an iota over the lanes."""
+    def _with_lane_invariants(
+        self, block: Emitter, arrays: Sequence[Array], start: ir.Value
+    ) -> list[Array]:
+        """Adds the invariants that the region makes per lane, such as an iota over the lanes, and
+        those that are turned round."""
         operands = self.loop.instruction.operands[0].operands
         late = [
             e.index
@@ -222,7 +242,9 @@ class TiledLoop:
         for index in late:
             current[index] = block.array(operands[index])
         if self.program.is_straight:
-            return with_rows_staged(block, self.program, current)
+            return with_rows_staged(block, self.program, current, self.frame.plan)
+        for element in self.rows:
+            current[element.index] = self._view(element, start)
         return current
 
     def _uniform_roots(self, arrays: list[Array]) -> list[Array]:
@@ -255,7 +277,7 @@ class TiledLoop:
         return Scratch(
             shape=element.shape,
             lane=element.lane_dimension,
-            pointer=self.scratch[element.index],
+            pointer=(self.scratch | self.turned)[element.index],
             pitch=self.frame.plan.pitch,
             start=start,
         )

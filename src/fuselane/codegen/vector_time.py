@@ -153,7 +153,7 @@ class VectorBlock:
             if is_here and needs_lanes(instruction, program):
                 self._add(instruction)
         self._guards = [
-            (VectorBlock(program, computation, unit, only=guard.instructions), guard.begins_anew)
+            (VectorBlock(program, computation, unit, only=guard.instructions), guard)
             for guard in guards
         ]
         self._carried = dict(self._find_carried(computation)) if only is None else {}
@@ -249,6 +249,9 @@ class VectorBlock:
     ) -> _Operation:
         opcode = instruction.opcode
         count = operations / max(1, OPCODE_COST[opcode]) * self._width(instruction.shape)
+        if opcode == "gather" and instruction.operands[0].opcode == "concatenate":
+            # Of each part, to select from.
+            count *= len(instruction.operands[0].operands)
         one, size = timing_of(instruction), self._size(instruction)
         timing = Timing(one.work * count, one.latency * _chain(instruction), one.temporaries)
         instructions = one.instructions * count
@@ -302,7 +305,7 @@ class VectorBlock:
 
     def _work(self, operation: _Operation, vectors: int) -> float:
         if operation.inner:
-            return operation.times * sum(block.throughput(vectors) for block in operation.inner)
+            return operation.times * sum(block.cycles(vectors) for block in operation.inner)
         if operation.products:
             factor = max(_DOT_PRODUCT, _DOT_WEIGHT / vectors + _DOT_REST)
             return vectors * PRODUCT.work * operation.products * factor
@@ -310,12 +313,15 @@ class VectorBlock:
 
     def _with_guards(self, time: float, vectors: int) -> float:
         """Adds the time in which a block has lanes that need guarded work."""
-        needed = 1 - (1 - _GUARD_SHARE) ** (self._unit.lanes * vectors)
         result = time
-        for block, begins_anew in self._guards:
+        for block, guard in self._guards:
+            asked = guard.question
+            lane = self._program.lane_dimensions.get(asked)
+            answers = self._unit.lanes * vectors * residual_size(asked.shape.dimensions, lane)
+            needed = 1 - (1 - _GUARD_SHARE) ** answers
             guarded = block.cycles(vectors) + _MISPREDICTED
             if guarded > _MAIN_WORK * time:
-                needed_here = max(needed, _ANEW) if begins_anew else 1.0
+                needed_here = max(needed, _ANEW) if guard.begins_anew else 1.0
             else:
                 needed_here = needed
             result += guarded * needed_here

@@ -1,0 +1,195 @@
+"""The state of a loop from one step to the next.
+
+Few elements are LLVM values, carried by phis. Many live in scratch memory of the loop's own, in
+which the next step's are made where that is possible, element by element. Where it isn't, they are
+made in other such memory, and the two change places: what is carried is where they are.
+
+    u' = f(u[i - 1], u[i + 1])      made in a spare, which then is `u`, and `u` the spare
+    p', u' = u, f(p[i], u[i + 1])   made where `p` is: `p'` is `u`'s memory, `u'` is `p`'s
+
+Only what is made elsewhere still is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import final
+
+from llvmlite import ir
+
+from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
+from fuselane.codegen.emitter import MAX_SELECTED, Emitter
+from fuselane.codegen.liveness import fits, needs_spare
+from fuselane.lanes.program import LaneLoop, LoopElement
+
+
+@final
+class Carry:
+    """The state elements of a loop as a flat list of values: the elements of small ones, then where
+    large ones are, and then spare memory.
+
+    Args:
+        emitter: Where, in front of the loop.
+        loop: The loop.
+        elements: Those of its elements to be carried.
+        initial: An array for every element of its tuple.
+    """
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        loop: LaneLoop,
+        elements: Sequence[LoopElement],
+        initial: Sequence[Array],
+    ) -> None:
+        self._emitter = emitter
+        self._initial = list(initial)
+        self._body = loop.instruction.body
+        self._large = [e for e in elements if self._is_large(e)]
+        self._small = [e for e in elements if e not in self._large]
+        emitter.carries(loop, [element.index for element in self._large])
+        self._spares: list[Scratch] = []
+
+    def _is_large(self, element: LoopElement) -> bool:
+        """Whether an element is in memory: of too many elements for registers, or of some in which
+        lanes are updated at an index that only the kernel knows, which would select among all."""
+        size, width = self._initial[element.index].size, self._emitter.place.block.width
+        root = self._body.root.operands[element.index]
+        is_indexed = root.opcode == "dynamic-update-slice" and any(
+            start.opcode != "constant" for start in root.operands[2:]
+        )
+        limit = MAX_SELECTED if is_indexed and width > 1 else self._emitter.max_unrolled
+        return size > min(limit, self._emitter.max_unrolled)
+
+    def entering(self) -> list[ir.Value]:
+        """Returns the carried values in front of the loop; large state is copied to its scratch."""
+        place = self._emitter.place
+        for element in self._large:
+            scratch = new_scratch(place, element.shape, element.lane_dimension)
+            self._emitter.copy(self._initial[element.index], scratch)
+            self._initial[element.index] = scratch
+        self._spares = [
+            new_scratch(place, element.shape, element.lane_dimension)
+            for element in self._large
+            if needs_spare(self._emitter, self._body, element.index, self._like(element))
+        ]
+        values = self._flatten(self._initial)
+        return [*values, *(buffer.pointer for buffer in self._buffers(self._initial))]
+
+    def arrays(self, values: Sequence[ir.Value]) -> list[Array]:
+        """Returns the loop's arrays for carried values, which are those of a step from here on."""
+        arrays = list(self._initial)
+        remaining = iter(values)
+        for element in self._small:
+            size = arrays[element.index].size
+            arrays[element.index] = Registers(
+                shape=element.shape,
+                lane=element.lane_dimension,
+                elements=tuple(next(remaining) for _ in range(size)),
+            )
+        for element in self._large:
+            scratch = self._initial[element.index]
+            assert isinstance(scratch, Scratch), "large state has been copied"
+            arrays[element.index] = replace(scratch, pointer=next(remaining))
+        self._spares = [replace(spare, pointer=next(remaining)) for spare in self._spares]
+        self._emitter.buffers[self._body.parameters[0]] = self._buffers(arrays)
+        return arrays
+
+    def following(self, current: Sequence[Array], arrays: Sequence[Array]) -> list[ir.Value]:
+        """Returns the carried values at the end of a step.
+
+        Args:
+            current: The arrays at its begin.
+            arrays: What it has made of them.
+        """
+        values = self._flatten(arrays)
+        free = self._buffers(current)
+        places: dict[int, Scratch] = {}
+        for element in self._large:
+            new = arrays[element.index]
+            found = next((b for b in free if isinstance(new, Scratch) and _is_there(new, b)), None)
+            if found is not None:
+                places[element.index] = found
+                free.remove(found)
+        self._copy(current, arrays, places, free)
+        moved = [places[element.index].pointer for element in self._large]
+        return [*values, *moved, *(self._take(free, spare).pointer for spare in self._spares)]
+
+    def _copy(
+        self,
+        current: Sequence[Array],
+        arrays: Sequence[Array],
+        places: dict[int, Scratch],
+        free: list[Scratch],
+    ) -> None:
+        """Copies what was not made in memory of the loop's own: to where nothing is read from, or
+        else to where something was."""
+        used = {id(a.pointer) for a in self._emitter.values.values() if isinstance(a, Scratch)}
+        used |= {id(a.pointer) for a in current if isinstance(a, Scratch)}
+        rewritten: list[tuple[Scratch, Array]] = []
+        for element in self._large:
+            if element.index in places:
+                continue
+            home, new = current[element.index], arrays[element.index]
+            assert isinstance(home, Scratch), "large state is in scratch memory"
+            unused = [buffer for buffer in free if id(buffer.pointer) not in used]
+            target = self._take(unused, home) if any(fits(b, home) for b in unused) else None
+            if target is None:
+                target = home if home in free else self._take(list(free), home)
+                rewritten.append((target, new))
+            else:
+                self._emitter.copy(new, target)
+            free.remove(target)
+            places[element.index] = target
+        rewrite(self._emitter, rewritten)
+
+    def _like(self, element: LoopElement) -> list[int]:
+        """Returns the large elements that an element's memory would do for, itself among them."""
+        return [other.index for other in self._large if _key(other) == _key(element)]
+
+    def _take(self, buffers: list[Scratch], like: Scratch) -> Scratch:
+        """Takes memory for an array like another out of a list."""
+        found = next(buffer for buffer in buffers if fits(buffer, like))
+        buffers.remove(found)
+        return found
+
+    def _buffers(self, arrays: Sequence[Array]) -> list[Scratch]:
+        """Returns the memory of all large state and the spares."""
+        owned = [arrays[element.index] for element in self._large]
+        return [*(array for array in owned if isinstance(array, Scratch)), *self._spares]
+
+    def _flatten(self, arrays: Sequence[Array]) -> list[ir.Value]:
+        return list(self._elements(arrays))
+
+    def _elements(self, arrays: Sequence[Array]) -> Iterator[ir.Value]:
+        place = self._emitter.place
+        for element in self._small:
+            array = arrays[element.index]
+            for position in range(self._initial[element.index].size):
+                yield array.lanes(place, array.flat(place, position))
+
+
+def _key(element: LoopElement) -> tuple[object, ...]:
+    shape = element.shape
+    return shape.element_type, shape.dimensions, element.lane_dimension
+
+
+def _is_there(array: Scratch, buffer: Scratch) -> bool:
+    return array.pointer is buffer.pointer and fits(array, buffer)
+
+
+def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
+    """Stores each array to its scratch, all of them read before any is written."""
+    pointers = {id(target.pointer) for target, _ in updates}
+
+    def safe(array: Array) -> Array:
+        if isinstance(array, Registers):
+            return array
+        if isinstance(array, Scratch) and id(array.pointer) not in pointers:
+            return array
+        return emitter.materialize(array, own=True)
+
+    changed = [(target, new) for target, new in updates if new is not target]
+    for target, new in [(target, safe(new)) for target, new in changed]:
+        emitter.copy(new, target)

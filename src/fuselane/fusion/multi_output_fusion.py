@@ -236,8 +236,9 @@ class _Walk:
             times = compute_times(producer, [consumer], model, is_multi_output=True)
             return times.unfused * 1e6, times.fused * 1e6
         unfused = 2 * LAUNCH + model.time(producer).total + model.time(consumer).total
-        plan = model.plan(consumer, producer)
-        fused = LAUNCH + model.fused_ticks(producer, consumer, plan, is_multi_output=True)
+        of, into = model.kernel(producer), model.kernel(consumer)
+        plan = model.plan_of(into, of)
+        fused = LAUNCH + model.fused_ticks(of, into, plan, is_multi_output=True)
         return unfused / TICKS_PER_US, fused / TICKS_PER_US
 
     # Both.

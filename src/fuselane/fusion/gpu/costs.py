@@ -107,9 +107,11 @@ class KernelCost:
             operand.emissions = times
             self.code_size += times
 
-    def common(self, left: Roots, right: Roots) -> float:
-        """Returns the utilization that two sets of roots share."""
-        shared = left & right
+    def common(self, left: Operand, right: Operand) -> float:
+        """Returns the utilization that two operands of a fusion share."""
+        if left.roots is right.roots:
+            return left.utilization
+        shared = left.roots & right.roots
         return to_f32(sum([self.utilization[root] for root in shared])) if shared else 0.0
 
 

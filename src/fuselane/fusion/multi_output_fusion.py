@@ -265,6 +265,9 @@ class _Walk:
         for changed in (first, second, fusion):
             self.candidates.pop(changed, None)
             self.model.forget(changed)
+        if into.is_fusion and not other.heavy:
+            tiled = self.rules.tiled_emitters
+            self.candidates[fusion] = Candidate(fusion, tiled=tiled, heavy=into.heavy)
         if cost.is_exact:  # else it is summed up in one piece, when asked for
             cost.settle([places[operand] for operand in fusion.operands])
             self.model.learn(fusion, cost, opcodes)

@@ -31,7 +31,6 @@ from fuselane.fusion.gpu.rules import (
     demands_of,
     is_free_bitcast,
     is_small_constant,
-    is_unguarded,
 )
 from fuselane.fusion.opcodes import ELEMENTWISE, is_fusible
 from fuselane.fusion.traversal import sequential_computations, xla_post_order
@@ -188,7 +187,7 @@ class _Queue:
     def _gain(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> int:
         """Returns the ticks won, launches aside, by fusing a producer into users of it."""
         model = self.model
-        won = model.time_of(of).total
+        won = (of.time or model.time_of(of)).total
         for user in users:
             pair = pairs.get(user) or self._pair(of, user, pairs)
             into = model.kernel(user)
@@ -196,22 +195,25 @@ class _Queue:
             if ticks is None:
                 plan = pair.plan or model.plan_of(into, of)
                 ticks = pair.ticks = model.fused_ticks(of, into, plan)
-            won += model.time_of(into).total - ticks
+            won += (into.time or model.time_of(into)).total - ticks
         return won
 
     def _pair(self, of: Kernel, user: HloInstruction, pairs: _Pairs) -> _Pair:
         """Looks at a pair that is not known yet."""
-        producer, into = of.instruction, self.model.kernel(user)
-        refusal = check_pair(producer, user)
+        producer, into, model = of.instruction, self.model.kernel(user), self.model
+        refusal: FusionDecision | None
         plan: Plan | None = None
-        if refusal is None:
-            plan = self.model.plan_of(into, of)
-            costs = self.model.cost_of(of), self.model.cost_of(into)
-            if is_unguarded(of.opcodes) and is_unguarded(into.opcodes):
-                refusal = self.rules.check_plain(producer, user, *costs)
-            else:
+        if of.is_plain and into.is_plain and not self.computation.has_root(producer):
+            plan = model.plan_of(into, of)
+            cost_of, cost = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
+            refusal = self.rules.check_size(producer, user, cost_of, cost)
+        else:
+            refusal = check_pair(producer, user)
+            if refusal is None:
+                plan = model.plan_of(into, of)
+                costs = model.cost_of(of), model.cost_of(into)
                 demands = self._demands_of(of), self._demands_of(into)
-                emitters = self.model.plan_of(of).emission.emitter, plan.emission.emitter
+                emitters = model.plan_of(of).emission.emitter, plan.emission.emitter
                 refusal = self.rules.check(producer, user, costs, demands, emitters)
         pair = pairs[user] = _Pair(refusal, plan)
         return pair

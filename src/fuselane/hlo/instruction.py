@@ -224,6 +224,12 @@ class HloInstruction:
         for since."""
         return self._proto is other._proto and self._proto is not _PLAIN
 
+    @property
+    def origin(self) -> Message:
+        """What copies of one instruction share until `proto` of either is asked for; to be told
+        apart from others by identity, and not to be changed."""
+        return self._proto
+
     def _connect(self, operands: Sequence[HloInstruction]) -> None:
         """Gives an instruction that is newer than all of `operands`' users its operands."""
         self.operands.extend(operands)
@@ -300,8 +306,7 @@ class HloInstruction:
             operands = user.operands
             if not has_users or new not in operands:
                 new.users.append(user)
-            for _ in range(operands.count(self)):
-                operands[operands.index(self)] = new
+            operands[:] = [new if operand is self else operand for operand in operands]
         self.users[:] = keep
         self._note_edit()
         if self.is_root and self.computation is not None:

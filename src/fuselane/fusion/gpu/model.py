@@ -24,6 +24,7 @@ from fuselane.fusion.gpu.costs import (
     to_f32,
 )
 from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
+from fuselane.fusion.gpu.rules import is_plain
 from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
@@ -65,20 +66,24 @@ class Kernel:
         instruction: Which.
         opcodes: Of what it computes.
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
+        is_plain: See `rules.is_plain`.
         cost: What it computes, reads and writes; this and all below is None until asked for.
         plan: How it is made.
         time: How long it takes.
+        reading: What reading its operands takes.
         places: Where it has each operand first.
-        readings: What reading all operands takes, by launch and share of the elements.
+        readings: What reading them takes in other kernels, by launch and share of the elements.
     """
 
     __slots__ = (
         "cost",
         "instruction",
+        "is_plain",
         "is_shaping",
         "opcodes",
         "places",
         "plan",
+        "reading",
         "readings",
         "time",
     )
@@ -87,11 +92,23 @@ class Kernel:
         self.instruction = instruction
         self.opcodes = opcodes
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
+        self.is_plain = is_plain(instruction, opcodes)
         self.cost: KernelCost | None = None
         self.plan: Plan | None = None
         self.time: KernelTime | None = None
+        self.reading: _Reading | None = None
         self.places: dict[HloInstruction, int] | None = None
         self.readings: dict[tuple[int, bool, float | None], _Reading] = {}
+
+
+def places_in(kernel: Kernel) -> dict[HloInstruction, int]:
+    """Returns where a kernel has each operand first."""
+    places = kernel.places
+    if places is None:
+        operands = kernel.instruction.operands
+        backwards = range(len(operands) - 1, -1, -1)
+        places = kernel.places = dict(zip(reversed(operands), backwards, strict=True))
+    return places
 
 
 @final
@@ -113,7 +130,7 @@ class PerformanceModel:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.places = None
+            kernel.places = kernel.reading = None
             kernel.readings.clear()
 
     def learn(
@@ -178,54 +195,56 @@ class PerformanceModel:
     ) -> int:
         """Returns the time of a consumer that computes an operand of it itself, and may also
         return it. The plan is that of both."""
-        flops, write, _ = self.time_of(into)
-        flops_of, write_of, _ = self.time_of(of)
-        running = plan.running(self.gpu)
-        places, places_of = self._places(into), self._places(of)
-        operands, operands_of = self.cost_of(into).operands, self.cost_of(of).operands
+        flops, write, _ = into.time or self.time_of(into)
+        flops_of, write_of, _ = of.time or self.time_of(of)
+        running = plan.known or plan.running(self.gpu)
+        cost, cost_of = into.cost or self.cost_of(into), of.cost or self.cost_of(of)
+        places, places_of = into.places or places_in(into), of.places or places_in(of)
+        operands = cost.operands
         place = places[of.instruction]
         share = operands[place].utilization
-        reading = self._reading(into, running)
-        inside = self._reading(of, running, share)
-        memory = reading.total - reading.ticks[place] + inside.total + write
+        reading = into.reading if plan is into.plan else None
+        total, ticks, _ = reading or self._reading(into, running)
+        total_of, ticks_of, num_bytes_of = self._reading(of, running, share)
+        memory = total - ticks[place] + total_of + write
         if is_multi_output:
             memory += write_of
         for operand, place_of in places_of.items():
             here = places.get(operand)
             if here is None:
                 continue
-            memory -= inside.ticks[place_of]
-            num_bytes = inside.num_bytes[place_of]
-            common = _common_utilization(of, into, operands_of[place_of], operands[here], place)
+            memory -= ticks_of[place_of]
+            num_bytes, read = num_bytes_of[place_of], operands[here]
+            common = _common_utilization(of, into, cost_of.operands[place_of], read, place)
             if common:
                 size = operand.shape.byte_size
                 num_bytes -= size if common == 1.0 and size < EXACT_IN_F32 else _share(size, common)
-            if num_bytes:  # else what both read is what the consumer reads anyway
-                total = operands[here].bytes_read + num_bytes
-                memory += self._read_ticks(operand, total, running) - reading.ticks[here]
+            if num_bytes:  # else the consumer reads all of it anyway
+                memory += self._read_ticks(operand, read.bytes_read + num_bytes, running)
+                memory -= ticks[here]
         times = share
         if len(places) < len(operands):
             times *= into.instruction.operands.count(of.instruction)
-        flops_in_all = to_f32(flops_of * times) + flops
-        return _overlap(_compute_ticks(int(to_f32(flops_in_all)), running.flops_per_ns), memory)
+        all_flops = int(to_f32(to_f32(flops_of * times) + flops))
+        return _overlap(_compute_ticks(all_flops, running.flops_per_ns), memory)
 
     def common_utilization(
         self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
     ) -> float:
         """Returns how much of a producer's operand the consumer reads in the same places."""
         of, into = self.kernel(producer), self.kernel(consumer)
-        places = self._places(into)
+        places = places_in(into)
         if operand not in places:
             return 0.0
-        read_of = self.cost_of(of).operands[self._places(of)[operand]]
+        read_of = self.cost_of(of).operands[places_in(of)[operand]]
         read = self.cost_of(into).operands[places[operand]]
         return _common_utilization(of, into, read_of, read, places[producer])
 
     def _compute_time(self, kernel: Kernel) -> KernelTime:
         cost = self.cost_of(kernel)
         running = self.plan_of(kernel).running(self.gpu)
-        places = self._places(kernel)
-        reading = self._reading(kernel, running)
+        places = places_in(kernel)
+        reading = kernel.reading = self._reading(kernel, running)
         memory = reading.total
         if len(places) < len(cost.operands):  # what occurs twice is read twice
             operands = kernel.instruction.operands
@@ -235,14 +254,6 @@ class PerformanceModel:
         computing = _compute_ticks(flops, running.flops_per_ns)
         return KernelTime(flops, write, _overlap(computing, memory + write))
 
-    def _places(self, kernel: Kernel) -> dict[HloInstruction, int]:
-        places = kernel.places
-        if places is None:
-            operands = kernel.instruction.operands
-            backwards = range(len(operands) - 1, -1, -1)
-            places = kernel.places = dict(zip(reversed(operands), backwards, strict=True))
-        return places
-
     def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> _Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
         key = (running.blocks, running.is_coalesced, share)
@@ -251,13 +262,15 @@ class PerformanceModel:
             operands = self.cost_of(kernel).operands
             num_bytes = [0] * len(operands)
             ticks = num_bytes.copy()
-            for operand, place in self._places(kernel).items():
+            for operand, place in places_in(kernel).items():
                 total = operands[place].bytes_read
                 if share is not None and (share != 1.0 or total >= EXACT_IN_F32):
                     total = _share(total, share)
                 num_bytes[place] = total
                 ticks[place] = self._read_ticks(operand, total, running)
             reading = kernel.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
+            if share is None and max(num_bytes, default=0) < EXACT_IN_F32:
+                kernel.readings[running.blocks, running.is_coalesced, 1.0] = reading
         return reading
 
     def _read_ticks(self, operand: HloInstruction, total: int, running: Running) -> int:

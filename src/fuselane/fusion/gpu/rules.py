@@ -55,9 +55,14 @@ def is_free_bitcast(instruction: HloInstruction) -> bool:
     return instruction.shape.element_type.bits == instruction.operands[0].shape.element_type.bits
 
 
-def is_unguarded(opcodes: Opcodes) -> bool:
-    """Whether a kernel of these opcodes shares no memory of blocks and updates no array."""
-    return opcodes.isdisjoint(_GUARDED)
+def is_plain(instruction: HloInstruction, opcodes: Opcodes) -> bool:
+    """Whether nothing but the size of kernels speaks against fusing an instruction, which computes
+    these opcodes, and another plain one."""
+    return (
+        opcodes.isdisjoint(_GUARDED)
+        and instruction.opcode != "bitcast"
+        and is_fusible_on_gpu(instruction)
+    )
 
 
 @final
@@ -143,15 +148,14 @@ class GpuRules:
             check_scatter(producer, consumer)
             or _check_reductions(producer, consumer, demands, emitters)
             or self._check_demands(*demands)
-            or self.check_operands(producer, consumer, is_vertical=True)
-            or self.check_code(producer, consumer, *costs)
+            or self.check_size(producer, consumer, *costs)
             or check_in_place(producer, consumer)
         )
 
-    def check_plain(
+    def check_size(
         self, producer: HloInstruction, consumer: HloInstruction, of: KernelCost, into: KernelCost
     ) -> FusionDecision | None:
-        """As `check`, where both sides are unguarded."""
+        """Refuses kernels that would be too large; all that `check` does where both are plain."""
         return self.check_operands(producer, consumer, is_vertical=True) or self.check_code(
             producer, consumer, of, into
         )

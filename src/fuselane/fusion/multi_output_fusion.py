@@ -306,8 +306,11 @@ def _check_root(candidate: Candidate) -> FusionDecision | None:
         )
     is_loop = instruction.opcode == "fusion" and instruction.fusion_kind == LOOP
     is_simple = instruction.opcode != "fusion" and is_elementwise(instruction)
-    is_hero = candidate.is_reduction or candidate.is_transpose
-    if is_fusible(instruction) and not candidate.is_custom and (is_loop or is_simple or is_hero):
+    if (
+        is_fusible(instruction)
+        and not candidate.is_custom
+        and (is_loop or is_simple or candidate.is_reduction or candidate.is_transpose)
+    ):
         return None
     return refuse(
         reason_of(instruction),

@@ -36,7 +36,7 @@ def attributes_of(instruction: HloInstruction, *without: str) -> bytes:
 
 @final
 class Works:
-    """What instructions do to their operands; the attributes that copies share are looked up once."""
+    """What instructions do to their operands; attributes that copies share are looked up once."""
 
     def __init__(self) -> None:
         self._attributes: dict[int, tuple[Message, bytes]] = {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, final
 
 from fuselane import budget
 from fuselane.errors import VerificationError
-from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.ordering import post_order
 from fuselane.hlo.proto import HloComputationProto, Message, ProgramShapeProto
 from fuselane.hlo.shape import Shape
@@ -162,7 +163,9 @@ class HloComputation:
         a cycle.
         """
         if self._post_order is None:
-            self._post_order = post_order(self.instructions, _dependencies)
+            has_edges = any(map(_control_predecessors, self.instructions))
+            dependencies = _dependencies if has_edges else _operands
+            self._post_order = post_order(self.instructions, dependencies)
         return self._post_order.copy()
 
     def note_edit(self) -> None:
@@ -222,6 +225,38 @@ class HloComputation:
         self.instructions += copies
         self._post_order = None
 
+    def move_in(
+        self, originals: list[HloInstruction], values: dict[HloInstruction, HloInstruction]
+    ) -> None:
+        """As `add_copies`, but the originals themselves, of a computation that nobody calls any
+        more, take the place of their copies.
+
+        Args:
+            originals: All but the parameters of that computation, operands before users.
+            values: What stands for its parameters in here; the originals are added to it.
+        """
+        budget.check()
+        source = originals[0].computation if originals else None
+        for original in originals:
+            original.drop_control_edges()
+            original.computation = self
+            original.users = []
+            values[original] = original
+        for original in originals:
+            original.operands = operands = [values[operand] for operand in original.operands]
+            for operand in operands:
+                users = operand.users
+                if not users or users[-1] is not original:
+                    users.append(original)
+        if self.module is not None:
+            self.module.adopt(originals, self)
+        self.instructions += originals
+        self._post_order = None
+        if source is not None:
+            source.instructions.clear()
+            source.parameters.clear()
+            source.note_edit()
+
     def remove(self, instruction: HloInstruction) -> None:
         """Removes an instruction nobody needs.
 
@@ -253,7 +288,12 @@ class HloComputation:
         return len(dead)
 
     def _live_instructions(self) -> set[HloInstruction]:
-        stack = [i for i in self.instructions if i.opcode == "parameter" or i.has_side_effect]
+        stack = [
+            i
+            for i in self.instructions
+            if (i.called_computations or i.opcode in _KEPT)
+            and (i.opcode == "parameter" or i.has_side_effect)
+        ]
         stack.append(self.root)
         live: set[HloInstruction] = set()
         while stack:
@@ -347,6 +387,13 @@ def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
     if instruction.control_predecessors:
         return instruction.operands + instruction.control_predecessors
     return instruction.operands
+
+
+_operands: Final[Callable[[HloInstruction], list[HloInstruction]]] = attrgetter("operands")
+_control_predecessors: Final = attrgetter("control_predecessors")
+
+_KEPT: Final = SIDE_EFFECT_OPCODES | {"custom-call", "parameter"}
+"""Opcodes of instructions that may not be dropped though nobody reads them."""
 
 
 def _parameter_number(parameter: HloInstruction) -> int:

@@ -82,6 +82,7 @@ class HloInstruction:
 
     __slots__ = (
         "__weakref__",
+        "_dimensions",
         "_is_shared",
         "_literal",
         "_proto",
@@ -115,6 +116,7 @@ class HloInstruction:
         self._proto: Message = proto
         self._is_shared = False
         self._shape_in_proto: Shape | None = None
+        self._dimensions: tuple[int, ...] | None = None
         self._literal: np.ndarray[Any, Any] | None = None
 
     @classmethod
@@ -199,6 +201,7 @@ class HloInstruction:
         copy._is_shared = self._is_shared = True
         copy._shape_in_proto = self._shape_in_proto
         copy._literal = self._literal
+        copy._dimensions = self._dimensions
         for operand in operands:
             users = operand.users
             if not users or users[-1] is not copy:
@@ -211,6 +214,7 @@ class HloInstruction:
         if self._is_shared:
             self._proto = self.copy_proto()
             self._is_shared = False
+            self._dimensions = None
         return self._proto
 
     def copy_proto(self) -> Message:
@@ -382,7 +386,12 @@ class HloInstruction:
     def dimensions(self) -> tuple[int, ...]:
         """Dimension numbers of a broadcast, reduce, transpose, concatenate, reverse, iota or
         sort."""
-        return tuple(self._proto.dimensions)
+        known = self._dimensions
+        if known is None:
+            known = tuple(self._proto.dimensions)
+            if self._is_shared:  # else it may change
+                self._dimensions = known
+        return known
 
     @property
     def literal(self) -> np.ndarray[Any, Any]:

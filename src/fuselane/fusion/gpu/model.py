@@ -24,8 +24,8 @@ from fuselane.fusion.gpu.costs import (
     to_f32,
 )
 from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
-from fuselane.fusion.gpu.rules import is_plain
 from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
+from fuselane.fusion.gpu.rules import is_plain
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction

@@ -121,6 +121,7 @@ class PerformanceModel:
         self._block_bandwidth = to_f32(to_f32(to_f32(gpu.clock_ghz) * 1e9) * _BYTES_PER_CLOCK)
         self._kernels: dict[HloInstruction, Kernel] = {}
         self._ticks: dict[tuple[int, int, int, int], int] = {}
+        self._writes: dict[int, int] = {}
 
     def forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that was changed."""
@@ -222,11 +223,11 @@ class PerformanceModel:
             if num_bytes:  # else the consumer reads all of it anyway
                 memory += self._read_ticks(operand, read.bytes_read + num_bytes, running)
                 memory -= ticks[here]
-        times = share
         if len(places) < len(operands):
-            times *= into.instruction.operands.count(of.instruction)
-        all_flops = int(to_f32(to_f32(flops_of * times) + flops))
-        return _overlap(_compute_ticks(all_flops, running.flops_per_ns), memory)
+            share *= into.instruction.operands.count(of.instruction)
+        computed = flops + (flops_of if share == 1.0 else to_f32(flops_of * share))
+        computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
+        return _overlap(computing, memory)
 
     def common_utilization(
         self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
@@ -250,7 +251,7 @@ class PerformanceModel:
             operands = kernel.instruction.operands
             memory = sum([reading.ticks[places[operand]] for operand in operands])
         flops = int(cost.flops)
-        write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / self._bandwidth))
+        write = self._write_ticks(cost.bytes_written)
         computing = _compute_ticks(flops, running.flops_per_ns)
         return KernelTime(flops, write, _overlap(computing, memory + write))
 
@@ -272,6 +273,13 @@ class PerformanceModel:
             if share is None and max(num_bytes, default=0) < EXACT_IN_F32:
                 kernel.readings[running.blocks, running.is_coalesced, 1.0] = reading
         return reading
+
+    def _write_ticks(self, num_bytes: int) -> int:
+        ticks = self._writes.get(num_bytes)
+        if ticks is None:
+            ticks = _ticks_of_s(to_f32(to_f32(num_bytes) / self._bandwidth))
+            self._writes[num_bytes] = ticks
+        return ticks
 
     def _read_ticks(self, operand: HloInstruction, total: int, running: Running) -> int:
         """Returns the time to read `total` bytes, repetitions included, of an operand."""

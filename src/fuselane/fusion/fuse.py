@@ -27,6 +27,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
+from fuselane.hlo.transfer import add_copies, move_all
 
 LOOP: Final = "kLoop"
 INPUT: Final = "kInput"
@@ -243,9 +244,9 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
     else:
         values, root = {o: inside[o] for o in producer.operands}, producer
     if is_last and producer.opcode == "fusion":
-        body.move_in(members, values)
+        move_all(body, producer.to_apply, members, values)
     else:
-        body.add_copies(members, values)
+        add_copies(body, members, values)
     value = values[root]
     if parameter is not None:  # else the two are siblings
         parameter.replace_all_uses_with(value)

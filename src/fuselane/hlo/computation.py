@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, final
 
-from fuselane import budget
 from fuselane.errors import VerificationError
 from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.ordering import post_order
@@ -203,59 +202,6 @@ class HloComputation:
             if instruction.parameter_number != len(self.parameters) - 1:
                 self.parameters.sort(key=_parameter_number)
         return instruction
-
-    def add_copies(
-        self, originals: Iterable[HloInstruction], values: dict[HloInstruction, HloInstruction]
-    ) -> None:
-        """Adds copies of instructions that are no parameters; as `add` of a `clone` of each.
-
-        Args:
-            originals: Instructions of another computation, operands before users.
-            values: What stands for their operands in here; their copies are added to it.
-        """
-        budget.check()
-        copies: list[HloInstruction] = []
-        for original in originals:
-            copy = original.copy_with([values[operand] for operand in original.operands])
-            copy.computation = self
-            values[original] = copy
-            copies.append(copy)
-        if self.module is not None:
-            self.module.adopt(copies, self)
-        self.instructions += copies
-        self._post_order = None
-
-    def move_in(
-        self, originals: list[HloInstruction], values: dict[HloInstruction, HloInstruction]
-    ) -> None:
-        """As `add_copies`, but the originals themselves, of a computation that nobody calls any
-        more, take the place of their copies.
-
-        Args:
-            originals: All but the parameters of that computation, operands before users.
-            values: What stands for its parameters in here; the originals are added to it.
-        """
-        budget.check()
-        source = originals[0].computation if originals else None
-        for original in originals:
-            original.drop_control_edges()
-            original.computation = self
-            original.users = []
-            values[original] = original
-        for original in originals:
-            original.operands = operands = [values[operand] for operand in original.operands]
-            for operand in operands:
-                users = operand.users
-                if not users or users[-1] is not original:
-                    users.append(original)
-        if self.module is not None:
-            self.module.adopt(originals, self)
-        self.instructions += originals
-        self._post_order = None
-        if source is not None:
-            source.instructions.clear()
-            source.parameters.clear()
-            source.note_edit()
 
     def remove(self, instruction: HloInstruction) -> None:
         """Removes an instruction nobody needs.

@@ -166,6 +166,34 @@ def test_control_edges_are_kept() -> None:
     assert fusion.control_successors == [at["q"]]
 
 
+def test_last_user_of_a_fusion_takes_over_its_body() -> None:
+    """Those before get copies; all of them compute the same, and nothing has the same name."""
+    taken: dict[str, HloInstruction] = {}
+
+    def change(fuser: Fuser, at: dict[str, HloInstruction]) -> HloInstruction:
+        producer = at["p"]
+        sine = fuser.wrap(producer, LOOP)
+        fusion, _ = fuser.fuse(at["a"], sine, LOOP)
+        (member,) = (i for i in fusion.to_apply.instructions if i.opcode == "sine")
+        taken["before"] = member
+        first, copy = fuser.fuse(fusion, at["c"], LOOP)
+        assert copy is not member
+        assert member in fusion.to_apply.instructions
+        last, taken["after"] = fuser.fuse(fusion, at["d"], LOOP)
+        assert not fusion.users
+        assert not fusion.to_apply.instructions
+        assert member in last.to_apply.instructions
+        assert first.to_apply is not last.to_apply
+        return last
+
+    edit(
+        f"""{X} a = f32[8] multiply(x, y) p = f32[8] sine(a) c = f32[8] add(p, y)
+        d = f32[8] subtract(p, a) ROOT t = (f32[8], f32[8]) tuple(c, d)""",
+        change,
+    )
+    assert taken["before"] is taken["after"]
+
+
 def test_cycles_are_found_out() -> None:
     """A producer must not reach its consumer by another way, and siblings not each other."""
     module = module_of(f"""HloModule m

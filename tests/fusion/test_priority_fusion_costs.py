@@ -12,7 +12,8 @@ from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.gpu.costs import KernelCost, compute_cost
 from fuselane.fusion.gpu.emitters import choose_emitter
 from fuselane.fusion.gpu.launch import Launch, compute_launch
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel, Plan
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.gpu.rules import is_fusible_on_gpu
 from fuselane.fusion.multi_output_fusion import MultiOutputFusion
@@ -40,7 +41,8 @@ def find(module: HloModule, name: str) -> HloInstruction:
 
 
 def fused_ticks(model: PerformanceModel, producer: HloInstruction, user: HloInstruction) -> int:
-    return model.fused_ticks(producer, user, model.plan(user, producer))
+    plan = model.plan(user, producer)
+    return model.fused_ticks(model.kernel(producer), model.kernel(user), plan)
 
 
 def test_update_in_place_reads_nothing_of_what_it_updates() -> None:

@@ -15,6 +15,7 @@ from fuselane.hlo import (
     verify,
     verify_computation,
 )
+from fuselane.hlo.attributes import Works, work_of
 from tests.hlo import programs, xla
 
 _F32 = Shape.array(PrimitiveType.F32, (4,))
@@ -208,6 +209,29 @@ def test_copies_change_apart() -> None:
     original.proto.tuple_index = 4
     assert [i.tuple_index for i in (original, copy, other)] == [4, 5, 3]
     assert not copy.is_copy_of(other)
+
+
+def test_dimensions_of_copies_change_apart() -> None:
+    """Also where they have been read before."""
+    operand = HloInstruction.create("iota", Shape.array(PrimitiveType.F32, [2, 3]))
+    original = HloInstruction.create("transpose", operand.shape, [operand], dimensions=[1, 0])
+    copy = original.clone([operand])
+    assert [i.dimensions for i in (original, copy)] == [(1, 0), (1, 0)]
+    copy.proto.dimensions[:] = [0, 1]
+    assert [i.dimensions for i in (original, copy)] == [(1, 0), (0, 1)]
+    copy.proto.dimensions[:] = [1, 0]
+    original.proto.dimensions[:] = [0, 1]
+    assert [i.dimensions for i in (original, copy)] == [(0, 1), (1, 0)]
+
+
+def test_works_differ_in_what_copies_do_not_share() -> None:
+    """Copies have their attributes in common, but not their shapes."""
+    narrow, wide = (Shape.array(PrimitiveType.F32, [size]) for size in (2, 3))
+    original = HloInstruction.create("iota", narrow, dimensions=[0])
+    same, other = original.clone([]), original.clone([], shape=wide)
+    works = Works()
+    assert works.of(original) == works.of(same) == work_of(same)
+    assert works.of(original) != works.of(other)
 
 
 def test_parameters_that_share_their_message_change_apart() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, final
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol, final
 
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 
+_NO_NUMBERS: Final[Mapping[str, float]] = MappingProxyType({})
+
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusionDecision:
+class FusionDecision(NamedTuple):
     """Whether a producer may become part of a consumer's kernel.
 
     Attributes:
@@ -24,7 +26,7 @@ class FusionDecision:
     reason: BoundaryReason | None
     detail: str
     xla: str = ""
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, float] = _NO_NUMBERS
 
     @property
     def can_fuse(self) -> bool:
@@ -43,14 +45,14 @@ class FusionDecision:
 
 def allow(detail: str, **numbers: float) -> FusionDecision:
     """Returns a yes."""
-    return FusionDecision(reason=None, detail=detail, numbers=numbers)
+    return FusionDecision(None, detail, "", numbers)
 
 
 def refuse(
     reason: BoundaryReason, detail: str, *, xla: str = "", **numbers: float
 ) -> FusionDecision:
     """Returns a no."""
-    return FusionDecision(reason=reason, detail=detail, xla=xla, numbers=numbers)
+    return FusionDecision(reason, detail, xla, numbers)
 
 
 @final

@@ -27,6 +27,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
+from fuselane.hlo.transfer import add_copies, move_all
 
 LOOP: Final = "kLoop"
 INPUT: Final = "kInput"
@@ -83,7 +84,8 @@ class Fuser:
             The fusion, and the producer's value in its body.
         """
         fusion = self._fusion_of(consumer, kind)
-        value = _absorb(fusion, producer)
+        is_kept = producer.is_root or producer.users != [fusion] or producer.control_successors
+        value = _absorb(fusion, producer, is_last=not is_kept)
         if not producer.users and not producer.is_root:
             producer.replace_operands([])
         return fusion, value
@@ -107,7 +109,7 @@ class Fuser:
             The fusion.
         """
         fusion = self._fusion_of(consumer, kind)
-        value = _absorb(fusion, producer)
+        value = _absorb(fusion, producer, is_last=True)
         producer.move_control_edges_to(fusion)
         first = self._return_also(fusion, value)
         self._redirect(producer, fusion, first)
@@ -220,8 +222,14 @@ def _number_parameters(body: HloComputation, first: int) -> None:
         body.parameters[number].parameter_number = number
 
 
-def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
-    """Moves a copy of an operand into a fusion's body; returns the copy of its value."""
+def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) -> HloInstruction:
+    """Moves a copy of an operand into a fusion's body; returns its value there.
+
+    Args:
+        fusion: What takes it in.
+        producer: The operand, or a sibling.
+        is_last: Whether it is needed no more, so that its body itself can be moved.
+    """
     body = fusion.to_apply
     inside = dict(zip(fusion.operands, body.parameters, strict=True))
     parameter = inside.pop(producer, None)
@@ -235,7 +243,10 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction) -> HloInstruction:
         values, root = {p: inside[o] for p, o in outside if o in inside}, callee.root
     else:
         values, root = {o: inside[o] for o in producer.operands}, producer
-    body.add_copies(members, values)
+    if is_last and producer.opcode == "fusion":
+        move_all(body, producer.to_apply, members, values)
+    else:
+        add_copies(body, members, values)
     value = values[root]
     if parameter is not None:  # else the two are siblings
         parameter.replace_all_uses_with(value)

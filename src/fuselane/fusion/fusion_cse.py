@@ -17,7 +17,7 @@ from typing import ClassVar, Final, final
 
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.traversal import sequential_computations
-from fuselane.hlo.attributes import work_of
+from fuselane.hlo.attributes import Works
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -34,15 +34,15 @@ class FusionCse:
 
     def run(self, module: HloModule, log: FusionLog) -> bool:
         """Returns whether anything was removed."""
-        changed = False
+        changed, works = False, Works()
         for computation in sequential_computations(module):
             for instruction in computation.instructions:
                 if instruction.opcode == "fusion":
-                    changed |= _remove_repetitions(instruction.to_apply)
+                    changed |= _remove_repetitions(instruction.to_apply, works)
         return changed
 
 
-def _remove_repetitions(body: HloComputation) -> bool:
+def _remove_repetitions(body: HloComputation, works: Works) -> bool:
     opcodes = [member.opcode for member in body.instructions]
     if len(set(opcodes)) == len(opcodes):
         return False
@@ -51,12 +51,12 @@ def _remove_repetitions(body: HloComputation) -> bool:
     for member in body.post_order():
         if member.opcode in _KEPT:
             continue
-        key = (member.opcode, *member.operands) if member.operands else work_of(member)
+        key = (member.opcode, *member.operands) if member.operands else works.of(member)
         others = alike.get(key)
         if others is None:
             alike[key] = [member]
             continue
-        same = next((other for other in others if _do_the_same(other, member)), None)
+        same = next((other for other in others if _do_the_same(other, member, works)), None)
         if same is None:
             others.append(member)
         elif not member.is_root:
@@ -67,9 +67,9 @@ def _remove_repetitions(body: HloComputation) -> bool:
     return changed
 
 
-def _do_the_same(one: HloInstruction, other: HloInstruction) -> bool:
+def _do_the_same(one: HloInstruction, other: HloInstruction, works: Works) -> bool:
     """Whether two instructions with equal operands have equal results."""
     if one.shape != other.shape:
         return False
     is_copy = one.is_copy_of(other) and one.called_computations == other.called_computations
-    return is_copy or work_of(one) == work_of(other)
+    return is_copy or works.of(one) == works.of(other)

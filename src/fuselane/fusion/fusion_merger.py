@@ -260,7 +260,7 @@ class _Walk:
         )
 
     def _check_coalescing(self, of: Candidate, into: Candidate) -> FusionDecision | None:
-        if not into.is_reduction or not of.is_transposing:
+        if not of.is_transposing or not into.is_reduction:
             return None
         moved = sum(
             member.shape.num_elements

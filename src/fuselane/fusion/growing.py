@@ -28,7 +28,7 @@ class GrowingFusion:
     is asked for. An operand is asked for the indices its user was asked for if the user has its
     shape or is a transpose; any other user computes new ones.
 
-    It is looked through when first asked about.
+    Each is found out when first asked about.
 
     Attributes:
         fusion: The fusion instruction.
@@ -37,18 +37,17 @@ class GrowingFusion:
     def __init__(self, fusion: HloInstruction) -> None:
         self.fusion = fusion
         self._heavy: list[HloInstruction] | None = None
-        self._is_known = False
-        self._reused: dict[HloInstruction, bool] = {}
+        self._reused: dict[HloInstruction, bool] | None = None
         self._indexers: dict[HloInstruction, set[HloInstruction]] = {}
         """For members and operands of the fusion: what asks for their elements with new indices."""
         self._emissions: dict[HloInstruction, int] = {}
+        """Empty until asked for."""
 
     def _look(self) -> None:
-        if self._is_known:
+        """Counts how often the code of each member stands in the fusion's."""
+        if self._emissions:
             return
-        self._is_known = True
         body = self.fusion.to_apply
-        self._reused = fusion_reuses(self.fusion)
         self._indexers[body.root] = {self.fusion}
         self._emissions[self.fusion] = 1
         for member in reversed(body.post_order()):
@@ -66,7 +65,8 @@ class GrowingFusion:
     @property
     def reused(self) -> dict[HloInstruction, bool]:
         """Its operands; True for those that are read several times per element."""
-        self._look()
+        if self._reused is None:
+            self._reused = fusion_reuses(self.fusion)
         return self._reused
 
     @property
@@ -83,6 +83,9 @@ class GrowingFusion:
     def emissions(self, operand: HloInstruction) -> int:
         """Returns how often an operand's code would be emitted if it were part of the fusion."""
         self._look()
+        return self._times(operand)
+
+    def _times(self, operand: HloInstruction) -> int:
         return sum([self._emissions[user] for user in self._indexers.get(operand, ())])
 
     def absorb(self, producer: HloInstruction, member: HloInstruction) -> None:
@@ -94,19 +97,19 @@ class GrowingFusion:
         """
         if self._heavy is not None and member.opcode in HEAVY:
             self._heavy.append(member)
-        if not self._is_known:
-            return
-        is_reused = self._reused.pop(producer, False)
-        for index, operand in enumerate(member.operands):
-            outside = self._outside(operand)
-            state = is_reused or reuses_operand(member, index)
-            self._reused[outside] = self._reused.get(outside, False) or state
-        self._indexers[member] = self._indexers.pop(producer, set())
-        self._count(member)
+        if self._reused is not None:
+            is_reused = self._reused.pop(producer, False)
+            for index, operand in enumerate(member.operands):
+                outside = self._outside(operand)
+                state = is_reused or reuses_operand(member, index)
+                self._reused[outside] = self._reused.get(outside, False) or state
+        if self._emissions:
+            self._indexers[member] = self._indexers.pop(producer, set())
+            self._count(member)
 
     def _count(self, member: HloInstruction) -> None:
         """Counts a member's emissions and passes its indices on to its operands."""
-        self._emissions[member] = self.emissions(member)
+        self._emissions[member] = self._times(member)
         for operand in member.operands:
             indexers = self._indexers.setdefault(self._outside(operand), set())
             if member.opcode == "transpose" or _has_same_sizes(operand, member):
@@ -133,7 +136,7 @@ def count_uses(instruction: HloInstruction) -> int:
 def _has_same_sizes(left: HloInstruction, right: HloInstruction) -> bool:
     """Whether two shapes are equal, their element types aside."""
     a, b = left.shape, right.shape
-    return (
+    return a is b or (
         a.dimensions == b.dimensions
         and a.minor_to_major == b.minor_to_major
         and a.is_tuple == b.is_tuple

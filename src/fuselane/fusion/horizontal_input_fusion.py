@@ -61,6 +61,7 @@ class _Walk:
         self.fuser = Fuser(module, computation)
         self.log = log
         self.order = xla_post_order(computation)
+        self.candidates: dict[HloInstruction, Candidate] = {}
 
     def run(self) -> bool:
         changed = False
@@ -73,7 +74,7 @@ class _Walk:
     def _fuse_feeders(self, consumer: HloInstruction) -> bool:
         reductions = []
         for feeder in feeders(consumer):
-            candidate = Candidate(feeder, tiled=self.rules.tiled_emitters)
+            candidate = self._candidate(feeder)
             if not candidate.is_reduction or feeder.shape.is_tuple:
                 continue
             refusal = check_feeder(feeder, consumer)
@@ -105,7 +106,15 @@ class _Walk:
             return None
         fusion = self.fuser.fuse_siblings(anchor.instruction, other.instruction, INPUT)
         self.log.note(self.options.name, anchor, other, decision, fusion)
-        return Candidate(fusion, tiled=self.rules.tiled_emitters)
+        for changed in (anchor, other):
+            self.candidates.pop(changed.instruction, None)
+        return self._candidate(fusion)
+
+    def _candidate(self, instruction: HloInstruction) -> Candidate:
+        if instruction not in self.candidates:
+            tiled = self.rules.tiled_emitters
+            self.candidates[instruction] = Candidate(instruction, tiled=tiled)
+        return self.candidates[instruction]
 
 
 def _order_of(candidate: Candidate) -> tuple[str, int]:

@@ -17,7 +17,7 @@ fused them. Does not handle: the bodies of loops, updates in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
@@ -177,7 +177,7 @@ class _Attempts:
             self._note(region, allow(decision.sentence, **numbers), fusion=decision.instruction)
             return None
         outlined.put_back()
-        refusal = replace(refuse(BoundaryReason.SLOWER, decision.sentence), numbers=numbers)
+        refusal = refuse(BoundaryReason.SLOWER, decision.sentence)._replace(numbers=numbers)
         self._note(region, refusal)
         for part in cut(region):
             for component in _components(part):

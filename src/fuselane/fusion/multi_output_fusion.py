@@ -236,8 +236,9 @@ class _Walk:
             times = compute_times(producer, [consumer], model, is_multi_output=True)
             return times.unfused * 1e6, times.fused * 1e6
         unfused = 2 * LAUNCH + model.time(producer).total + model.time(consumer).total
-        plan = model.plan(consumer, producer)
-        fused = LAUNCH + model.fused_ticks(producer, consumer, plan, is_multi_output=True)
+        of, into = model.kernel(producer), model.kernel(consumer)
+        plan = model.plan_of(into, of)
+        fused = LAUNCH + model.fused_ticks(of, into, plan, is_multi_output=True)
         return unfused / TICKS_PER_US, fused / TICKS_PER_US
 
     # Both.
@@ -264,6 +265,9 @@ class _Walk:
         for changed in (first, second, fusion):
             self.candidates.pop(changed, None)
             self.model.forget(changed)
+        if into.is_fusion and not other.heavy:
+            tiled = self.rules.tiled_emitters
+            self.candidates[fusion] = Candidate(fusion, tiled=tiled, heavy=into.heavy)
         if cost.is_exact:  # else it is summed up in one piece, when asked for
             cost.settle([places[operand] for operand in fusion.operands])
             self.model.learn(fusion, cost, opcodes)
@@ -302,8 +306,11 @@ def _check_root(candidate: Candidate) -> FusionDecision | None:
         )
     is_loop = instruction.opcode == "fusion" and instruction.fusion_kind == LOOP
     is_simple = instruction.opcode != "fusion" and is_elementwise(instruction)
-    is_hero = candidate.is_reduction or candidate.is_transpose
-    if is_fusible(instruction) and not candidate.is_custom and (is_loop or is_simple or is_hero):
+    if (
+        is_fusible(instruction)
+        and not candidate.is_custom
+        and (is_loop or is_simple or candidate.is_reduction or candidate.is_transpose)
+    ):
         return None
     return refuse(
         reason_of(instruction),

@@ -20,7 +20,8 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.costs import KernelCost, fuse_cost
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel, Plan
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, Kernel, PerformanceModel
+from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes
 from fuselane.fusion.gpu.rules import (
     Demands,
@@ -30,9 +31,8 @@ from fuselane.fusion.gpu.rules import (
     demands_of,
     is_free_bitcast,
     is_small_constant,
-    is_unguarded,
 )
-from fuselane.fusion.opcodes import is_fusible
+from fuselane.fusion.opcodes import ELEMENTWISE, is_fusible
 from fuselane.fusion.traversal import sequential_computations, xla_post_order
 from fuselane.gpu import GPUS, GpuDescription
 from fuselane.hlo.computation import HloComputation
@@ -67,24 +67,24 @@ class PriorityFusion:
 
 
 @final
-@dataclass(slots=True)
-class _Update:
-    """How the users of a producer changed: the new ones, and what those gone contributed."""
-
-    users: list[HloInstruction] = field(default_factory=list)
-    removed: int = 0
-
-
-@final
-@dataclass(slots=True)
 class _Pair:
-    """What is known of one edge: whether it is refused, how it would be made, and the time once
-    asked for."""
+    """What is known of one edge.
 
-    refusal: FusionDecision | None
-    plan: Plan | None = None
-    ticks: int | None = None
-    """Of the user with the producer inside."""
+    Attributes:
+        refusal: Why it is refused; None if it is not.
+        plan: How it would be made, if that was looked at.
+        ticks: Time of the user with the producer inside, once asked for.
+    """
+
+    __slots__ = ("plan", "refusal", "ticks")
+
+    def __init__(self, refusal: FusionDecision | None, plan: Plan | None = None) -> None:
+        self.refusal = refusal
+        self.plan = plan
+        self.ticks: int | None = None
+
+
+_Pairs = dict[HloInstruction, _Pair]
 
 
 @final
@@ -109,7 +109,7 @@ class _Queue:
         self.fuser = Fuser(module, computation)
         self.log = log
         self.model = PerformanceModel(options.gpu)
-        self.pairs: dict[HloInstruction, dict[HloInstruction, _Pair]] = {}
+        self.pairs: dict[HloInstruction, _Pairs] = {}
         """By producer and user; dropped when either changes."""
         self.demands: dict[HloInstruction, Demands] = {}
         self.priority: dict[HloInstruction, int] = {}
@@ -130,40 +130,48 @@ class _Queue:
 
     # Priorities.
 
-    def _price(self, producer: HloInstruction, update: _Update | None = None) -> None:
-        """Puts a producer into the queue where its gain belongs, or takes it out."""
+    def _price(
+        self, producer: HloInstruction, new: Sequence[HloInstruction] = (), removed: int = 0
+    ) -> None:
+        """Puts a producer into the queue where its gain belongs, or takes it out.
+
+        Args:
+            producer: What may be computed in all its users.
+            new: Those that changed, if any.
+            removed: What they contributed, with the producer's own time.
+        """
         before = self.priority.pop(producer, None)
-        if not producer.users or producer.opcode in _NOT_PRODUCERS or not is_fusible(producer):
+        if not producer.users or not _may_be_fused(producer):
             return
         if is_free_bitcast(producer):
-            priority: int | None = _FIRST
-        elif not self._can_fuse(producer):
-            priority = None
-        elif update is None or before is None:
-            priority = LAUNCH + self._gain(producer, producer.users)
+            priority = _FIRST
         else:
-            priority = before - update.removed + self._gain(producer, update.users)
-        if priority is None:
-            return
-        if priority < 0:
-            self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
-            return
+            of, pairs = self.model.kernel(producer), self.pairs.setdefault(producer, {})
+            if not self._can_fuse(of, pairs):
+                return
+            if not new or before is None:
+                priority = LAUNCH + self._gain(of, pairs, producer.users)
+            else:
+                priority = before - removed + self._gain(of, pairs, new)
+            if priority < 0:
+                self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
+                return
         self.priority[producer] = priority
         heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
 
-    def _can_fuse(self, producer: HloInstruction) -> bool:
+    def _can_fuse(self, of: Kernel, pairs: _Pairs) -> bool:
         """Whether a producer can be fused into all its users but bitcasts, of which one is none."""
-        known = self.pairs.setdefault(producer, {})
-        num_users = 0
+        producer = of.instruction
+        is_read = False
         for user in producer.users:
             if user.opcode == "bitcast" and is_free_bitcast(user):
                 continue
-            num_users += 1
-            refusal = (known.get(user) or self._pair(producer, user)).refusal
+            is_read = True
+            refusal = (pairs.get(user) or self._pair(of, user, pairs)).refusal
             if refusal is not None:
                 self.log.note(self.options.name, producer, user, refusal)
                 return False
-        if not num_users:
+        if not is_read:
             self.log.note(
                 self.options.name,
                 producer,
@@ -174,86 +182,98 @@ class _Queue:
                     xla="not fusing because there are only bitcast users",
                 ),
             )
-        return num_users > 0
+        return is_read
 
-    def _gain(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> int:
+    def _gain(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> int:
         """Returns the ticks won, launches aside, by fusing a producer into users of it."""
-        won = self.model.time(producer).total
+        model = self.model
+        won = (of.time or model.time_of(of)).total
         for user in users:
-            won += self.model.time(user).total - self._fused_ticks(producer, user)
+            pair = pairs.get(user) or self._pair(of, user, pairs)
+            into = model.kernel(user)
+            ticks = pair.ticks
+            if ticks is None:
+                plan = pair.plan or model.plan_of(into, of)
+                ticks = pair.ticks = model.fused_ticks(of, into, plan)
+            won += (into.time or model.time_of(into)).total - ticks
         return won
 
-    def _fused_ticks(self, producer: HloInstruction, user: HloInstruction) -> int:
-        pair = self._pair(producer, user)
-        if pair.ticks is None:
-            plan = pair.plan or self.model.plan(user, producer)
-            pair.ticks = self.model.fused_ticks(producer, user, plan)
-        return pair.ticks
-
-    def _pair(self, producer: HloInstruction, user: HloInstruction) -> _Pair:
-        known = self.pairs.setdefault(producer, {})
-        pair = known.get(user)
-        if pair is None:
-            pair = known[user] = self._examine(producer, user)
+    def _pair(self, of: Kernel, user: HloInstruction, pairs: _Pairs) -> _Pair:
+        """Looks at a pair that is not known yet."""
+        producer, into, model = of.instruction, self.model.kernel(user), self.model
+        refusal: FusionDecision | None
+        plan: Plan | None = None
+        if of.is_plain and into.is_plain and not self.computation.has_root(producer):
+            plan = model.plan_of(into, of)
+            cost_of, cost = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
+            refusal = self.rules.check_size(producer, user, cost_of, cost)
+        else:
+            refusal = check_pair(producer, user)
+            if refusal is None:
+                plan = model.plan_of(into, of)
+                costs = model.cost_of(of), model.cost_of(into)
+                demands = self._demands_of(of), self._demands_of(into)
+                emitters = model.plan_of(of).emission.emitter, plan.emission.emitter
+                refusal = self.rules.check(producer, user, costs, demands, emitters)
+        pair = pairs[user] = _Pair(refusal, plan)
         return pair
 
-    def _examine(self, producer: HloInstruction, user: HloInstruction) -> _Pair:
-        refusal = check_pair(producer, user)
-        if refusal is not None:
-            return _Pair(refusal)
-        plan = self.model.plan(user, producer)
-        costs = self.model.cost(producer), self.model.cost(user)
-        if is_unguarded(self.model.opcodes(producer)) and is_unguarded(self.model.opcodes(user)):
-            return _Pair(self.rules.check_plain(producer, user, *costs), plan)
-        demands = self._demands_of(producer), self._demands_of(user)
-        return _Pair(self.rules.check(producer, user, costs, demands, plan.emission), plan)
-
-    def _demands_of(self, instruction: HloInstruction) -> Demands:
-        demands = self.demands.get(instruction)
+    def _demands_of(self, kernel: Kernel) -> Demands:
+        demands = self.demands.get(kernel.instruction)
         if demands is None:
-            demands = self.demands[instruction] = demands_of(self.model.plan(instruction).region)
+            demands = demands_of(kernel.instruction, kernel.opcodes)
+            self.demands[kernel.instruction] = demands
         return demands
 
     # Fusing.
 
     def _fuse_into_users(self, producer: HloInstruction, priority: int) -> None:
-        users = [
-            user
-            for user in producer.users
-            if priority != _FIRST or self._pair(producer, user).refusal is None
-        ]
+        model, users = self.model, producer.users.copy()
+        of = model.kernel(producer)
+        if priority == _FIRST:
+            pairs = self.pairs.setdefault(producer, {})
+            users = [
+                user
+                for user in users
+                if (pairs.get(user) or self._pair(of, user, pairs)).refusal is None
+            ]
         if not users:
             return
         decision = _worth(producer, priority)
-        updates: dict[HloInstruction, _Update] = {}
-        new: dict[HloInstruction, tuple[KernelCost, Opcodes, Plan | None]] = {}
+        updates: dict[HloInstruction, list[HloInstruction]] = {}
+        new: dict[HloInstruction, tuple[KernelCost, Opcodes, Plan | None, Demands]] = {}
         for user in users:
             if is_free_bitcast(user):
                 continue
-            opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
-            cost, places = fuse_cost(producer, user, self.model.cost(user))
-            plan = self.model.plan(user)
-            stays = self.model.plan(user, producer) is plan
+            into = model.kernel(user)
+            demands = self._demands_of(into).plus(self._demands_of(of))
+            cost, places = fuse_cost(producer, user, model.cost_of(into))
+            plan = model.plan_of(into)
+            stays = model.plan_of(into, of) is plan
             fusion = self._fuse(producer, user, decision)
             cost.settle([places[operand] for operand in fusion.operands])
-            new[fusion] = cost, opcodes, plan if stays and fusion is user else None
+            kept = plan if stays and fusion is user else None
+            new[fusion] = cost, into.opcodes | of.opcodes, kept, demands
             if fusion is not user:
                 self.priority.pop(user, None)
                 updates.pop(user, None)
             for operand in fusion.operands:
-                if operand.opcode not in _NOT_PRODUCERS and is_fusible(operand):
-                    updates.setdefault(operand, _Update()).users.append(fusion)
-        for operand, update in updates.items():
-            if operand in self.priority and not is_free_bitcast(operand):
-                update.removed = self._share(operand, [*users, producer])
+                if _may_be_fused(operand):
+                    updates.setdefault(operand, []).append(fusion)
+        removed = {
+            operand: self._share(operand, [*users, producer])
+            for operand in updates
+            if operand in self.priority and not is_free_bitcast(operand)
+        }
         if not producer.users:
             self._forget(producer)
         for user in users:
             self._forget(user)
-        for fusion, known in new.items():
-            self.model.learn(fusion, *known)
+        for fusion, (cost, opcodes, kept, demands) in new.items():
+            model.learn(fusion, cost, opcodes, kept)
+            self.demands[fusion] = demands
         for instruction in dict.fromkeys([*new, *updates]):
-            self._price(instruction, updates.get(instruction))
+            self._price(instruction, updates.get(instruction, ()), removed.get(instruction, 0))
 
     def _share(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> int:
         """Returns what users contributed to a producer's gain, with its own time."""
@@ -287,7 +307,9 @@ class _Queue:
         self.demands.pop(instruction, None)
         self.pairs.pop(instruction, None)
         for operand in instruction.operands:
-            self.pairs.get(operand, {}).pop(instruction, None)
+            pairs = self.pairs.get(operand)
+            if pairs is not None:
+                pairs.pop(instruction, None)
 
     def _fuse_constants(self) -> None:
         constants = [i for i in xla_post_order(self.computation) if is_small_constant(i)]
@@ -296,6 +318,14 @@ class _Queue:
                 if check_pair(constant, user) is None and check_scatter(constant, user) is None:
                     detail = f"`{constant.name}` is a constant of one element."
                     self._fuse(constant, user, allow(detail))
+
+
+def _may_be_fused(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a producer at all."""
+    opcode = instruction.opcode
+    if opcode in ELEMENTWISE or opcode == "fusion":
+        return True
+    return opcode not in _NOT_PRODUCERS and is_fusible(instruction)
 
 
 def _refuse_slower(producer: HloInstruction, gain: int) -> FusionDecision:

@@ -103,6 +103,8 @@ class Reachability:
             self._above.append(above)
         self._below = [1 << position for position in range(len(order))]
         """What depends on an instruction, itself included."""
+        self._gone = 0
+        """Positions of what became part of others."""
         for position in reversed(range(len(order))):
             for dependency in _dependencies(order[position]):
                 self._below[self._position[dependency]] |= self._below[position]
@@ -139,14 +141,15 @@ class Reachability:
 
         Args:
             left: What was there before.
-            right: What was there before.
+            right: What was there before, and is not asked about any more.
             fusion: What computes both now; elements of it that are new may be asked about, too.
         """
         first, second = self._position[left], self._position[right]
         above = self._above[first] | self._above[second]
         below = self._below[first] | self._below[second]
-        only_above_one = self._above[first] ^ self._above[second]
-        only_below_one = self._below[first] ^ self._below[second]
+        self._gone |= 1 << second
+        only_above_one = (self._above[first] ^ self._above[second]) & ~self._gone
+        only_below_one = (self._below[first] ^ self._below[second]) & ~self._gone
         for position in _bits(only_below_one):
             self._above[position] |= above
         for position in _bits(only_above_one):
@@ -161,7 +164,8 @@ def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
 
 
 def _bits(number: int) -> Iterator[int]:
-    while number:
-        lowest = number & -number
-        yield lowest.bit_length() - 1
-        number ^= lowest
+    digits = f"{number:b}"[::-1]
+    place = digits.find("1")
+    while place >= 0:
+        yield place
+        place = digits.find("1", place + 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, final
 
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.proto import Message
 
 _PLACE: Final = (
     "name",
@@ -33,8 +34,24 @@ def attributes_of(instruction: HloInstruction, *without: str) -> bytes:
     return bytes(proto.SerializeToString(deterministic=True))
 
 
+@final
+class Works:
+    """What instructions do to their operands; attributes that copies share are looked up once."""
+
+    def __init__(self) -> None:
+        self._attributes: dict[int, tuple[Message, bytes]] = {}
+
+    def of(self, instruction: HloInstruction) -> tuple[object, ...]:
+        """Returns a value that is equal for instructions that do the same."""
+        origin = instruction.origin
+        known = self._attributes.get(id(origin))
+        if known is None:
+            known = origin, attributes_of(instruction, "backend_config", "parameter_number")
+            self._attributes[id(origin)] = known
+        callees = tuple(callee.name for callee in instruction.called_computations)
+        return instruction.opcode, instruction.shape, known[1], callees
+
+
 def work_of(instruction: HloInstruction) -> tuple[object, ...]:
     """Returns what an instruction does to its operands: equal for two that do the same."""
-    attributes = attributes_of(instruction, "backend_config", "parameter_number")
-    callees = tuple(callee.name for callee in instruction.called_computations)
-    return instruction.opcode, instruction.shape, attributes, callees
+    return Works().of(instruction)

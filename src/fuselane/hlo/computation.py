@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, final
 
-from fuselane import budget
 from fuselane.errors import VerificationError
-from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
 from fuselane.hlo.ordering import post_order
 from fuselane.hlo.proto import HloComputationProto, Message, ProgramShapeProto
 from fuselane.hlo.shape import Shape
@@ -162,7 +162,9 @@ class HloComputation:
         a cycle.
         """
         if self._post_order is None:
-            self._post_order = post_order(self.instructions, _dependencies)
+            has_edges = any(map(_control_predecessors, self.instructions))
+            dependencies = _dependencies if has_edges else _operands
+            self._post_order = post_order(self.instructions, dependencies)
         return self._post_order.copy()
 
     def note_edit(self) -> None:
@@ -201,27 +203,6 @@ class HloComputation:
                 self.parameters.sort(key=_parameter_number)
         return instruction
 
-    def add_copies(
-        self, originals: Iterable[HloInstruction], values: dict[HloInstruction, HloInstruction]
-    ) -> None:
-        """Adds copies of instructions that are no parameters; as `add` of a `clone` of each.
-
-        Args:
-            originals: Instructions of another computation, operands before users.
-            values: What stands for their operands in here; their copies are added to it.
-        """
-        budget.check()
-        copies: list[HloInstruction] = []
-        for original in originals:
-            copy = original.copy_with([values[operand] for operand in original.operands])
-            copy.computation = self
-            values[original] = copy
-            copies.append(copy)
-        if self.module is not None:
-            self.module.adopt(copies, self)
-        self.instructions += copies
-        self._post_order = None
-
     def remove(self, instruction: HloInstruction) -> None:
         """Removes an instruction nobody needs.
 
@@ -253,7 +234,12 @@ class HloComputation:
         return len(dead)
 
     def _live_instructions(self) -> set[HloInstruction]:
-        stack = [i for i in self.instructions if i.opcode == "parameter" or i.has_side_effect]
+        stack = [
+            i
+            for i in self.instructions
+            if (i.called_computations or i.opcode in _KEPT)
+            and (i.opcode == "parameter" or i.has_side_effect)
+        ]
         stack.append(self.root)
         live: set[HloInstruction] = set()
         while stack:
@@ -347,6 +333,13 @@ def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
     if instruction.control_predecessors:
         return instruction.operands + instruction.control_predecessors
     return instruction.operands
+
+
+_operands: Final[Callable[[HloInstruction], list[HloInstruction]]] = attrgetter("operands")
+_control_predecessors: Final = attrgetter("control_predecessors")
+
+_KEPT: Final = SIDE_EFFECT_OPCODES | {"custom-call", "parameter"}
+"""Opcodes of instructions that may not be dropped though nobody reads them."""
 
 
 def _parameter_number(parameter: HloInstruction) -> int:

@@ -82,6 +82,7 @@ class HloInstruction:
 
     __slots__ = (
         "__weakref__",
+        "_dimensions",
         "_is_shared",
         "_literal",
         "_proto",
@@ -115,6 +116,7 @@ class HloInstruction:
         self._proto: Message = proto
         self._is_shared = False
         self._shape_in_proto: Shape | None = None
+        self._dimensions: tuple[int, ...] | None = None
         self._literal: np.ndarray[Any, Any] | None = None
 
     @classmethod
@@ -199,6 +201,7 @@ class HloInstruction:
         copy._is_shared = self._is_shared = True
         copy._shape_in_proto = self._shape_in_proto
         copy._literal = self._literal
+        copy._dimensions = self._dimensions
         for operand in operands:
             users = operand.users
             if not users or users[-1] is not copy:
@@ -211,6 +214,7 @@ class HloInstruction:
         if self._is_shared:
             self._proto = self.copy_proto()
             self._is_shared = False
+            self._dimensions = None
         return self._proto
 
     def copy_proto(self) -> Message:
@@ -223,6 +227,12 @@ class HloInstruction:
         """Whether one was cloned from the other, or both from a third; False if `proto` was asked
         for since."""
         return self._proto is other._proto and self._proto is not _PLAIN
+
+    @property
+    def origin(self) -> Message:
+        """What copies of one instruction share until `proto` of either is asked for; to be told
+        apart from others by identity, and not to be changed."""
+        return self._proto
 
     def _connect(self, operands: Sequence[HloInstruction]) -> None:
         """Gives an instruction that is newer than all of `operands`' users its operands."""
@@ -300,8 +310,7 @@ class HloInstruction:
             operands = user.operands
             if not has_users or new not in operands:
                 new.users.append(user)
-            for _ in range(operands.count(self)):
-                operands[operands.index(self)] = new
+            operands[:] = [new if operand is self else operand for operand in operands]
         self.users[:] = keep
         self._note_edit()
         if self.is_root and self.computation is not None:
@@ -377,7 +386,12 @@ class HloInstruction:
     def dimensions(self) -> tuple[int, ...]:
         """Dimension numbers of a broadcast, reduce, transpose, concatenate, reverse, iota or
         sort."""
-        return tuple(self._proto.dimensions)
+        known = self._dimensions
+        if known is None:
+            known = tuple(self._proto.dimensions)
+            if self._is_shared:  # else it may change
+                self._dimensions = known
+        return known
 
     @property
     def literal(self) -> np.ndarray[Any, Any]:

@@ -139,9 +139,10 @@ class HloModule:
         names, ids = self._instruction_names, self._ids.next_ids(computation, len(instructions))
         for instruction, new_id in zip(instructions, ids, strict=True):
             instruction.id = new_id
-            if instruction.name in names:
-                instruction.name = _unique(instruction.name, names)
-            names.add(instruction.name)
+            name = instruction.name
+            if name in names:
+                name = instruction.name = _unique(name, names)
+            names.add(name)
 
     def _adopt_computation(self, computation: HloComputation) -> None:
         computation.module = self
@@ -211,9 +212,9 @@ class _Ids:
 
 def _unique(name: str, taken: set[str]) -> str:
     """Returns `name`, or `name` with a number, that is not taken."""
-    candidate = name
+    if name not in taken:
+        return name
     number = len(taken)
-    while candidate in taken:
-        candidate = f"{name}.{number}"
+    while (candidate := f"{name}.{number}") in taken:
         number += 1
     return candidate

@@ -32,18 +32,17 @@ def post_order(items: Iterable[_T], dependencies: Callable[[_T], Sequence[_T]]) 
 def _append_with_dependencies(
     item: _T, dependencies: Callable[[_T], Sequence[_T]], order: dict[_T, None]
 ) -> None:
-    stack = [item]
-    entered: set[_T] = set()
-    while stack:
-        top = stack[-1]
-        if top in order:
-            stack.pop()
-            continue
-        pending = [dependency for dependency in dependencies(top) if dependency not in order]
-        if not pending:
-            order[stack.pop()] = None
-            continue
-        if top in entered:
-            raise VerificationError(f"{top} depends on itself.")
-        entered.add(top)
-        stack.extend(reversed(pending))
+    path = [(item, iter(dependencies(item)))]
+    entered = {item}
+    while path:
+        top, rest = path[-1]
+        for dependency in rest:
+            if dependency not in order:
+                if dependency in entered:
+                    raise VerificationError(f"{dependency} depends on itself.")
+                entered.add(dependency)
+                path.append((dependency, iter(dependencies(dependency))))
+                break
+        else:
+            order[top] = None
+            path.pop()

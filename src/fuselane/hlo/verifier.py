@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fuselane.errors import VerificationError
 from fuselane.hlo.computation import HloComputation, reachable_computations
@@ -19,8 +19,8 @@ def verify(module: HloModule) -> None:
             and names unique in the module; entry and called computations in the module; no
             recursion. A schedule is not looked at: writing the module brings it up to date.
     """
-    _check_unique((c.id for c in module.computations), f"computation ids of {module.name}")
-    _check_unique((c.name for c in module.computations), f"computation names of {module.name}")
+    _check_unique([c.id for c in module.computations], f"computation ids of {module.name}")
+    _check_unique([c.name for c in module.computations], f"computation names of {module.name}")
     members = set(module.computations)
     _require(module.entry in members, f"The entry of {module.name} is not in the module.")
     for computation in reachable_computations(module.computations):
@@ -31,8 +31,8 @@ def verify(module: HloModule) -> None:
     for computation in module.computations:
         verify_computation(computation)
     instructions = [i for computation in module.computations for i in computation.instructions]
-    _check_unique((i.id for i in instructions), f"instruction ids of {module.name}")
-    _check_unique((i.name for i in instructions), f"instruction names of {module.name}")
+    _check_unique([i.id for i in instructions], f"instruction ids of {module.name}")
+    _check_unique([i.name for i in instructions], f"instruction names of {module.name}")
 
 
 def verify_computation(computation: HloComputation) -> None:
@@ -50,7 +50,7 @@ def verify_computation(computation: HloComputation) -> None:
         seen.add(instruction)
     _require(computation.root in seen, f"The root of {computation.name} is not in it.")
     _check_unique(
-        (i.id for i in computation.instructions), f"instruction ids of {computation.name}"
+        [i.id for i in computation.instructions], f"instruction ids of {computation.name}"
     )
     _check_parameters(computation)
     for instruction in computation.instructions:
@@ -63,7 +63,9 @@ def _require(condition: bool, sentence: str) -> None:
         raise VerificationError(sentence)
 
 
-def _check_unique(keys: Iterable[int | str], what: str) -> None:
+def _check_unique(keys: Sequence[int] | Sequence[str], what: str) -> None:
+    if len(set(keys)) == len(keys):
+        return
     seen: set[int | str] = set()
     for key in keys:
         if key in seen:

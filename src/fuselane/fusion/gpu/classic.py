@@ -186,7 +186,7 @@ class ClassicRules:
 
 def check_coalescing(producer: Candidate, consumer: Candidate) -> FusionDecision | None:
     """Refuses transposes on the way into a reduction, which would read rows as columns."""
-    if not consumer.is_reduction or not producer.is_transposing:
+    if not producer.is_transposing or not consumer.is_reduction:
         return None
     return refuse(
         BoundaryReason.LAYOUT,
@@ -206,7 +206,7 @@ def check_forms(producer: Candidate, consumer: Candidate) -> FusionDecision | No
             f"No loop can compute `{producer.name}`, a {producer.instruction.opcode}, on the way.",
             xla="the producer is not loop-fusible",
         )
-    if not consumer.is_input_fusible and not consumer.is_loop_consumer:
+    if not consumer.is_loop_consumer and not consumer.is_input_fusible:
         return refuse(
             reason_of(consumer.instruction),
             f"No kernel can end in `{consumer.name}`, a {consumer.instruction.opcode}.",

@@ -107,9 +107,11 @@ class KernelCost:
             operand.emissions = times
             self.code_size += times
 
-    def common(self, left: Roots, right: Roots) -> float:
-        """Returns the utilization that two sets of roots share."""
-        shared = left & right
+    def common(self, left: Operand, right: Operand) -> float:
+        """Returns the utilization that two operands of a fusion share."""
+        if left.roots is right.roots:
+            return left.utilization
+        shared = left.roots & right.roots
         return to_f32(sum([self.utilization[root] for root in shared])) if shared else 0.0
 
 
@@ -294,7 +296,8 @@ def to_f32(value: float) -> float:
     """Rounds to the type XLA counts in."""
     if -EXACT_IN_F32 < value < EXACT_IN_F32 and value == int(value):
         return value
-    result: float = _F32.unpack(_F32.pack(value))[0]
+    result: float
+    (result,) = _unpack(_pack(value))
     return result
 
 
@@ -304,6 +307,7 @@ def round_half_up(value: float) -> int:
 
 
 _F32: Final = struct.Struct("f")
+_pack, _unpack = _F32.pack, _F32.unpack
 EXACT_IN_F32: Final = 1 << 24
 """Integers below are what they are in f32."""
 

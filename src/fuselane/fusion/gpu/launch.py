@@ -190,7 +190,8 @@ def _vector_size(region: Region, emission: Emission, minor: int, threads: int) -
 
 def smallest_bits(values: Iterable[HloInstruction]) -> int | None:
     """Returns the least width of the elements of arrays; None if there is no array."""
-    return min((v.shape.element_type.bits for v in values if v.shape.is_array), default=None)
+    shapes = [value.shape for value in values]
+    return min([shape.element_type.bits for shape in shapes if shape.is_array], default=None)
 
 
 def _transpose_launch(hero: HloInstruction) -> Launch:

@@ -12,7 +12,6 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_f
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple, final
 
@@ -24,9 +23,9 @@ from fuselane.fusion.gpu.costs import (
     round_half_up,
     to_f32,
 )
-from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
-from fuselane.fusion.gpu.launch import HOSTILE, compute_launch
+from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
 from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
+from fuselane.fusion.gpu.rules import is_plain
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -60,77 +59,56 @@ class KernelTime(NamedTuple):
 
 
 @final
-class Plan:
-    """How a region becomes a kernel.
+class Kernel:
+    """What is known of an instruction as a kernel of its own, until it changes.
 
     Attributes:
-        region: What is computed.
-        emission: By which code generator.
-        is_steady: Whether it stays as it is if a producer is computed in the region as well, unless
-            that has any of the opcodes that decide.
+        instruction: Which.
+        opcodes: Of what it computes.
+        is_shaping: Whether any of them may decide how a kernel that holds it is made.
+        is_plain: See `rules.is_plain`.
+        cost: What it computes, reads and writes; this and all below is None until asked for.
+        plan: How it is made.
+        time: How long it takes.
+        reading: What reading its operands takes.
+        places: Where it has each operand first.
+        readings: What reading them takes in other kernels, by launch and share of the elements.
     """
 
-    __slots__ = ("_running", "_sides", "emission", "is_steady", "region")
+    __slots__ = (
+        "cost",
+        "instruction",
+        "is_plain",
+        "is_shaping",
+        "opcodes",
+        "places",
+        "plan",
+        "reading",
+        "readings",
+        "time",
+    )
 
-    def __init__(self, region: Region, sides: tuple[Plan, Plan] | None = None) -> None:
-        self.region = region
-        kept: Emission | None = _kept_emission(*sides) if sides is not None else None
-        self.emission = kept or choose_emitter(region)
-        self.is_steady = self.emission.emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
-        self._sides = sides
-        """Those of the producer and of the consumer alone, if known."""
-        self._running: Running | None = None
-
-    def running(self, gpu: GpuDescription) -> Running:
-        """Returns what its time depends on, for the GPU it is always asked about."""
-        if self._running is None:
-            launch = compute_launch(self.region, self.emission, gpu)
-            cores = min(launch.blocks, gpu.num_multiprocessors)
-            units = cores * min(launch.threads, gpu.fp32_units)
-            flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
-            self._running = Running(launch.blocks, flops_per_ns, self._is_coalesced())
-        return self._running
-
-    def _is_coalesced(self) -> bool:
-        """Whether neighbouring threads read neighbouring elements, by XLA's rule of thumb."""
-        region, emitter = self.region, self.emission.emitter
-        if emitter is not Emitter.TRANSPOSE and not region.opcodes.isdisjoint(_MOVES):
-            for member in region.members():
-                if _transposes_minor(member) and not _starts_at_broadcast(region, member):
-                    return False
-        if emitter is Emitter.REDUCTION and region.producer is not None:
-            sides = self._sides or (Plan(Region(region.producer)), Plan(Region(region.consumer)))
-            return any(side.emission.emitter is not Emitter.REDUCTION for side in sides)
-        return True
+    def __init__(self, instruction: HloInstruction, opcodes: Opcodes) -> None:
+        self.instruction = instruction
+        self.opcodes = opcodes
+        self.is_shaping = not opcodes.isdisjoint(SHAPING)
+        self.is_plain = is_plain(instruction, opcodes)
+        self.cost: KernelCost | None = None
+        self.plan: Plan | None = None
+        self.time: KernelTime | None = None
+        self.reading: _Reading | None = None
+        self.places: dict[HloInstruction, int] | None = None
+        self.readings: dict[tuple[int, bool, float | None], _Reading] = {}
 
 
-def _kept_emission(of: Plan, into: Plan) -> Emission | None:
-    """Returns that of a reduction if it surely stays with a producer in it: what the producer
-    computes comes before the heroes, and neither hides one of them nor is another."""
-    if into.emission.emitter is not Emitter.REDUCTION or "transpose" in into.region.opcodes:
-        return None
-    return into.emission if of.region.opcodes.isdisjoint(_SHAPING) else None
-
-
-@final
-class Running(NamedTuple):
-    """What the time of a kernel depends on, besides operations and bytes."""
-
-    blocks: int
-    flops_per_ns: int
-    is_coalesced: bool
-
-
-@final
-@dataclass(slots=True)
-class _Known:
-    """What is known of an instruction as a kernel of its own."""
-
-    opcodes: Opcodes | None = None
-    cost: KernelCost | None = None
-    plan: Plan | None = None
-    time: KernelTime | None = None
-    reads: _Reads | None = None
+def places_in(kernel: Kernel) -> dict[HloInstruction, int]:
+    """Returns where a kernel has each operand first."""
+    places = kernel.places
+    if places is None:
+        operands = kernel.instruction.operands
+        backwards = range(len(operands) - 1, -1, -1)
+        places = kernel.places = dict(zip(reversed(operands), backwards, strict=True))
+    return places
 
 
 @final
@@ -141,18 +119,20 @@ class PerformanceModel:
         self.gpu = gpu
         self._bandwidth = to_f32(gpu.memory_bytes_per_s)
         self._block_bandwidth = to_f32(to_f32(to_f32(gpu.clock_ghz) * 1e9) * _BYTES_PER_CLOCK)
-        self._known: dict[HloInstruction, _Known] = {}
+        self._kernels: dict[HloInstruction, Kernel] = {}
         self._ticks: dict[tuple[int, int, int, int], int] = {}
+        self._writes: dict[int, int] = {}
 
     def forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that was changed."""
-        self._known.pop(instruction, None)
+        self._kernels.pop(instruction, None)
 
     def forget_operands(self, instruction: HloInstruction) -> None:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
-        known = self._known.get(instruction)
-        if known is not None:
-            known.reads = None
+        kernel = self._kernels.get(instruction)
+        if kernel is not None:
+            kernel.places = kernel.reading = None
+            kernel.readings.clear()
 
     def learn(
         self,
@@ -162,131 +142,144 @@ class PerformanceModel:
         plan: Plan | None = None,
     ) -> None:
         """Takes what is known of an instruction instead of looking for itself."""
-        known = self._of(instruction)
-        known.cost, known.opcodes, known.plan, known.reads = cost, opcodes, plan, None
+        kernel = self._kernels[instruction] = Kernel(instruction, opcodes)
+        kernel.cost, kernel.plan = cost, plan
 
-    def _of(self, instruction: HloInstruction) -> _Known:
-        known = self._known.get(instruction)
-        if known is None:
-            known = self._known[instruction] = _Known()
-        return known
+    def kernel(self, instruction: HloInstruction) -> Kernel:
+        """Returns what is known of an instruction."""
+        kernel = self._kernels.get(instruction)
+        if kernel is None:
+            kernel = self._kernels[instruction] = Kernel(instruction, opcodes_of(instruction))
+        return kernel
 
     def opcodes(self, instruction: HloInstruction) -> Opcodes:
         """Returns the opcodes of what an instruction computes."""
-        known = self._of(instruction)
-        if known.opcodes is None:
-            known.opcodes = opcodes_of(instruction)
-        return known.opcodes
+        return self.kernel(instruction).opcodes
 
     def plan(self, consumer: HloInstruction, producer: HloInstruction | None = None) -> Plan:
         """Returns how a kernel of an instruction, and of a producer in it, would be made."""
-        known = self._of(consumer)
-        alone = known.plan
+        kernel = self.kernel(consumer)
+        return self.plan_of(kernel, None if producer is None else self.kernel(producer))
+
+    def plan_of(self, into: Kernel, of: Kernel | None = None) -> Plan:
+        """As `plan`."""
+        alone = into.plan
         if alone is None:
-            alone = known.plan = Plan(Region(consumer, None, self.opcodes(consumer)))
-        if producer is None:
+            alone = into.plan = Plan(Region(into.instruction, None, into.opcodes))
+        if of is None or (alone.is_steady and not of.is_shaping):
             return alone
-        opcodes = self.opcodes(producer)
-        if alone.is_steady and opcodes.isdisjoint(_SHAPING):
-            return alone
-        region = Region(consumer, producer, self.opcodes(consumer) | opcodes)
-        return Plan(region, (self.plan(producer), alone))
+        region = Region(into.instruction, of.instruction, into.opcodes | of.opcodes)
+        return Plan(region, (self.plan_of(of), alone))
 
     def cost(self, instruction: HloInstruction) -> KernelCost:
         """Returns what a kernel of its own computes, reads and writes."""
-        known = self._known.get(instruction)
-        if known is None or known.cost is None:
-            known = self._of(instruction)
-            known.cost = compute_cost(instruction)
-        return known.cost
+        return self.cost_of(self.kernel(instruction))
+
+    def cost_of(self, kernel: Kernel) -> KernelCost:
+        """As `cost`."""
+        if kernel.cost is None:
+            kernel.cost = compute_cost(kernel.instruction)
+        return kernel.cost
 
     def time(self, instruction: HloInstruction) -> KernelTime:
         """Returns the time of an instruction as a kernel of its own."""
-        known = self._known.get(instruction)
-        if known is None or known.time is None:
-            known = self._of(instruction)
-            known.time = self._compute_time(instruction)
-        return known.time
+        return self.time_of(self.kernel(instruction))
+
+    def time_of(self, kernel: Kernel) -> KernelTime:
+        """As `time`."""
+        if kernel.time is None:
+            kernel.time = self._compute_time(kernel)
+        return kernel.time
 
     def fused_ticks(
-        self,
-        producer: HloInstruction,
-        consumer: HloInstruction,
-        plan: Plan,
-        *,
-        is_multi_output: bool = False,
+        self, of: Kernel, into: Kernel, plan: Plan, *, is_multi_output: bool = False
     ) -> int:
         """Returns the time of a consumer that computes an operand of it itself, and may also
         return it. The plan is that of both."""
-        time, time_of = self.time(consumer), self.time(producer)
-        into, of = self._reads(consumer), self._reads(producer)
-        running = plan.running(self.gpu)
-        place = into.places[producer]
-        share = into.operands[place].utilization
-        flops = to_f32(time_of.flops * (share * consumer.operands.count(producer))) + time.flops
-        reading = self._reading(into, running)
-        inside = self._reading(of, running, share)
-        memory = reading.total - reading.ticks[place] + inside.total + time.write
-        for operand, place_of in of.places.items():
-            place = into.places.get(operand, -1)
-            if place < 0:
-                continue
-            total = into.operands[place].bytes_read + inside.num_bytes[place_of]
-            common = _common_utilization(operand, producer, consumer, of, into)
-            if common:
-                total -= round_half_up(to_f32(operand.shape.byte_size * common))
-            memory -= reading.ticks[place] + inside.ticks[place_of]
-            memory += self._read_ticks(operand, total, running)
+        flops, write, _ = into.time or self.time_of(into)
+        flops_of, write_of, _ = of.time or self.time_of(of)
+        running = plan.known or plan.running(self.gpu)
+        cost, cost_of = into.cost or self.cost_of(into), of.cost or self.cost_of(of)
+        places, places_of = into.places or places_in(into), of.places or places_in(of)
+        operands = cost.operands
+        place = places[of.instruction]
+        share = operands[place].utilization
+        reading = into.reading if plan is into.plan else None
+        total, ticks, _ = reading or self._reading(into, running)
+        total_of, ticks_of, num_bytes_of = self._reading(of, running, share)
+        memory = total - ticks[place] + total_of + write
         if is_multi_output:
-            memory += time_of.write
-        return _overlap(_compute_ticks(int(to_f32(flops)), running.flops_per_ns), memory)
+            memory += write_of
+        for operand, place_of in places_of.items():
+            here = places.get(operand)
+            if here is None:
+                continue
+            memory -= ticks_of[place_of]
+            num_bytes, read = num_bytes_of[place_of], operands[here]
+            common = _common_utilization(of, into, cost_of.operands[place_of], read, place)
+            if common:
+                size = operand.shape.byte_size
+                num_bytes -= size if common == 1.0 and size < EXACT_IN_F32 else _share(size, common)
+            if num_bytes:  # else the consumer reads all of it anyway
+                memory += self._read_ticks(operand, read.bytes_read + num_bytes, running)
+                memory -= ticks[here]
+        if len(places) < len(operands):
+            share *= into.instruction.operands.count(of.instruction)
+        computed = flops + (flops_of if share == 1.0 else to_f32(flops_of * share))
+        computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
+        return _overlap(computing, memory)
 
     def common_utilization(
         self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
     ) -> float:
         """Returns how much of a producer's operand the consumer reads in the same places."""
-        of, into = self._reads(producer), self._reads(consumer)
-        if operand not in into.places:
+        of, into = self.kernel(producer), self.kernel(consumer)
+        places = places_in(into)
+        if operand not in places:
             return 0.0
-        return _common_utilization(operand, producer, consumer, of, into)
+        read_of = self.cost_of(of).operands[places_in(of)[operand]]
+        read = self.cost_of(into).operands[places[operand]]
+        return _common_utilization(of, into, read_of, read, places[producer])
 
-    def _compute_time(self, instruction: HloInstruction) -> KernelTime:
-        cost = self.cost(instruction)
-        running = self.plan(instruction).running(self.gpu)
-        reads = self._reads(instruction)
-        reading = self._reading(reads, running)
-        memory, places = reading.total, reads.places
-        if len(places) < len(instruction.operands):  # what occurs twice is read twice
-            memory = sum([reading.ticks[places[operand]] for operand in instruction.operands])
+    def _compute_time(self, kernel: Kernel) -> KernelTime:
+        cost = self.cost_of(kernel)
+        running = self.plan_of(kernel).running(self.gpu)
+        places = places_in(kernel)
+        reading = kernel.reading = self._reading(kernel, running)
+        memory = reading.total
+        if len(places) < len(cost.operands):  # what occurs twice is read twice
+            operands = kernel.instruction.operands
+            memory = sum([reading.ticks[places[operand]] for operand in operands])
         flops = int(cost.flops)
-        write = _ticks_of_s(to_f32(to_f32(cost.bytes_written) / self._bandwidth))
+        write = self._write_ticks(cost.bytes_written)
         computing = _compute_ticks(flops, running.flops_per_ns)
         return KernelTime(flops, write, _overlap(computing, memory + write))
 
-    def _reads(self, instruction: HloInstruction) -> _Reads:
-        known = self._known.get(instruction)
-        if known is None or known.reads is None:
-            known = self._of(instruction)
-            cost = self.cost(instruction)
-            known.reads = _Reads(cost, cost.operands, _first_places(instruction.operands))
-        return known.reads
-
-    def _reading(self, reads: _Reads, running: Running, share: float | None = None) -> _Reading:
+    def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> _Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
         key = (running.blocks, running.is_coalesced, share)
-        reading = reads.readings.get(key)
+        reading = kernel.readings.get(key)
         if reading is None:
-            operands = reads.cost.operands
+            operands = self.cost_of(kernel).operands
             num_bytes = [0] * len(operands)
             ticks = num_bytes.copy()
-            for operand, place in reads.places.items():
+            for operand, place in places_in(kernel).items():
                 total = operands[place].bytes_read
                 if share is not None and (share != 1.0 or total >= EXACT_IN_F32):
-                    total = round_half_up(to_f32(total * share))
+                    total = _share(total, share)
                 num_bytes[place] = total
                 ticks[place] = self._read_ticks(operand, total, running)
-            reading = reads.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
+            reading = kernel.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
+            if share is None and max(num_bytes, default=0) < EXACT_IN_F32:
+                kernel.readings[running.blocks, running.is_coalesced, 1.0] = reading
         return reading
+
+    def _write_ticks(self, num_bytes: int) -> int:
+        ticks = self._writes.get(num_bytes)
+        if ticks is None:
+            ticks = _ticks_of_s(to_f32(to_f32(num_bytes) / self._bandwidth))
+            self._writes[num_bytes] = ticks
+        return ticks
 
     def _read_ticks(self, operand: HloInstruction, total: int, running: Running) -> int:
         """Returns the time to read `total` bytes, repetitions included, of an operand."""
@@ -329,41 +322,33 @@ class _Reading(NamedTuple):
     num_bytes: list[int]
 
 
-@final
-@dataclass(slots=True)
-class _Reads:
-    """What an instruction reads: how and where it has each operand first, and what reading all of
-    them takes, by the launch."""
-
-    cost: KernelCost
-    operands: list[Operand]
-    places: dict[HloInstruction, int]
-    readings: dict[tuple[int, bool, float | None], _Reading] = field(default_factory=dict)
-
-
 def _common_utilization(
-    operand: HloInstruction,
-    producer: HloInstruction,
-    consumer: HloInstruction,
-    of: _Reads,
-    into: _Reads,
+    of: Kernel, into: Kernel, read_of: Operand, read: Operand, place: int
 ) -> float:
-    if of.cost.is_fusion:
-        if of.cost.result not in of.cost.operands[of.places[operand]].roots:
+    """Returns how much of an operand two kernels read in the same places.
+
+    Args:
+        of: A kernel that reads the operand.
+        into: Another.
+        read_of: How `of` reads it.
+        read: How `into` does.
+        place: Which operand of `into` the result of `of` is.
+    """
+    cost_of, cost = of.cost, into.cost
+    assert cost_of is not None
+    assert cost is not None
+    if cost_of.result >= 0:  # a fusion
+        if cost_of.result not in read_of.roots:
             return 0.0
-    elif not is_elementwise(producer):
+    elif not is_elementwise(of.instruction):
         return 0.0
-    if not into.cost.is_fusion:
-        return 1.0 if is_elementwise(consumer) else 0.0
-    operands = into.cost.operands
-    return into.cost.common(
-        operands[into.places[operand]].roots, operands[into.places[producer]].roots
-    )
+    if cost.result < 0:
+        return 1.0 if is_elementwise(into.instruction) else 0.0
+    return cost.common(read, cost.operands[place])
 
 
-def _first_places(operands: list[HloInstruction]) -> dict[HloInstruction, int]:
-    num = len(operands)
-    return dict(zip(reversed(operands), range(num - 1, -1, -1), strict=True))
+def _share(num_bytes: int, share: float) -> int:
+    return round_half_up(to_f32(num_bytes * share))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -387,44 +372,3 @@ def _ticks_of_s(seconds: float) -> int:
 def _scale(ticks: int, factor: float) -> int:
     """Returns a multiple of a duration, by the detour over seconds that XLA's durations take."""
     return _ticks_of_s(ticks * factor / TICKS_PER_S)
-
-
-_MOVES: Final = frozenset({"copy", "transpose"})
-_WATCHING: Final = _MOVES | {"dynamic-update-slice"}
-"""Opcodes for which it matters where their operand comes from."""
-
-_SHAPING: Final = HEROIC | HOSTILE | _WATCHING
-"""Opcodes that may decide how the kernel that holds them is made."""
-
-_STEADY: Final = frozenset({Emitter.LOOP, Emitter.CONCATENATE, Emitter.SCATTER})
-"""Emitters that ask nothing about what a kernel reads."""
-
-
-def _transposes_minor(member: HloInstruction) -> bool:
-    """Whether a member changes the dimension that varies fastest, but for those of size one."""
-    if member.opcode not in _MOVES:
-        return False
-    operand, result = member.operands[0].shape, member.shape
-    if member.opcode == "copy":
-        return _minor(operand.minor_to_major, operand.dimensions) != _minor(
-            result.minor_to_major, result.dimensions
-        )
-    source = [member.dimensions[d] for d in result.minor_to_major]
-    return _minor(operand.minor_to_major, operand.dimensions) != _minor(source, operand.dimensions)
-
-
-def _minor(order: list[int] | tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
-    return next((d for d in order if sizes[d] != 1), None)
-
-
-def _starts_at_broadcast(region: Region, member: HloInstruction) -> bool:
-    """Whether a chain of unary members leads from a broadcast or iota to a member."""
-    while True:
-        (member, *others) = region.operands(member) or [member]
-        if member.opcode in ("broadcast", "iota"):
-            return True
-        is_unary = len(member.operands) == 1 and (
-            is_elementwise(member) or member.opcode == "bitcast"
-        )
-        if others or not is_unary or member not in region:
-            return False

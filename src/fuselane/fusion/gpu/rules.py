@@ -13,10 +13,10 @@ from typing import Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
 from fuselane.fusion.gpu.costs import KernelCost
-from fuselane.fusion.gpu.emitters import Emission, Emitter, choose_emitter
-from fuselane.fusion.gpu.region import Opcodes, Region, roots_of
+from fuselane.fusion.gpu.emitters import Emitter
+from fuselane.fusion.gpu.region import Opcodes, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
-from fuselane.fusion.in_place import check_in_place
+from fuselane.fusion.in_place import check_in_place, members
 from fuselane.fusion.opcodes import (
     ELEMENTWISE,
     is_effective_scalar,
@@ -55,9 +55,14 @@ def is_free_bitcast(instruction: HloInstruction) -> bool:
     return instruction.shape.element_type.bits == instruction.operands[0].shape.element_type.bits
 
 
-def is_unguarded(opcodes: Opcodes) -> bool:
-    """Whether a kernel of these opcodes shares no memory of blocks and updates no array."""
-    return opcodes.isdisjoint(_GUARDED)
+def is_plain(instruction: HloInstruction, opcodes: Opcodes) -> bool:
+    """Whether nothing but the size of kernels speaks against fusing an instruction, which computes
+    these opcodes, and another plain one."""
+    return (
+        opcodes.isdisjoint(_GUARDED)
+        and instruction.opcode != "bitcast"
+        and is_fusible_on_gpu(instruction)
+    )
 
 
 @final
@@ -69,28 +74,36 @@ class Demands:
         shared_bytes: Shared memory of a block.
         reductions: Reductions that the reduction emitter makes.
         is_significant: Whether anything in it reduces at least 16 elements to one.
-        is_reduction: Whether the kernel itself is the reduction emitter's.
     """
 
     shared_bytes: int = 0
     reductions: int = 0
     is_significant: bool = False
-    is_reduction: bool = False
+
+    def plus(self, other: Demands) -> Demands:
+        """Returns what a kernel asks for that computes all that two do."""
+        if other is NO_DEMANDS or self is NO_DEMANDS:
+            return self if other is NO_DEMANDS else other
+        return Demands(
+            self.shared_bytes + other.shared_bytes,
+            self.reductions + other.reductions,
+            self.is_significant or other.is_significant,
+        )
 
 
-_NO_DEMANDS: Final = Demands()
+NO_DEMANDS: Final = Demands()
+"""Of kernels that neither reduce nor transpose."""
 
 
-def demands_of(region: Region) -> Demands:
-    """Returns what a kernel asks for."""
-    if region.opcodes.isdisjoint(_SHARING):
-        return _NO_DEMANDS
-    heavy = [member for member in region.members() if member.opcode in _SHARING]
+def demands_of(instruction: HloInstruction, opcodes: Opcodes) -> Demands:
+    """Returns what an instruction asks for that computes these opcodes."""
+    if opcodes.isdisjoint(_SHARING):
+        return NO_DEMANDS
+    heavy = [member for member in members(instruction) if member.opcode in _SHARING]
     return Demands(
         shared_bytes=sum(map(shared_bytes, heavy)),
         reductions=sum(unnested_form(member) is not None for member in heavy),
         is_significant=any(map(_is_significant, heavy)),
-        is_reduction=choose_emitter(region).emitter is Emitter.REDUCTION,
     )
 
 
@@ -120,7 +133,7 @@ class GpuRules:
         consumer: HloInstruction,
         costs: tuple[KernelCost, KernelCost],
         demands: tuple[Demands, Demands],
-        emission: Emission,
+        emitters: tuple[Emitter, Emitter],
     ) -> FusionDecision | None:
         """Refuses what XLA:GPU does of the edges that `check_pair` allows, whatever is gained.
 
@@ -129,21 +142,20 @@ class GpuRules:
             consumer: A fusion or any other instruction.
             costs: Of the producer and of the consumer.
             demands: Of both, as well.
-            emission: How both would be made as one kernel.
+            emitters: What makes a kernel of the producer, and what would make one of both.
         """
         return (
             check_scatter(producer, consumer)
-            or _check_reductions(producer, consumer, *demands, emission)
+            or _check_reductions(producer, consumer, demands, emitters)
             or self._check_demands(*demands)
-            or self.check_operands(producer, consumer, is_vertical=True)
-            or self.check_code(producer, consumer, *costs)
+            or self.check_size(producer, consumer, *costs)
             or check_in_place(producer, consumer)
         )
 
-    def check_plain(
+    def check_size(
         self, producer: HloInstruction, consumer: HloInstruction, of: KernelCost, into: KernelCost
     ) -> FusionDecision | None:
-        """As `check`, where both sides are unguarded."""
+        """Refuses kernels that would be too large; all that `check` does where both are plain."""
         return self.check_operands(producer, consumer, is_vertical=True) or self.check_code(
             producer, consumer, of, into
         )
@@ -279,14 +291,13 @@ def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionD
 def _check_reductions(
     producer: HloInstruction,
     consumer: HloInstruction,
-    of: Demands,
-    into: Demands,
-    emission: Emission,
+    demands: tuple[Demands, Demands],
+    emitters: tuple[Emitter, Emitter],
 ) -> FusionDecision | None:
-    if of.is_significant and into.is_significant:
+    if all(each.is_significant for each in demands):
         detail = f"`{producer.name}` and `{consumer.name}` both reduce."
         return refuse(BoundaryReason.REDUCTION_INTO_REDUCTION, detail, xla="both contain a reduce")
-    if of.is_reduction and emission.emitter is Emitter.LOOP:
+    if emitters == (Emitter.REDUCTION, Emitter.LOOP):
         detail = f"The reduction `{producer.name}` would be computed by single threads."
         return refuse(BoundaryReason.REDUCTION_REUSE, detail, xla="would create a loop fusion")
     return None

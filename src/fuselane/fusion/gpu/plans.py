@@ -1,0 +1,120 @@
+"""How a GPU would run a kernel: by which of XLA's code generators, in which launch.
+
+Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_facts.md` section
+3.8.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, final
+
+from fuselane.fusion.gpu.costs import to_f32
+from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
+from fuselane.fusion.gpu.launch import HOSTILE, compute_launch
+from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.opcodes import is_elementwise
+from fuselane.gpu import GpuDescription
+from fuselane.hlo.instruction import HloInstruction
+
+_MOVES: Final = frozenset({"copy", "transpose"})
+_WATCHING: Final = _MOVES | {"dynamic-update-slice"}
+"""Opcodes for which it matters where their operand comes from."""
+
+SHAPING: Final = HEROIC | HOSTILE | _WATCHING
+"""Opcodes that may decide how the kernel that holds them is made."""
+
+_STEADY: Final = frozenset({Emitter.LOOP, Emitter.CONCATENATE, Emitter.SCATTER})
+"""Emitters that ask nothing about what a kernel reads."""
+
+
+@final
+class Plan:
+    """How a region becomes a kernel.
+
+    Attributes:
+        region: What is computed.
+        emission: By which code generator.
+        is_steady: Whether it stays as it is if a producer is computed in the region as well, unless
+            that has any of the opcodes that decide.
+        known: What `running` returned.
+    """
+
+    __slots__ = ("_sides", "emission", "is_steady", "known", "region")
+
+    def __init__(self, region: Region, sides: tuple[Plan, Plan] | None = None) -> None:
+        self.region = region
+        kept: Emission | None = _kept_emission(*sides) if sides is not None else None
+        self.emission = kept or choose_emitter(region)
+        self.is_steady = self.emission.emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
+        self._sides = sides
+        """Those of the producer and of the consumer alone, if known."""
+        self.known: Running | None = None
+
+    def running(self, gpu: GpuDescription) -> Running:
+        """Returns what its time depends on, for the GPU it is always asked about."""
+        if self.known is None:
+            launch = compute_launch(self.region, self.emission, gpu)
+            cores = min(launch.blocks, gpu.num_multiprocessors)
+            units = cores * min(launch.threads, gpu.fp32_units)
+            flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
+            self.known = Running(launch.blocks, flops_per_ns, self._is_coalesced())
+        return self.known
+
+    def _is_coalesced(self) -> bool:
+        """Whether neighbouring threads read neighbouring elements, by XLA's rule of thumb."""
+        region, emitter = self.region, self.emission.emitter
+        if emitter is not Emitter.TRANSPOSE and not region.opcodes.isdisjoint(_MOVES):
+            for member in region.members():
+                if _transposes_minor(member) and not _starts_at_broadcast(region, member):
+                    return False
+        if emitter is Emitter.REDUCTION and region.producer is not None:
+            sides = self._sides or (Plan(Region(region.producer)), Plan(Region(region.consumer)))
+            return any(side.emission.emitter is not Emitter.REDUCTION for side in sides)
+        return True
+
+
+def _kept_emission(of: Plan, into: Plan) -> Emission | None:
+    """Returns that of a reduction if it surely stays with a producer in it: what the producer
+    computes comes before the heroes, and neither hides one of them nor is another."""
+    if into.emission.emitter is not Emitter.REDUCTION or "transpose" in into.region.opcodes:
+        return None
+    return into.emission if of.region.opcodes.isdisjoint(SHAPING) else None
+
+
+@final
+class Running(NamedTuple):
+    """What the time of a kernel depends on, besides operations and bytes."""
+
+    blocks: int
+    flops_per_ns: int
+    is_coalesced: bool
+
+
+def _transposes_minor(member: HloInstruction) -> bool:
+    """Whether a member changes the dimension that varies fastest, but for those of size one."""
+    if member.opcode not in _MOVES:
+        return False
+    operand, result = member.operands[0].shape, member.shape
+    if member.opcode == "copy":
+        return _minor(operand.minor_to_major, operand.dimensions) != _minor(
+            result.minor_to_major, result.dimensions
+        )
+    source = [member.dimensions[d] for d in result.minor_to_major]
+    return _minor(operand.minor_to_major, operand.dimensions) != _minor(source, operand.dimensions)
+
+
+def _minor(order: list[int] | tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
+    return next((d for d in order if sizes[d] != 1), None)
+
+
+def _starts_at_broadcast(region: Region, member: HloInstruction) -> bool:
+    """Whether a chain of unary members leads from a broadcast or iota to a member."""
+    while True:
+        (member, *others) = region.operands(member) or [member]
+        if member.opcode in ("broadcast", "iota"):
+            return True
+        is_unary = len(member.operands) == 1 and (
+            is_elementwise(member) or member.opcode == "bitcast"
+        )
+        if others or not is_unary or member not in region:
+            return False

@@ -10,7 +10,7 @@ what is elsewhere. Were the slice to start at 0, an element would be read after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
@@ -67,6 +67,7 @@ class _Reading:
         self._value = value
         self._is_view = is_view
         self._reached: dict[HloInstruction, bool] = {}
+        self._at: dict[tuple[HloInstruction, tuple[int, ...]], bool] = {}
 
     def reaches(self, instruction: HloInstruction) -> bool:
         """Whether reading an instruction's value may be reading the value."""
@@ -78,8 +79,14 @@ class _Reading:
             self._reached[instruction] = found
         return found
 
-    def is_at(self, instruction: HloInstruction, starts: Sequence[int]) -> bool:
+    def is_at(self, instruction: HloInstruction, starts: tuple[int, ...]) -> bool:
         """Whether element i of an instruction takes of the value element `starts` + i, if any."""
+        found = self._at.get((instruction, starts))
+        if found is None:
+            found = self._at[instruction, starts] = self._find_at(instruction, starts)
+        return found
+
+    def _find_at(self, instruction: HloInstruction, starts: tuple[int, ...]) -> bool:
         if not self.reaches(instruction):
             return True
         if instruction is self._value:
@@ -88,7 +95,7 @@ class _Reading:
             return all(self.is_at(operand, starts) for operand in instruction.operands)
         if instruction.opcode != "slice" or set(instruction.slice_strides) - {1}:
             return False
-        shifted = [
+        shifted = tuple(
             start - first for start, first in zip(starts, instruction.slice_starts, strict=True)
-        ]
+        )
         return self.is_at(instruction.operands[0], shifted)

@@ -12,7 +12,7 @@ import pytest
 from fuselane.fuzz.build import Built
 from fuselane.fuzz.complexes import FUNCTIONS, parts_of_function
 from fuselane.fuzz.elementwise import RULES
-from fuselane.fuzz.generate import DTYPES, Choice, draw_program
+from fuselane.fuzz.generate import DTYPES, UNPARTITIONED, Choice, draw_program
 from fuselane.fuzz.inputs import draw_inputs
 from fuselane.fuzz.kinds import Value, is_floating
 from fuselane.fuzz.operations import OPERATIONS
@@ -43,6 +43,17 @@ def test_a_choice_is_kept() -> None:
         program = draw_program(seed, choice)
         assert {step.operation for step in all_steps(program.body)} <= {"sort", "while"}
         assert {slot.dtype for slot in program.carries + program.streams} <= {"int8", "float32"}
+
+
+def test_no_program_for_two_devices_is_refused_by_xla() -> None:
+    """What XLA does not partition is not drawn for them, unless nothing else may be."""
+    drawn = [draw_program(seed) for seed in range(0, 2400, 2)]
+    spread = {s.operation for p in drawn if p.devices > 1 for s in all_steps(p.body)}
+    assert len(spread) > 40 and not spread & UNPARTITIONED
+    assert spread | UNPARTITIONED <= {s.operation for p in drawn for s in all_steps(p.body)}
+    seed = next(program.seed for program in drawn if program.devices > 1)
+    (only,) = {s.operation for s in all_steps(draw_program(seed, Choice(("mulhi",))).body)}
+    assert only == "mulhi"
 
 
 def program_of(operation: str, variant: int, dtype: str, kind: str) -> Program:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 import fuselane
 from fuselane.backends import cpu
-from fuselane.fuzz import run, workers
+from fuselane.fuzz import campaign, run, workers
 from fuselane.fuzz.build import Judgement
 from fuselane.fuzz.campaign import Settings, run_campaign
 from fuselane.fuzz.compare import find_difference
@@ -108,6 +109,7 @@ def test_programs_in_a_chain(donated: bool) -> None:
 
 def test_what_xla_refuses_is_no_failure_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "XLA_OPTIONS", {"xla_no_such_option": True})
+    monkeypatch.setattr(run, "quick_options", lambda: run.XLA_OPTIONS)  # which keeps what it found
     (failure,) = run_programs([SMALL]).failures.values()
     assert failure.form == "xla-refuses" and failure.is_xlas
 
@@ -183,6 +185,36 @@ def test_crashes_and_hangs_are_failures(monkeypatch: pytest.MonkeyPatch) -> None
         assert not pool.run_one([SMALL]).failures
     finally:
         pool.stop()
+
+
+def test_what_xla_refuses_hides_no_other_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The programs of a module that XLA refuses run alone, also when no more are shrunk."""
+    forms = {12: "xla-refuses", 14: "differs"}
+    ran: list[int] = []
+
+    def run_one(_: workers.Workers, batch: Sequence[Program]) -> run.Outcome:
+        (program,) = batch
+        ran.append(program.seed)
+        form = forms.get(program.seed)
+        return run.Outcome(num_programs=1, failures={0: Failure(form, "alone")} if form else {})
+
+    def shrink(_: Any, batch: Sequence[Program], *__: Any) -> campaign.Finding:
+        seed = batch[0].seed
+        return campaign.Finding(seed, Failure(forms[seed], "shrunk"), None)
+
+    monkeypatch.setattr(workers.Workers, "run_one", run_one)
+    monkeypatch.setattr(campaign, "_shrink", shrink)
+    monkeypatch.setattr(campaign, "MAX_SHRUNK", 0)
+    programs = [replace(SMALL, seed=seed) for seed in range(12, 16)]
+    refused = dict.fromkeys(range(4), Failure("xla-refuses", "together"))
+    outcome = run.Outcome(num_programs=4, failures=refused)
+    results = campaign.Results(12)
+    campaign._examine(programs, outcome, results, tmp_path, lambda _: None)
+    assert ran == [12, 13, 14, 15]
+    assert [finding.seed for finding in results.xla_findings] == [12]
+    assert [finding.seed for finding in results.findings] == [14]
 
 
 def test_a_run_counts_and_reports(tmp_path: Path) -> None:

@@ -208,19 +208,34 @@ def _examine(
 ) -> None:
     """Finds out which programs of a batch fail alone, and shrinks them."""
     workers = Workers(1)
-    num_before = len(results.findings) + len(results.xla_findings)
+    num_alone = 0
     try:
         for i, failure in outcome.failures.items():
-            seed = programs[i].seed
-            say(f"seed {seed}: {failure.form}: {failure.detail}")
-            if failure.is_xlas and len(results.xla_findings) >= MAX_SHRUNK:
-                results.xla_findings.append(Finding(seed, failure, None))
-            elif workers.run_one([programs[i]]).failures:
-                _add(results, _shrink(workers, programs[i : i + 1], folder, say))
-        if num_before == len(results.findings) + len(results.xla_findings):  # it takes several
-            _add(results, _shrink(workers, programs, folder, say))
+            program = programs[i]
+            say(f"seed {program.seed}: {failure.form}: {failure.detail}")
+            alone = workers.run_one([program]).failures
+            if alone:
+                num_alone += 1
+                _add(results, _explain(workers, [program], alone[0], results, folder, say))
+        if not num_alone:  # it takes several
+            failure = next(iter(outcome.failures.values()))
+            _add(results, _explain(workers, programs, failure, results, folder, say))
     finally:
         workers.stop()
+
+
+def _explain(
+    workers: Workers,
+    programs: Sequence[Program],
+    failure: Failure,
+    results: Results,
+    folder: Path,
+    say: Say,
+) -> Finding:
+    """Returns what programs that fail become when they are shrunk; of XLA's, only the first are."""
+    if failure.is_xlas and len(results.xla_findings) >= MAX_SHRUNK:
+        return Finding(programs[0].seed, failure, None)
+    return _shrink(workers, programs, folder, say)
 
 
 def _add(results: Results, finding: Finding) -> None:

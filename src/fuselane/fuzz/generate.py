@@ -49,6 +49,8 @@ Fuselane would choose."""
 WITH_BODY: Final = frozenset({"while", "conditional"})
 KINKED: Final = frozenset({"abs", "maximum", "minimum", "clamp", "sort"})
 """Operations whose derivatives jump."""
+UNPARTITIONED: Final = frozenset({"mulhi"})
+"""Operations that XLA does not compile for several devices."""
 NUM_STEPS: Final = (1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 8, 14)
 NUM_INNER_STEPS: Final = (1, 1, 2, 3)
 
@@ -83,11 +85,12 @@ class _Draw:
         self._operations = choice.operations
         self._donated = cohort.random() < 0.2
         self._devices = MAX_DEVICES if cohort.random() < 0.06 else 1
+        if self._devices > 1:
+            self._leave_out(UNPARTITIONED)
         self._depth = 3 if self._random.random() < 0.1 else 2
         self._outer = self._random.choice(OUTER_LOOPS)
         if self._outer == "gradient":
-            smooth = tuple(name for name in choice.operations if name not in KINKED)
-            self._operations = smooth or choice.operations
+            self._leave_out(KINKED)
         self._lanes = self._random.choice(LANES)
         self._has_many_lanes = math.prod(self._lanes) > MANY_LANES
         self._weights = [WEIGHTS[name] for name in self._operations]
@@ -128,6 +131,11 @@ class _Draw:
             x64=self._x64,
             options=self._options,
         )
+
+    def _leave_out(self, names: frozenset[str]) -> None:
+        """Draws other operations than these, if there are any."""
+        others = tuple(name for name in self._operations if name not in names)
+        self._operations = others or self._operations
 
     def _body(self, count: int, depth: int) -> tuple[Step, ...]:
         return tuple(self._step(depth) for _ in range(count))

@@ -14,7 +14,7 @@ from fuselane.fuzz.complexes import FUNCTIONS, parts_of_function
 from fuselane.fuzz.elementwise import RULES
 from fuselane.fuzz.generate import DTYPES, UNPARTITIONED, Choice, draw_program
 from fuselane.fuzz.inputs import draw_inputs
-from fuselane.fuzz.kinds import Value, is_floating
+from fuselane.fuzz.kinds import MAX_PIECES, Value, is_floating, resize
 from fuselane.fuzz.operations import OPERATIONS
 from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step, all_steps
 from fuselane.fuzz.shrink import shrink, smaller
@@ -54,6 +54,16 @@ def test_no_program_for_two_devices_is_refused_by_xla() -> None:
     seed = next(program.seed for program in drawn if program.devices > 1)
     (only,) = {s.operation for s in all_steps(draw_program(seed, Choice(("mulhi",))).body)}
     assert only == "mulhi"
+
+
+@pytest.mark.parametrize("size", [3, 7, 7 * MAX_PIECES, 7 * MAX_PIECES + 1, 9001])
+def test_arrays_are_repeated_from_few_pieces(size: int) -> None:
+    """However often: XLA takes minutes over thousands of pieces."""
+    made = jax.make_jaxpr(lambda array: resize(array, (size,)))(np.arange(7))
+    pieces = [len(e.invars) for e in made.eqns if e.primitive.name == "concatenate"]
+    assert max(pieces, default=0) <= MAX_PIECES and len(made.eqns) <= 4
+    got = resize(jax.numpy.arange(7), (size,))
+    np.testing.assert_array_equal(got, np.resize(np.arange(7), size))
 
 
 def program_of(operation: str, variant: int, dtype: str, kind: str) -> Program:

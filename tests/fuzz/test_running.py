@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -185,6 +186,16 @@ def test_crashes_and_hangs_are_failures(monkeypatch: pytest.MonkeyPatch) -> None
         assert not pool.run_one([SMALL]).failures
     finally:
         pool.stop()
+
+
+def test_who_comes_second_gets_the_time_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module over which plain XLA takes four minutes takes Fuselane no less: no fault of ours."""
+    granted: list[float] = []
+    monkeypatch.setattr(workers, "_limit_cpu_time", granted.append)
+    receiver, sender = multiprocessing.Pipe()
+    workers._go_on(sender, 300.0, time.process_time() - 240.0)
+    assert receiver.recv() == workers._PAST_XLA
+    assert 540.0 <= granted[0] < 600.0
 
 
 def test_what_xla_refuses_hides_no_other_program(

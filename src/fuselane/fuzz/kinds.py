@@ -54,6 +54,10 @@ class Kind(enum.Enum):
     DONE = "done"
 
 
+MAX_PIECES: Final = 16
+"""Repeated more often than that, an array is broadcast: XLA takes minutes over thousands of pieces
+put together, and a kernel has code for each."""
+
 NEAR_ULP: Final = 16
 """How far off the exact result a near operation is at most, in distances from 1 to the next number:
 two compilers, 4 units in the last place each, of numbers up to 2."""
@@ -207,7 +211,11 @@ def resize(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     size = math.prod(shape)
     flat = lax.reshape(array, (array.size,))
     if size > array.size:
-        flat = lax.concatenate([flat] * -(-size // array.size), 0)
+        count = -(-size // array.size)
+        if count <= MAX_PIECES:
+            flat = lax.concatenate([flat] * count, 0)
+        else:
+            flat = lax.reshape(lax.broadcast(flat, (count,)), (count * array.size,))
     return lax.reshape(lax.slice_in_dim(flat, 0, size), shape)
 
 

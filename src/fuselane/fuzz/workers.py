@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import multiprocessing
@@ -19,7 +20,8 @@ from fuselane.fuzz.program import MAX_DEVICES, Program
 from fuselane.fuzz.run import Failure, Outcome, run_programs
 
 MAX_CPU_S: Final = 300.0
-"""How much processor time a batch may take; a few seconds are usual."""
+"""How much processor time plain XLA may take for a batch, and how much longer than it Fuselane may,
+which has XLA compile the rest; a few seconds are usual."""
 
 TIMEOUT_S: Final = 3600.0
 """How long a batch may take by the clock: who waits for ever uses no processor time, and who shares
@@ -167,11 +169,18 @@ def _work(connection: Connection) -> None:
         except EOFError:
             return
         _limit_cpu_time(seconds)
-        connection.send(run_programs(programs, lambda: connection.send(_PAST_XLA)))
+        after_xla = functools.partial(_go_on, connection, seconds, time.process_time())
+        connection.send(run_programs(programs, after_xla))
         num_batches += 1
         if num_batches % BATCHES_PER_CLEANING == 0:
             jax.clear_caches()
             gc.collect()
+
+
+def _go_on(connection: Connection, seconds: float, start: float) -> None:
+    """Grants what compiles programs a second time as long as plain XLA took, and `seconds` more."""
+    connection.send(_PAST_XLA)
+    _limit_cpu_time(seconds + time.process_time() - start)
 
 
 def _limit_cpu_time(seconds: float) -> None:

@@ -411,8 +411,12 @@ class HloInstruction:
 
     @property
     def comparison_type(self) -> str:
-        """FLOAT, TOTALORDER, SIGNED, UNSIGNED; empty where the element type decides."""
-        result: str = self._proto.comparison_type
+        """FLOAT, TOTALORDER, SIGNED, UNSIGNED; empty where the element type decides.
+
+        Since JAX 0.12 modules say apart from it whether the order is total.
+        """
+        is_total = self._proto.comparison_order == "TOTAL"
+        result: str = "TOTALORDER" if is_total else self._proto.comparison_type
         return result
 
     @property

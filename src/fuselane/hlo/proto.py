@@ -204,6 +204,7 @@ message HloInstructionProto {
   repeated OutputOperandAliasing output_operand_aliasing = 74;
   int32 custom_call_schedule = 76;
   int32 custom_call_api_version = 77;
+  string comparison_order = 102;
 }
 message HloComputationProto {
   string name = 1;

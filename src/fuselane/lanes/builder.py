@@ -281,10 +281,9 @@ def elementwise_attributes(instruction: HloInstruction) -> Attributes:
     """Returns what tells an elementwise instruction apart from others of its opcode."""
     match instruction.opcode:
         case "compare":
-            proto = instruction.proto
             return (
-                ("comparison_direction", proto.comparison_direction),
-                ("comparison_type", proto.comparison_type),
+                ("comparison_direction", instruction.comparison_direction),
+                ("comparison_type", instruction.comparison_type),
             )
         case "reduce-precision":
             return (

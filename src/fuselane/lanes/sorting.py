@@ -152,7 +152,7 @@ def _attributes(instruction: HloInstruction) -> tuple[object, ...]:
     proto = instruction.proto
     return (
         proto.comparison_direction,
-        proto.comparison_type,
+        instruction.comparison_type,
         proto.exponent_bits,
         proto.mantissa_bits,
     )

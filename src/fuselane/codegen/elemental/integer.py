@@ -8,6 +8,7 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.codegen.elemental.division import emit_divide, emit_remainder
+from fuselane.codegen.elemental.xla_version import XLA_IS_0_12
 from fuselane.codegen.types import (
     call_intrinsic,
     constant_value,
@@ -19,6 +20,7 @@ from fuselane.codegen.types import (
 from fuselane.hlo.shape import PrimitiveType
 
 _NUM_EXPONENT_BITS: Final = 6
+"""Of an exponent, those that count."""
 
 
 def emit_integer(
@@ -147,11 +149,14 @@ def _emit_mulhi(builder: ir.IRBuilder, is_signed: bool, lhs: ir.Value, rhs: ir.V
     return builder.trunc(builder.lshr(product, integer_constant(wide, width)), lhs.type)
 
 
-def _emit_power(builder: ir.IRBuilder, _: bool, base: ir.Value, exponent: ir.Value) -> ir.Value:
+def _emit_power(
+    builder: ir.IRBuilder, is_signed: bool, base: ir.Value, exponent: ir.Value
+) -> ir.Value:
     """Squares and multiplies, modulo the width.
 
-    As XLA:CPU does it, only the six low bits of the exponent count, and an exponent whose top bit
-    is set, be it signed or not, gives 0 unless all powers of the base are 1 or -1.
+    As XLA:CPU does it, only the six low bits of the exponent count, and a negative one gives 0
+    unless all powers of the base are 1 or -1. Since JAX 0.12 large powers of even bases are 0, as
+    they should be; before, an exponent whose top bit is set is negative, be it signed or not.
     """
     one, zero = integer_constant(base.type, 1), integer_constant(base.type, 0)
     result, square = one, base
@@ -164,6 +169,13 @@ def _emit_power(builder: ir.IRBuilder, _: bool, base: ir.Value, exponent: ir.Val
     is_unit = builder.or_(
         builder.icmp_unsigned("==", base, one), builder.icmp_unsigned("==", base, minus_one)
     )
+    if XLA_IS_0_12:
+        is_even = builder.icmp_unsigned("==", builder.and_(base, one), zero)
+        most = integer_constant(base.type, (1 << _NUM_EXPONENT_BITS) - 1)
+        is_large = builder.icmp_unsigned(">", exponent, most)
+        result = builder.select(builder.and_(is_even, is_large), zero, result)
+        if not is_signed:
+            return result
     is_defined = builder.or_(builder.icmp_signed(">=", exponent, zero), is_unit)
     return builder.select(is_defined, result, zero)
 

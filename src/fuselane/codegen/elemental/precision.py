@@ -6,6 +6,7 @@ from typing import Final
 
 from llvmlite import ir
 
+from fuselane.codegen.elemental.xla_version import XLA_IS_0_12
 from fuselane.codegen.types import integer_constant, like
 from fuselane.hlo.shape import PrimitiveType
 
@@ -27,7 +28,8 @@ def emit_reduce_precision(
     """Rounds a float to the nearest even of a format with fewer bits, kept in its own type.
 
     Numerics: exact bits as XLA's. Magnitudes past the smaller format's range become infinite, those
-    at or below its denormals zero of the same sign; NaN stays.
+    at or below its denormals zero of the same sign; NaN stays, but, since JAX 0.12, where no bits
+    of a mantissa are left to tell it from infinity.
     """
     integer = like(value, ir.IntType(element_type.bits))
     bits = builder.bitcast(value, integer) if value.type != integer else value
@@ -43,7 +45,12 @@ def emit_reduce_precision(
     if exponent_bits < source_exponent_bits:
         rounded = _limit_exponent(builder, rounded, width, source_exponent_bits, exponent_bits)
     sign = builder.and_(bits, integer_constant(integer, ~magnitude_mask))
-    result = builder.select(is_nan, bits, builder.or_(rounded, sign))
+    result = builder.or_(rounded, sign)
+    if mantissa_bits == 0 and XLA_IS_0_12:
+        infinity = builder.or_(integer_constant(integer, exponent_mask), sign)
+        result = builder.select(is_nan, infinity, result)
+    else:
+        result = builder.select(is_nan, bits, result)
     return builder.bitcast(result, value.type) if value.type != integer else result
 
 

@@ -84,6 +84,18 @@ def test_what_lanes_make_together_is_not_moved_for_each_lane() -> None:
     assert estimate_kernel_step_us(program, plan, COSTS, DEVICE) < own_us
 
 
+def test_sums_of_lanes_are_not_put_together_lane_by_lane() -> None:
+    """One of each step leaves the loop: each lane has a row of them in the program only."""
+    body = """y = f32[8192] cosine(e0)
+    s = f32[] reduce(y, f0), dimensions={0}, to_apply=add_f32
+    row = f32[1] reshape(s)
+    sums = f32[100] dynamic-update-slice(e1, row, i)"""
+    constant = "f0 = f32[] constant(0)\n"
+    shapes = ["f32[8192]", "f32[100]"]
+    summed = counting_loop(constant + body, ["y", "sums"], shapes, trip_count=100)
+    assert step_us(summed) < 1.5 * step_us(elementwise("cosine", 8192, 100))
+
+
 def test_nested_loops_count_all_their_steps() -> None:
     nested = """
     w0 = (s32[], f32[4096]) tuple(zero, e0)

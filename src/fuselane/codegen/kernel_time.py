@@ -132,6 +132,8 @@ def _gathering_cycles(program: LaneProgram, plan: Plan) -> float:
         lane, shape = element.lane_dimension, operands[element.index].shape
         if element.kind is ElementKind.STATE or element.index in plan.staged or lane is None:
             continue
+        if element.combiner:  # in memory there are sums only
+            continue
         distance = shape.strides[lane]
         if distance == 1 or (element.kind is ElementKind.INVARIANT and distance < _LONG_RUN):
             continue

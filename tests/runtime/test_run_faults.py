@@ -28,11 +28,11 @@ _SHORTAGES: Final[dict[str, tuple[str, str]]] = {
         "define internal ptr @malloc(i64 %size) noinline { ret ptr null }",
     ),
     "tasks": (
-        "%error = call ptr %schedule(ptr %args)",
+        "%error = call ptr @call_schedule(ptr %frame, ptr %args)",
         "%error = call ptr @make_error(ptr %frame, ptr @no_state)",
     ),
     "threads": (
-        "%error = call ptr %function(ptr %args)\n  %is_known",
+        "%error = call ptr @call_num_threads(ptr %frame, ptr %args)\n  %is_known",
         "%error = call ptr @make_error(ptr %frame, ptr @no_state)\n  %is_known",
     ),
 }

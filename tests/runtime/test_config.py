@@ -14,7 +14,8 @@ from fuselane.config import Options
 from fuselane.errors import OptionError
 
 
-def test_defaults_and_settings() -> None:
+def test_defaults_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FUSELANE_MIN_GAIN")
     assert config.options_from({}) == Options()
     assert config.options_from({"unroll": 2, "verify": True}) == Options(unroll=2, verify=True)
 

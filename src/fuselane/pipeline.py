@@ -27,6 +27,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
@@ -219,7 +220,14 @@ class _Loops:
 
         Returns whether any was replaced.
         """
-        stack = [self.module.entry]
+        self._visit_below([self.module.entry], is_small=False)
+        return self.has_changed
+
+    def _visit_below(self, computations: Sequence[HloComputation], *, is_small: bool) -> bool:
+        """Visits the loops of computations, and those inside them; returns whether any was
+        replaced. XLA makes small ones part of one function."""
+        has_changed = False
+        stack = list(computations)
         seen: set[HloComputation] = set()
         while stack:
             computation = stack.pop()
@@ -228,16 +236,16 @@ class _Loops:
             seen.add(computation)
             for instruction in self._in_order(computation):
                 if self.is_out_of_time:
-                    return self.has_changed
+                    return has_changed
                 if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
                     continue
                 if is_reference(instruction):
                     continue
-                if self._visit(instruction):
-                    self.has_changed = True
+                if self._visit(instruction, is_small=is_small):
+                    has_changed = self.has_changed = True
                 elif not is_small_call(instruction):
                     stack.extend(c for c in instruction.called_computations if c not in seen)
-        return self.has_changed
+        return has_changed
 
     def _in_order(self, computation: HloComputation) -> list[HloInstruction]:
         """Returns a computation's instructions; loops first that may compute what others stack."""
@@ -249,14 +257,17 @@ class _Loops:
         self.residuals.update(found)
         return [*found, *(i for i in computation.instructions if i not in found)]
 
-    def _visit(self, instruction: HloInstruction) -> bool:
-        """Replaces a loop, or a call that is one, if it can run as a kernel; returns whether."""
+    def _visit(self, instruction: HloInstruction, *, is_small: bool) -> bool:
+        """Replaces a loop, or a call that is one, if it can run as a kernel, and else the loops in
+        such a call; returns whether any was replaced."""
         if instruction.opcode == "while":
-            return self._replace_any(instruction, is_small=False)
+            return self._replace_any(instruction, is_small=is_small)
         loop = take_out_loop(instruction) if is_small_call(instruction) else None
         if loop is None:
             return False
-        is_replaced = self._replace_any(loop, is_small=True)
+        is_replaced = self._replace_any(loop, is_small=True) or self._visit_below(
+            loop.called_computations, is_small=True
+        )
         if not is_replaced:
             put_back_loop(instruction, loop)
         elif instruction.computation is not None:

@@ -21,6 +21,9 @@ from tests.differential.values import (
     without_denormals,
 )
 
+_CBRT_ULP: Final = 6 if jax.__version_info__ < (0, 12) else 120
+"""XLA of JAX 0.12 takes powers, as its older emitters did: off by up to the error of a third."""
+
 EXACT_UNARY: Final[dict[str, Program]] = {
     "abs": lax.abs,
     "ceil": lax.ceil,
@@ -48,7 +51,7 @@ EXACT_UNARY: Final[dict[str, Program]] = {
 }
 # Our bound plus what XLA's own approximation adds to it.
 APPROXIMATE_UNARY: Final[dict[str, tuple[Program, int]]] = {
-    "cbrt": (lax.cbrt, 6),
+    "cbrt": (lax.cbrt, _CBRT_ULP),
     "cos": (lax.cos, 6),
     "erf": (lax.erf, 8),
     "exp": (lax.exp, 6),

@@ -21,7 +21,7 @@ def grow(x: jax.Array) -> jax.Array:
 def test_capture_leaves_fuselane_out() -> None:
     """However many programs were compiled before: XLA's passes for hooks may be numbered."""
     x = jnp.arange(1000, dtype=jnp.int32)
-    with fuselane.enabled():
+    with fuselane.enabled(min_gain=0):
         for _ in range(3):
             jax.jit(lambda y: y + 1)(x)
         (module,) = capture(lower(jax.jit(grow), "cpu", x))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -235,7 +235,7 @@ class _Clock:
         # A library computes each array once.
         whole = {inner: float(_result_elements(inner)) for inner in body.instructions}
         runs = whole if self.is_library_code else count_runs(body)
-        raced = frozenset[HloInstruction]() if self.is_library_code else _find_raced(body)
+        raced = frozenset[HloInstruction]() if self.is_library_code else _find_raced(runs)
         time = 0.0
         for inner, times in runs.items():
             self.is_scalar_code = inner in raced
@@ -335,16 +335,19 @@ def _row_length(reduction: HloInstruction) -> float:
 
 def _is_race(instruction: HloInstruction) -> bool:
     """Whether an instruction is a long reduction of several operands."""
-    is_variadic = instruction.opcode == "reduce" and len(instruction.operands) > 2
+    is_variadic = instruction.opcode == "reduce" and instruction.shape.is_tuple
     return is_variadic and _row_length(instruction) > _LONG_RACE
 
 
-def _find_raced(fusion: HloComputation) -> frozenset[HloInstruction]:
-    """Returns what a fusion computes inside the scalar loops of long arg-maxima and the like."""
+def _find_raced(members: Iterable[HloInstruction]) -> frozenset[HloInstruction]:
+    """Returns what a fusion computes inside the scalar loops of long arg-maxima and the like.
+
+    Args:
+        members: Those of the fusion, users first.
+    """
     raced: set[HloInstruction] = set()
-    for instruction in reversed(fusion.post_order()):
-        users = instruction.users
-        if any(user in raced or _is_race(user) for user in users):
+    for instruction in members:
+        if any(user in raced or _is_race(user) for user in instruction.users):
             raced.add(instruction)
     return frozenset(raced)
 
@@ -430,7 +433,7 @@ def _result_elements(instruction: HloInstruction) -> int:
 
 def count_runs(computation: HloComputation) -> Mapping[HloInstruction, float]:
     """Returns how many elements of each instruction of a fusion are computed, again and again if
-    need be.
+    need be; users first.
 
     An element is shared by users that need it at the same place (elementwise ones), and computed
     once more by each that needs it elsewhere. What is broadcast along minor dimensions is computed

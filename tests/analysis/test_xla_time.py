@@ -69,7 +69,7 @@ def test_a_librarys_sine_costs_what_its_exponential_does() -> None:
     assert fused("kLoop", "sine") > 3 * fused("kCustom", "sine")
 
 
-ARG_MAXIMUM: Final = """
+LARGER: Final = """
 larger {
   a = f32[] parameter(0)
   j = s32[] parameter(1)
@@ -80,6 +80,10 @@ larger {
   index = s32[] select(first, j, k)
   ROOT both = (f32[], s32[]) tuple(value, index)
 }
+"""
+ARG_MAXIMUM: Final = (
+    LARGER
+    + """
 f {
   q = f32[%(length)d,64] parameter(0)
   y = f32[%(length)d,64] %(opcode)s(q)
@@ -90,6 +94,7 @@ f {
   ROOT r = s32[64] get-tuple-element(best), index=1
 }
 """
+)
 
 
 @pytest.mark.parametrize(("length", "is_long"), [(16, False), (17, True)])
@@ -247,18 +252,7 @@ def _largest(size: int) -> HloModule:
       v = f32[64] get-tuple-element(r), index=0
       v_all = f32[64,{size}] broadcast(v), dimensions={{0}}
       y = f32[64,{size}] subtract(e0, v_all)"""
-    larger = """
-    larger {
-      a = f32[] parameter(0)
-      i = s32[] parameter(1)
-      b = f32[] parameter(2)
-      j = s32[] parameter(3)
-      is_first = pred[] compare(a, b), direction=GE
-      v = f32[] select(is_first, a, b)
-      k = s32[] select(is_first, i, j)
-      ROOT t = (f32[], s32[]) tuple(v, k)
-    }"""
-    return counting_loop(body, ["y"], [f"f32[64,{size}]"], more=larger)
+    return counting_loop(body, ["y"], [f"f32[64,{size}]"], more=LARGER)
 
 
 def test_short_reductions_of_pairs_are_vectors() -> None:

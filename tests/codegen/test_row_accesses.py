@@ -52,6 +52,20 @@ def read_by_rows(trip_count: int) -> HloModule:
     return counting_loop(body, ["y", "e1"], [row, table], trip_count=trip_count)
 
 
+def read_in_neighbouring_steps(trip_count: int) -> HloModule:
+    """Returns a loop that reads of each lane's rows one in a step, and the next one too."""
+    row, table = "f32[64,8]", f"f32[{trip_count},64,8]"
+    body = f"""
+      next_i = s32[] add(i, one)
+      s = f32[1,64,8] dynamic-slice(e1, i, zero, zero), dynamic_slice_sizes={{1,64,8}}
+      t = f32[1,64,8] dynamic-slice(e1, next_i, zero, zero), dynamic_slice_sizes={{1,64,8}}
+      v = {row} reshape(s)
+      w = {row} reshape(t)
+      d = {row} subtract(w, v)
+      y = {row} add(e0, d)"""
+    return counting_loop(body, ["y", "e1"], [row, table], trip_count=trip_count)
+
+
 @layouts
 def test_weights_of_each_lanes_own(lanes: int, options: Settings) -> None:
     module = own_weights(lanes, 17, trip_count=3)
@@ -103,9 +117,10 @@ def test_there_is_room_for_so_much() -> None:
         own_weights(64, 16, minor="0,2,1"),
         own_weights(64, 2),
         read_by_rows(50),
+        read_in_neighbouring_steps(50),
         own_weights(64, 200),
     ],
-    ids=["read_once", "lanes_are_neighbours", "too_short_rows", "in_parts", "too_large"],
+    ids=["read_once", "lanes_are_neighbours", "too_short_rows", "in_parts", "twice", "too_large"],
 )
 def test_what_is_left_where_it_is(module: HloModule) -> None:
     assert not make_plan(form_program(module), Options(), DEVICE).staged

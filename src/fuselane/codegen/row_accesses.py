@@ -18,8 +18,10 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram
 
-_MIN_READS: Final = 2
-"""How often a loop has to read each element of what is turned round for it."""
+_MIN_READS: Final = 4
+"""How often a loop has to read each element of what is turned round for it. A square transposed in
+registers costs about four operations per vector, one kept turned round a store and a load each time
+and room in the caches, for which tiles get smaller."""
 
 _TAKING: Final = frozenset({"dynamic-slice", "gather", "slice"})
 _ROW_BYTES: Final = 32

@@ -277,7 +277,13 @@ def _are_rows(
 def _row(
     builder: ComputationBuilder, stack: HloInstruction, like: HloInstruction
 ) -> HloInstruction:
-    """Returns the row of a stack at the same place as a row of another one."""
+    """Returns the row of a stack at the same place as a row of another one: what is read there
+    already, if anything is."""
+    for reader in stack.users:
+        if reader.opcode == "dynamic-slice" and reader.operands[0] is stack:
+            is_there = reader.operands[1:] == like.operands[1:]
+            if is_there and reader.dynamic_slice_sizes == like.dynamic_slice_sizes:
+                return reader
     shape = array_shape(stack.shape.element_type, like.shape.dimensions)
     attributes = (("dynamic_slice_sizes", like.dynamic_slice_sizes),)
     operands = (stack, *like.operands[1:])

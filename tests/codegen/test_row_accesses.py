@@ -54,14 +54,14 @@ def read_by_rows(trip_count: int) -> HloModule:
 
 def read_in_neighbouring_steps(trip_count: int) -> HloModule:
     """Returns a loop that reads of each lane's rows one in a step, and the next one too."""
-    row, table = "f32[64,8]", f"f32[{trip_count},64,8]"
+    row, table = "f32[64]", f"f32[{trip_count},64,8]"
     body = f"""
       next_i = s32[] add(i, one)
       s = f32[1,64,8] dynamic-slice(e1, i, zero, zero), dynamic_slice_sizes={{1,64,8}}
       t = f32[1,64,8] dynamic-slice(e1, next_i, zero, zero), dynamic_slice_sizes={{1,64,8}}
-      v = {row} reshape(s)
-      w = {row} reshape(t)
-      d = {row} subtract(w, v)
+      v = f32[64,8] reshape(s)
+      w = f32[64,8] reshape(t)
+      d = {row} dot(w, v), {_DOT}
       y = {row} add(e0, d)"""
     return counting_loop(body, ["y", "e1"], [row, table], trip_count=trip_count)
 

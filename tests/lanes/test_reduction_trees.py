@@ -44,6 +44,8 @@ def reductions(type_: str, combiner: str, start: str, between: str) -> list[HloI
         ("u32", "minimum", "4294967295"),
         ("f32", "maximum", "-inf"),
         ("bf16", "minimum", "inf"),
+        ("f32", "add", "0"),
+        ("f64", "multiply", "1"),
     ],
 )
 def test_stages_in_any_order_become_one(type_: str, combiner: str, start: str) -> None:
@@ -55,13 +57,14 @@ def test_stages_in_any_order_become_one(type_: str, combiner: str, start: str) -
 @pytest.mark.parametrize(
     ("type_", "combiner", "start", "between"),
     [
-        ("f32", "add", "0", "0"),
-        ("f64", "multiply", "1", "1"),
+        ("f32", "add", "5", "5"),
+        ("bf16", "add", "0", "0"),
+        ("f16", "multiply", "1", "1"),
         ("s32", "add", "5", "5"),
         ("s32", "maximum", "-2147483648", "0"),
         ("f32", "maximum", "0", "0"),
     ],
-    ids=["sum", "product", "sum from 5", "largest from 0 between", "largest from 0"],
+    ids=["sum", "halves' sum", "product", "integers' sum", "largest from 0 between", "largest from 0"],
 )
 def test_stages_whose_order_or_start_matters_stay(
     type_: str, combiner: str, start: str, between: str

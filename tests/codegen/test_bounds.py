@@ -188,13 +188,13 @@ def test_kernels_run_guarded(lanes: int, options: dict[str, Any]) -> None:
 
 def test_a_wrong_address_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """An emitter that is off by one element is found out, by name of the loop."""
-    address_of = Memory._address
+    address_of = Memory.address
 
     def wrong(self: Memory, *where: Any) -> ir.Value:
         pointer = address_of(self, *where)
         return memory.element_pointer(where[0].builder, pointer, i64(1), self.shape.element_type)
 
-    monkeypatch.setattr(Memory, "_address", wrong)
+    monkeypatch.setattr(Memory, "address", wrong)
     compiled = compile_loop(_loop(64), bounds_checks=True)
     arguments = some([64, 5]), some([64], np.int32)
     words = _dying_words(lambda: compiled.run(*arguments))

@@ -64,7 +64,14 @@ def test_stages_in_any_order_become_one(type_: str, combiner: str, start: str) -
         ("s32", "maximum", "-2147483648", "0"),
         ("f32", "maximum", "0", "0"),
     ],
-    ids=["sum", "halves' sum", "product", "integers' sum", "largest from 0 between", "largest from 0"],
+    ids=[
+        "sum",
+        "halves' sum",
+        "product",
+        "integers' sum",
+        "largest from 0 between",
+        "largest from 0",
+    ],
 )
 def test_stages_whose_order_or_start_matters_stay(
     type_: str, combiner: str, start: str, between: str

@@ -252,20 +252,20 @@ class Memory(Array):
         if any(map(indexing.varies, index)):
             return gather(builder, self._addresses(place, index), element, place.block)
         if self.lane is None:
-            return load(builder, self._address(place, index), element)
+            return load(builder, self.address(place, index), element)
         if self.written is not Written.ANY_TIME and self.run(place.block) > 1:
             number = self.place_in_run(index)
             if number is not None:
                 return self._load_run(place, index)[number]
         stride = self.strides[self.lane]
-        pointer = self._address(place, index)
+        pointer = self.address(place, index)
         return load_lanes(
             builder, pointer, element, stride, place.block, invariant=self._is_invariant
         )
 
     def put_run(self, place: Place, index: Element, values: Sequence[ir.Value]) -> None:
         """Stores a whole run of every lane; `index` is that of its first element."""
-        pointer = self._address(place, index)
+        pointer = self.address(place, index)
         wide = [widen(place, value) for value in values]
         builder, element, warp = place.builder, self.shape.element_type, place.block.warp
         if self.is_staged and warp is not None:
@@ -287,7 +287,7 @@ class Memory(Array):
         key = (id(indexing.known_values(place.builder.block)), id(place.block.offset), known)
         found = self.loaded.get(key)
         if found is None:
-            found = self.loaded[key] = self._load(place, self._address(place, first), stride)
+            found = self.loaded[key] = self._load(place, self.address(place, first), stride)
         return found
 
     def _load(self, place: Place, pointer: ir.Value, length: int) -> list[ir.Value]:
@@ -312,10 +312,10 @@ class Memory(Array):
         if self.lane is None:
             is_certain = place.block.is_surely_first
             with nullcontext() if is_certain else builder.if_then(place.block.is_first):
-                store(builder, value, self._address(place, index), element)
+                store(builder, value, self.address(place, index), element)
             return
         stride = self.strides[self.lane]
-        pointer = self._address(place, index)
+        pointer = self.address(place, index)
         store_lanes(builder, widen(place, value), pointer, element, stride, place.block)
 
     def _addresses(self, place: Place, index: Element) -> Addresses:
@@ -330,7 +330,7 @@ class Memory(Array):
             if self.shape.num_elements > indexing.MAX_I32:
                 at = indexing.widened(builder, at)
             offsets = indexing.add(builder, offsets, indexing.multiply(builder, at, stride))
-        return Addresses(base=self._address(place, shared), offsets=offsets)
+        return Addresses(base=self.address(place, shared), offsets=offsets)
 
     def _terms(self, place: Place, index: Element) -> list[tuple[Index, int]]:
         """Returns the positions and strides whose products add up to an index's offset.
@@ -355,7 +355,8 @@ class Memory(Array):
             last = axis
         return [*terms, (known, 1)]
 
-    def _address(self, place: Place, index: Element) -> ir.Value:
+    def address(self, place: Place, index: Element) -> ir.Value:
+        """Returns where an element is, that of the block's first lane."""
         builder = place.builder
         offset: Index = 0
         for at, stride in self._terms(place, index):
@@ -384,7 +385,7 @@ class Scratch(Array):
                 place.builder, self._addresses(place, index), self.shape.element_type, place.block
             )
         width = 1 if self.lane is None else place.block.width
-        return load(place.builder, self._address(place, index), self.shape.element_type, width)
+        return load(place.builder, self.address(place, index), self.shape.element_type, width)
 
     def put(self, place: Place, index: Element, value: ir.Value) -> None:
         """Stores an element."""
@@ -393,7 +394,7 @@ class Scratch(Array):
             scatter_lanes(place, value, addresses, self.shape.element_type)
             return
         whole = value if self.lane is None else widen(place, value)
-        store(place.builder, whole, self._address(place, index), self.shape.element_type)
+        store(place.builder, whole, self.address(place, index), self.shape.element_type)
 
     def _addresses(self, place: Place, index: Element) -> Addresses:
         """Returns where the element of each lane is."""
@@ -406,7 +407,8 @@ class Scratch(Array):
         base = element_pointer(builder, self.pointer, start, self.shape.element_type)
         return Addresses(base=base, offsets=offsets)
 
-    def _address(self, place: Place, index: Element) -> ir.Value:
+    def address(self, place: Place, index: Element) -> ir.Value:
+        """Returns where an element is, that of the block's first lane."""
         builder = place.builder
         position = indexing.flatten(builder, indexing.without_lane(index), self.dimensions)
         offset = indexing.multiply(builder, position, self.pitch)

@@ -10,7 +10,7 @@
             d[lane, j0] = s0; ..
 
 A dot per lane (both operands have lanes, along a batch dimension) is the same with two vectors to
-multiply. Small ones are unrolled altogether.
+multiply. Small ones are unrolled altogether. What all lanes share goes by `codegen.wide_dots`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from llvmlite import ir
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Literal, Memory, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.dot_shape import Block, DotShape, Run, split
+from fuselane.codegen.dot_sums import emit_sums
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index
-from fuselane.codegen.loops import emit_counted_loop
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.types import call_intrinsic, constant
+from fuselane.codegen.wide_dots import choose_side, dense_array, emit_wide_dot
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 
@@ -55,8 +56,9 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
     """Emits a dot; its result is in registers if it is small, else in scratch.
 
     Numerics: sums start from zero and go by increasing index, long ones perhaps in up to four
-        interleaved parts; multiplications and additions are fused where the machine can. Sums of
-        F16 and BF16 are kept in F32 and rounded once; integers wrap.
+        interleaved parts, those of what all lanes share in more; multiplications and additions are
+        fused where the machine can. Sums of F16 and BF16 are kept in F32 and rounded once; integers
+        wrap.
     """
     dot = _Dot.of(emitter, instruction)
     shape = dot.shape
@@ -64,8 +66,14 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
     if not is_looped and shape.num_outputs <= emitter.max_unrolled:
         emitter.values[instruction] = dot.with_operands(_materialized).unrolled()
         return
-    block = shape.choose_block(emitter.vectors_in_registers)
+    side = choose_side(instruction, shape) if emitter.shared_bits else None
+    if side is not None:
+        dense = dot.with_operands(dense_array)
+        operands = dense.left, dense.right
+        emitter.values[instruction] = emit_wide_dot(emitter, instruction, operands, side)
+        return
     looped = dot.with_operands(_addressable)
+    block = shape.choose_block(emitter.vectors_in_registers)
     if shape.num_outputs <= block.outputs:
         emitter.values[instruction] = looped.in_registers(block)
         return
@@ -205,32 +213,15 @@ class _Dot:
             block: Its size.
             step: Products of one output in one iteration of the loop.
         """
-        builder = self.emitter.builder
-        total, outputs = self.shape.contracting.size, block.outputs
-        parts = self._partial_sums(outputs, step)
-
-        def advance(position: Index, count: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
-            following = list(sums)
-            for offset in range(count):
-                k = indexing.add(builder, position, offset)
-                part = slice(offset % parts * outputs, (offset % parts + 1) * outputs)
-                following[part] = self._add_products(start, block, k, following[part])
-            return following
-
-        sums = [self._zero()] * (outputs * parts)
-        if total <= 2 * step:
-            sums = advance(0, total, sums)
-        else:
-            rounds, rest = divmod(total, step)
-            sums = emit_counted_loop(
-                builder,
-                rounds,
-                sums,
-                lambda t, values: advance(indexing.multiply(builder, t, step), step, values),
-                name="dot",
-            )
-            sums = advance(rounds * step, rest, sums)
-        return [self._finish(sums[number::outputs]) for number in range(outputs)]
+        sums = emit_sums(
+            self.emitter.builder,
+            [self._zero()] * block.outputs,
+            self.shape.contracting.size,
+            lambda k, sums: self._add_products(start, block, k, sums),
+            step=step,
+            parts=self._partial_sums(block.outputs, step),
+        )
+        return [self._finish(parts) for parts in sums]
 
     def _partial_sums(self, outputs: int, step: int) -> int:
         """Returns in how many parts to sum: few long sums would wait for each addition."""

@@ -65,6 +65,7 @@ class Emitter:
     place: Where: builder, lane block, own arrays.
     max_unrolled: The most elements per lane that are kept in registers.
     vectors_in_registers: How many vectors of lanes the machine's registers hold.
+    shared_bits: Of vectors along what all lanes share; 0 where there are none.
     values: What each instruction emitted so far stands for; lists are tuples.
     schedules: The orders of emission worked out so far.
     carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
@@ -78,6 +79,7 @@ class Emitter:
     place: Place
     max_unrolled: int
     vectors_in_registers: int
+    shared_bits: int = 0
     values: dict[HloInstruction, Binding] = field(default_factory=dict)
     schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
     carried: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Emitter:
             place=replace(self.place, block=block),
             max_unrolled=self.max_unrolled,
             vectors_in_registers=self.vectors_in_registers,
+            shared_bits=self.shared_bits,
             values=dict(self.values),
             schedules=self.schedules,
             carried=self.carried,

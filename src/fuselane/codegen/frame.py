@@ -175,6 +175,7 @@ class Frame:
             place=place,
             max_unrolled=self.plan.max_unrolled,
             vectors_in_registers=self.plan.vectors_in_registers,
+            shared_bits=self.plan.shared_bits,
         )
         overwritten = set(self._initial_states())
         for parameter, pointer in zip(self.program.inputs, self.inputs, strict=True):

@@ -23,6 +23,9 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 
+SHARED_BITS: Final = 256
+"""Of vectors along what all lanes share, whatever the machine: LLVM makes two of one if need be."""
+
 _MAX_UNROLLED: Final = 32
 _MAX_UNROLLED_SCALARS: Final = 16
 _MAX_EMITTED: Final = 6_000
@@ -116,6 +119,11 @@ class Plan:
     is_interleaved: bool = False
     staged: frozenset[int] = frozenset()
     gpu: GpuLayout | None = None
+
+    @property
+    def shared_bits(self) -> int:
+        """Bits of vectors along what all lanes share; a GPU's threads have none."""
+        return 0 if self.gpu else SHARED_BITS
 
     @property
     def tile_lanes(self) -> int:

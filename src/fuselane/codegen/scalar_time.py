@@ -13,9 +13,11 @@ from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen.dot_shape import DotShape
 from fuselane.codegen.dots import is_looped_dot
-from fuselane.codegen.plan import Plan
+from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.schedule import inner_runs, needs_lanes
+from fuselane.codegen.wide_dots import choose_side, count_wide_work
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -40,7 +42,6 @@ _IN_MEMORY: Final = 5.0
 """Scalar operations that one on an element of an array in memory takes, with its loads and indices:
 measured on the shared work of a backward solve of diffrax's."""
 
-_VECTOR_BITS: Final = 256
 _ROW_END: Final = 24.0
 """Rows of so many elements take vectors twice as long, for what is left over at their ends."""
 
@@ -49,8 +50,13 @@ _SUM: Final = 0.35
 """Scalar operations that a product of a dot, and an element of a long sum, take."""
 
 _LOOSE: Final = 1.5
-"""The same of a product of a matrix without lanes, whose sums LLVM finds few vectors in: measured,
-0.6 ns for 16 rows and columns, 0.8 for 32."""
+"""The same of a product of a matrix without lanes, of which there are no vectors."""
+
+_WIDE: Final = 1.5
+"""Vector operations that one product of vectors takes, with its loads: measured, 0.2 ns."""
+
+_FEW_PRODUCTS: Final = 60.0
+"""Vector operations that a dot of vectors takes beside its products."""
 
 _LATENCY: Final = 4.0
 _FUNCTION_LATENCY: Final = 2.5
@@ -73,7 +79,7 @@ def estimate_shared_us(
     shared = [i for i in computation.instructions if has_work(i) and not needs_lanes(i, program)]
     branching = {i.shape.dimensions for i in shared if i.opcode in _BRANCHING}
     work = sum(_work_us(i, program, plan, costs, branching) for i in shared)
-    waiting = 0.0 if program.has_lanes else _waiting_us(shared, plan, costs)
+    waiting = 0.0 if program.has_lanes else _waiting_us(shared, program, plan, costs)
     nested = sum(
         times * estimate_shared_us(program, plan, inner, costs)
         for instruction in computation.instructions
@@ -112,6 +118,9 @@ def _work_us(
             is_long = instruction.operands[0].shape.num_elements > plan.max_unrolled
             return operations * costs.kernel_scalar_us * (_SUM if is_long else 1.0)
         case "dot":
+            wide = _count_wide(instruction, program, plan)
+            if wide is not None:
+                return (_WIDE * wide[0] + _FEW_PRODUCTS) * costs.kernel_operation_us
             is_scalar = not program.has_lanes and is_looped_dot(instruction, program)
             return operations * costs.kernel_scalar_us * (_LOOSE if is_scalar else _PRODUCT)
         case "sort":
@@ -123,28 +132,47 @@ def _work_us(
         return operations * one * in_memory
     if shape.dimensions in branching:
         return operations * max(costs.kernel_scalar_us, operation_us(instruction, costs))
-    share = 2 * shape.element_type.bits / _VECTOR_BITS
+    share = 2 * shape.element_type.bits / SHARED_BITS
     if shape.num_elements > plan.max_unrolled:
         share *= 1 + _ROW_END / shape.dimensions[-1]
     return operations * share * operation_us(instruction, costs)
 
 
-def _waiting_us(instructions: Iterable[HloInstruction], plan: Plan, costs: MachineCosts) -> float:
+def _waiting_us(
+    instructions: Iterable[HloInstruction], program: LaneProgram, plan: Plan, costs: MachineCosts
+) -> float:
     """Returns the longest chain of operations that wait for each other."""
     done: dict[HloInstruction, float] = {}
     for instruction in instructions:
         start = max((done.get(operand, 0.0) for operand in instruction.operands), default=0.0)
-        done[instruction] = start + _latency_us(instruction, plan, costs)
+        done[instruction] = start + _latency_us(instruction, program, plan, costs)
     return max(done.values(), default=0.0)
 
 
-def _latency_us(instruction: HloInstruction, plan: Plan, costs: MachineCosts) -> float:
+def _count_wide(
+    dot: HloInstruction, program: LaneProgram, plan: Plan
+) -> tuple[float, float] | None:
+    """Returns what `count_wide_work` says of a dot of vectors, None if it is none."""
+    if not plan.shared_bits or not is_looped_dot(dot, program):
+        return None
+    shape = DotShape.of(dot, program)
+    side = choose_side(dot, shape)
+    width = plan.shared_bits // dot.shape.element_type.bits
+    return None if side is None else count_wide_work(shape, side, width)
+
+
+def _latency_us(
+    instruction: HloInstruction, program: LaneProgram, plan: Plan, costs: MachineCosts
+) -> float:
     one = _LATENCY * costs.kernel_scalar_us
     match instruction.opcode:
         case "reduce":
             size = instruction.operands[0].shape.num_elements
             return one * math.log2(size + 1) if size <= plan.max_unrolled else 0.0
         case "dot":
+            wide = _count_wide(instruction, program, plan)
+            if wide is not None:
+                return one * wide[1]
             size = DotDimensions.of(instruction).contracted_size(instruction)
             return one * math.log2(size + 1)
         case "sort":

@@ -38,9 +38,9 @@ _BRANCHING: Final = frozenset(
 """Opcodes whose code branches to rare cases, of which LLVM makes no vectors: nor of what else is
 computed for each element of such an array."""
 
-_IN_MEMORY: Final = 5.0
-"""Scalar operations that one on an element of an array in memory takes, with its loads and indices:
-measured on the shared work of a backward solve of diffrax's."""
+_IN_MEMORY: Final = 4.0
+"""Scalar operations that loads, stores and indices take of what is done to an element of an array
+in memory: measured on the shared work of a backward solve of diffrax's."""
 
 _ROW_END: Final = 24.0
 """Rows of so many elements take vectors twice as long, for what is left over at their ends."""
@@ -127,9 +127,9 @@ def _work_us(
             return operations * costs.kernel_scalar_us
     shape = instruction.shape
     if shape.num_elements < _INDEPENDENT or program.has_lanes:
-        in_memory = _IN_MEMORY if shape.num_elements > plan.max_unrolled else 1.0
-        one = max(costs.kernel_scalar_us, operation_us(instruction, costs))
-        return operations * one * in_memory
+        if operations and shape.num_elements > plan.max_unrolled:
+            operations += _IN_MEMORY * shape.num_elements
+        return operations * max(costs.kernel_scalar_us, operation_us(instruction, costs))
     if shape.dimensions in branching:
         return operations * max(costs.kernel_scalar_us, operation_us(instruction, costs))
     share = 2 * shape.element_type.bits / SHARED_BITS

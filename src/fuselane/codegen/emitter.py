@@ -14,7 +14,6 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen import folding
 from fuselane.codegen.arrays import (
     Array,
@@ -30,14 +29,13 @@ from fuselane.codegen.arrays import (
 from fuselane.codegen.contraction import contract
 from fuselane.codegen.cuts import cuts_of
 from fuselane.codegen.elemental import emit_elemental
-from fuselane.codegen.in_place import reads_in_place
 from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, parts_of
-from fuselane.codegen.sweeps import MOVEMENT
 from fuselane.codegen.types import is_vector
+from fuselane.codegen.views import is_view, stays_view
 from fuselane.codegen.windows import store_window
 from fuselane.errors import CodegenError
 from fuselane.hlo.computation import HloComputation
@@ -47,11 +45,6 @@ from fuselane.lanes.program import LaneLoop, LaneProgram
 Binding = Array | list[Array]
 Elemental = Callable[[Element], ir.Value]
 
-_CHEAP_TO_REPEAT = frozenset(
-    {"broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concatenate", "iota"}
-)
-_READ_ONCE = ELEMENTWISE_OPCODES | {"reduce", "reshape", "transpose", "reverse", "slice"}
-_ALIASES = MOVEMENT | {"tuple", "while", "conditional", "get-tuple-element"}
 MAX_SELECTED: Final = 8
 """Elements in registers of which one may be selected by an index known only at run time."""
 
@@ -199,35 +192,11 @@ class Emitter:
 
     def stays_view(self, instruction: HloInstruction) -> bool:
         """Returns whether an instruction with too many elements for registers is never stored."""
-        if instruction.opcode == "dynamic-slice":
-            # What is updated in place has to be read before the update, not whenever it is needed.
-            return instruction.operands[0] not in self.program.mutable
-        if instruction.opcode == "gather" and instruction.operands[0] in self.program.mutable:
-            return False
-        readers = instruction.users
-        if instruction.opcode in _CHEAP_TO_REPEAT:
-            return True
-        if self.lane(instruction) is None and all(r in self.panels for r in readers):
-            return True
-        if len(readers) != 1 or readers[0].operands.count(instruction) != 1:
-            return False
-        match readers[0].opcode:
-            case "dynamic-slice":
-                return True
-            case "dynamic-update-slice":
-                # What changes while it is stored has to be worked out before.
-                target, update, *_ = readers[0].operands
-                return update is instruction and reads_in_place(
-                    readers[0], target, lambda i: i is update or self.is_view(i)
-                )
-        return readers[0].opcode in _READ_ONCE
+        return stays_view(instruction, self.program, self.max_unrolled, self.panels)
 
     def is_view(self, instruction: HloInstruction) -> bool:
         """Whether reading an instruction's value may be reading its operands."""
-        if instruction.opcode in _ALIASES:
-            return True
-        size = residual_size(instruction.shape.dimensions, self.lane(instruction))
-        return size > self.max_unrolled and self.stays_view(instruction)
+        return is_view(instruction, self.program, self.max_unrolled, self.panels)
 
     def materialize(self, array: Array, *, own: bool = False) -> Array:
         """Returns the array with every element computed: in registers if few, else in scratch.

@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.vector_timing import NOTHING, PRODUCT, Timing, timing_of
+from fuselane.codegen.views import is_view
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -259,17 +261,36 @@ class VectorBlock:
             return _Operation(
                 timing=timing, reads=reads, size=size, instructions=instructions, products=count
             )
+        is_looped = size == 0 and opcode not in ("dynamic-slice", "dynamic-update-slice")
+        stored = 0.0 if is_looped and self._is_view(instruction) else 1.0
+        loaded = sum(map(self._loads, dict.fromkeys(instruction.operands)))
         is_byte = instruction.shape.is_array and instruction.shape.element_type.bits <= _BYTE_BITS
         loop = (_BYTE if is_byte else _ELEMENT) * count
-        is_looped = size == 0 and opcode not in ("dynamic-slice", "dynamic-update-slice")
         return _Operation(
             timing=timing,
             reads=reads,
             size=size,
             instructions=instructions,
-            moved=(1 + len(reads)) * count if is_looped else 0.0,
-            looping=loop if is_looped else 0.0,
+            moved=(stored + loaded) * count if is_looped else 0.0,
+            looping=stored * loop if is_looped else 0.0,
         )
+
+    def _is_view(self, instruction: HloInstruction) -> bool:
+        return is_view(instruction, self._program, self._unit.max_unrolled)
+
+    def _loads(self, value: HloInstruction) -> int:
+        """Returns how many elements of arrays in memory are loaded for one of a value, beside what
+        is counted with what computes it."""
+        lane = self._program.lane_dimensions.get(value)
+        if not value.shape.is_array or not value.shape.dimensions:
+            return 0
+        if residual_size(value.shape.dimensions, lane) <= self._unit.max_unrolled:
+            return 0
+        if value.opcode in ("get-tuple-element", "parameter") or not self._is_view(value):
+            return 1
+        if value.opcode in ELEMENTWISE_OPCODES or value.opcode == "iota":
+            return 0
+        return max(map(self._loads, value.operands), default=0)
 
     def _width(self, shape: Shape) -> float:
         """Returns the registers that a vector of an element takes."""

@@ -93,7 +93,8 @@ class Fuser:
     def fuse_multi_output(
         self, producer: HloInstruction, consumer: HloInstruction, kind: str
     ) -> HloInstruction:
-        """Computes an operand of `consumer` inside of it, and returns it from there to all others.
+        """Computes an operand of `consumer`, or what makes operands of it as a tuple's elements,
+        inside of it, and returns it from there to all others.
 
         What used to read either reads elements of the fusion's tuple: first the results the
         consumer had, then the producer's. Control edges of both become the fusion's.
@@ -110,6 +111,8 @@ class Fuser:
         """
         fusion = self._fusion_of(consumer, kind)
         value = _absorb(fusion, producer, is_last=True)
+        if value.opcode == "tuple":
+            _read_inside(fusion, producer, value)
         producer.move_control_edges_to(fusion)
         first = self._return_also(fusion, value)
         self._redirect(producer, fusion, first)
@@ -254,6 +257,18 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
         _number_parameters(body, parameter.parameter_number)
     fusion.exchange_operand(producer if parameter is not None else None, new)
     return value
+
+
+def _read_inside(fusion: HloInstruction, producer: HloInstruction, value: HloInstruction) -> None:
+    """Makes a fusion that took a producer in read its results, elements of `value`, in there."""
+    body = fusion.to_apply
+    for operand in fusion.operands.copy():
+        if operand.opcode == "get-tuple-element" and operand.operands[0] is producer:
+            parameter = body.parameters[fusion.operands.index(operand)]
+            parameter.replace_all_uses_with(value.operands[operand.tuple_index])
+            body.remove(parameter)
+            _number_parameters(body, parameter.parameter_number)
+            fusion.exchange_operand(operand, [])
 
 
 def _contents(

@@ -53,7 +53,7 @@ class Fuser:
         body = HloComputation.create("fused_computation")
         body.proto.is_fusion_computation = True
         operands = list(dict.fromkeys(instruction.operands))
-        inner = {operand: _add_parameter(body, operand) for operand in operands}
+        inner = {o: body.add(_make_parameter(at, o)) for at, o in enumerate(operands)}
         body.root = body.add(instruction.clone([inner[o] for o in instruction.operands]))
         self.module.add(body)
         fusion = HloInstruction.create(
@@ -238,8 +238,9 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
     parameter = inside.pop(producer, None)
     members, read = _contents(producer)
     new = [operand for operand in dict.fromkeys(read) if operand not in inside]
-    for operand in new:
-        inside[operand] = _add_parameter(body, operand)
+    number = len(body.parameters)
+    parameters = [_make_parameter(at, operand) for at, operand in enumerate(new, number)]
+    inside.update(zip(new, parameters, strict=True))
     if producer.opcode == "fusion":
         callee = producer.to_apply
         outside = zip(callee.parameters, producer.operands, strict=True)
@@ -247,9 +248,9 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
     else:
         values, root = {o: inside[o] for o in producer.operands}, producer
     if is_last and producer.opcode == "fusion":
-        move_all(body, producer.to_apply, members, values)
+        move_all(body, producer.to_apply, members, values, parameters)
     else:
-        add_copies(body, members, values)
+        add_copies(body, members, values, parameters)
     value = values[root]
     if parameter is not None:  # else the two are siblings
         parameter.replace_all_uses_with(value)
@@ -287,6 +288,5 @@ def _contents(
     return members, [actual[parameter] for parameter in read]
 
 
-def _add_parameter(body: HloComputation, operand: HloInstruction) -> HloInstruction:
-    number = len(body.parameters)
-    return body.add(HloInstruction.parameter(number, operand.shape, f"param_{number}"))
+def _make_parameter(number: int, operand: HloInstruction) -> HloInstruction:
+    return HloInstruction.parameter(number, operand.shape, f"param_{number}")

@@ -267,16 +267,10 @@ class HloComputation:
 
 def _find_from_end(instructions: list[HloInstruction], instruction: HloInstruction) -> int:
     """Returns the position of an instruction, in time proportional to its distance from the end."""
-    tail = _TAIL
-    while tail < len(instructions):
-        try:
-            return instructions.index(instruction, len(instructions) - tail)
-        except ValueError:
-            tail *= _TAIL
-    return instructions.index(instruction)
-
-
-_TAIL: Final = 16
+    for distance, other in enumerate(reversed(instructions), 1):
+        if other is instruction:
+            return len(instructions) - distance
+    raise VerificationError(f"{instruction.name} is not listed in its computation.")
 
 
 def instructions_with_branches(computation: HloComputation) -> Iterator[HloInstruction]:

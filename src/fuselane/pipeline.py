@@ -11,7 +11,8 @@
       emit        lane program to LLVM IR
       compile     LLVM IR to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
-    clean up      donated arguments are protected, computations nobody calls any more go
+    clean up      what follows behind kernels is fused as XLA would have, donated arguments are
+                  protected, computations nobody calls any more go
     fuse          with the option `fusion`: another strategy than XLA's on all that is left
     write         HLO objects to bytes
 
@@ -46,6 +47,7 @@ from fuselane.fusion.lane_kernels import LaneKernels
 from fuselane.fusion.outline import Outlined
 from fuselane.fusion.pipelines import Pipeline, refines
 from fuselane.fusion.plan_fusion import complaint
+from fuselane.fusion.remainder import fuse_remainder
 from fuselane.fusion.running import apply
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
@@ -113,6 +115,8 @@ def transform(
             forget_layouts(module)
             loops.constrains_layouts = True
         if has_loops and loops.run():
+            if loops.backend.comes_after_layouts:
+                fuse_remainder(module)
             copy_donated_arguments(module)
             module.remove_unused_computations()
             check(module, options)

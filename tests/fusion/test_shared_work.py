@@ -83,6 +83,17 @@ def test_three_become_one() -> None:
     assert len(kernels(module)) == 1
 
 
+def test_a_chain_becomes_one() -> None:
+    """The last reads elements of the kernel that the first two have become."""
+    module, log = join(f"""{XYZ} a = f32[256] fusion(x, y), kind=kLoop, calls=one
+        c = f32[256] fusion(a, z), kind=kLoop, calls=two
+        b = f32[256] fusion(c, a), kind=kLoop, calls=again
+        ROOT t = (f32[256], f32[256], f32[256]) tuple(a, b, c)""")
+    (kernel,) = kernels(module)
+    assert {operand.opcode for operand in kernel.operands} == {"parameter"}
+    assert reasons(log) == {None}
+
+
 def test_strangers_stay_apart() -> None:
     """They read nothing in common."""
     module, log = join(

@@ -53,7 +53,7 @@ class Fuser:
         body = HloComputation.create("fused_computation")
         body.proto.is_fusion_computation = True
         operands = list(dict.fromkeys(instruction.operands))
-        inner = {operand: _add_parameter(body, operand) for operand in operands}
+        inner = {o: body.add(_make_parameter(at, o)) for at, o in enumerate(operands)}
         body.root = body.add(instruction.clone([inner[o] for o in instruction.operands]))
         self.module.add(body)
         fusion = HloInstruction.create(
@@ -93,7 +93,8 @@ class Fuser:
     def fuse_multi_output(
         self, producer: HloInstruction, consumer: HloInstruction, kind: str
     ) -> HloInstruction:
-        """Computes an operand of `consumer` inside of it, and returns it from there to all others.
+        """Computes an operand of `consumer`, or what makes operands of it as a tuple's elements,
+        inside of it, and returns it from there to all others.
 
         What used to read either reads elements of the fusion's tuple: first the results the
         consumer had, then the producer's. Control edges of both become the fusion's.
@@ -110,6 +111,8 @@ class Fuser:
         """
         fusion = self._fusion_of(consumer, kind)
         value = _absorb(fusion, producer, is_last=True)
+        if value.opcode == "tuple":
+            _read_inside(fusion, producer, value)
         producer.move_control_edges_to(fusion)
         first = self._return_also(fusion, value)
         self._redirect(producer, fusion, first)
@@ -235,8 +238,9 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
     parameter = inside.pop(producer, None)
     members, read = _contents(producer)
     new = [operand for operand in dict.fromkeys(read) if operand not in inside]
-    for operand in new:
-        inside[operand] = _add_parameter(body, operand)
+    number = len(body.parameters)
+    parameters = [_make_parameter(at, operand) for at, operand in enumerate(new, number)]
+    inside.update(zip(new, parameters, strict=True))
     if producer.opcode == "fusion":
         callee = producer.to_apply
         outside = zip(callee.parameters, producer.operands, strict=True)
@@ -244,9 +248,9 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
     else:
         values, root = {o: inside[o] for o in producer.operands}, producer
     if is_last and producer.opcode == "fusion":
-        move_all(body, producer.to_apply, members, values)
+        move_all(body, producer.to_apply, members, values, parameters)
     else:
-        add_copies(body, members, values)
+        add_copies(body, members, values, parameters)
     value = values[root]
     if parameter is not None:  # else the two are siblings
         parameter.replace_all_uses_with(value)
@@ -254,6 +258,18 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
         _number_parameters(body, parameter.parameter_number)
     fusion.exchange_operand(producer if parameter is not None else None, new)
     return value
+
+
+def _read_inside(fusion: HloInstruction, producer: HloInstruction, value: HloInstruction) -> None:
+    """Makes a fusion that took a producer in read its results, elements of `value`, in there."""
+    body = fusion.to_apply
+    for operand in fusion.operands.copy():
+        if operand.opcode == "get-tuple-element" and operand.operands[0] is producer:
+            parameter = body.parameters[fusion.operands.index(operand)]
+            parameter.replace_all_uses_with(value.operands[operand.tuple_index])
+            body.remove(parameter)
+            _number_parameters(body, parameter.parameter_number)
+            fusion.exchange_operand(operand, [])
 
 
 def _contents(
@@ -272,6 +288,5 @@ def _contents(
     return members, [actual[parameter] for parameter in read]
 
 
-def _add_parameter(body: HloComputation, operand: HloInstruction) -> HloInstruction:
-    number = len(body.parameters)
-    return body.add(HloInstruction.parameter(number, operand.shape, f"param_{number}"))
+def _make_parameter(number: int, operand: HloInstruction) -> HloInstruction:
+    return HloInstruction.parameter(number, operand.shape, f"param_{number}")

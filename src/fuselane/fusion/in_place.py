@@ -16,6 +16,9 @@ from fuselane.hlo.instruction import HloInstruction
 _UPDATING: Final = frozenset({"bitcast", "dynamic-update-slice", "fusion", "scatter"})
 """Opcodes of instructions that overwrite an operand, or that may only name what does."""
 
+IN_PLACE: Final = _UPDATING - {"bitcast"}
+"""Opcodes of instructions that may overwrite an operand."""
+
 
 def in_place_operands(instruction: HloInstruction) -> list[int]:
     """Returns the operands whose buffer a dynamic-update-slice, scatter or fusion overwrites."""

@@ -14,6 +14,7 @@ Source: xla/service/instruction_fusion.cc, by `xla_fusion_facts.md` section 2.2.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import ClassVar, Final, Protocol, final
 
 from fuselane.boundary import BoundaryReason
@@ -103,8 +104,7 @@ class _Walk:
         self.growing: dict[HloInstruction, GrowingFusion] = {}
         self.queue: list[HloInstruction | None] = list(xla_post_order(computation))
         self.position = {i: at for at, i in enumerate(self.queue) if i is not None}
-        self.refused: dict[tuple[HloInstruction, HloInstruction], int] = {}
-        """How many users a producer had when a consumer, which only grows, could not have it."""
+        """Of what has yet to ask for its operands."""
         self.kept: set[HloInstruction] = set()
         if options.may_duplicate:
             order = [i for i in self.queue if i is not None]
@@ -124,23 +124,57 @@ class _Walk:
         return changed
 
     def _fuse_into(self, consumer: HloInstruction) -> bool:
-        """Fuses the latest operand that may be, and queues the fusion; returns whether any was."""
-        waiting = [i for i, o in enumerate(consumer.operands) if o in self.position]
-        for index in sorted(waiting, key=lambda i: self.position[consumer.operands[i]])[::-1]:
-            producer = consumer.operands[index]
-            if not is_fusible(producer):
+        """Fuses operands, the latest first, until all that are left are refused; returns whether
+        any was fused.
+
+        Only consumers that are done with this come behind one in the queue, so that the positions
+        of operands stay as they are. An answer stays what it was until the consumer has grown, and
+        most do after that, unless the producer has gained or lost users; what the consumer took in
+        was one.
+        """
+        fusion: HloInstruction | None = None
+        waiting = self._waiting(consumer)
+        pending = {producer for _, _, producer in waiting}
+        refused: dict[HloInstruction, int] = {}
+        """How many users a producer had when the consumer could not have it."""
+        later: list[HloInstruction] = []
+        while waiting:
+            _, place, producer = heappop(waiting)
+            pending.discard(producer)
+            if not is_fusible(producer) or refused.get(producer) == len(producer.users):
                 continue
-            if self.refused.get((producer, consumer)) == len(producer.users):
-                continue
+            index = -place if fusion is None else consumer.operands.index(producer)
             edge = Edge(producer, consumer, index, self._growing(consumer))
             decision = self._decide(edge)
-            fusion = self._fuse(edge) if decision.can_fuse else None
-            self.log.note(self.options.name, producer, consumer, decision, fusion)
-            if fusion is not None:
-                return True
-            if decision.reason not in _MAY_CHANGE:
-                self.refused[producer, consumer] = len(producer.users)
-        return False
+            if not decision.can_fuse:
+                self.log.note(self.options.name, producer, consumer, decision)
+                if decision.reason in _MAY_CHANGE:
+                    later.append(producer)
+                else:
+                    refused[producer] = len(producer.users)
+                continue
+            read = producer.operands.copy()
+            grown = self._fuse(edge)
+            self.log.note(self.options.name, producer, consumer, decision, grown)
+            if fusion is None:  # which may have another object than it had, and fewer operands
+                if grown is not consumer:
+                    refused.clear()
+                consumer, waiting = grown, self._waiting(grown)
+                pending = {producer for _, _, producer in waiting}
+            else:
+                for operand in (*later, *read):
+                    if operand in self.position and operand not in pending:
+                        pending.add(operand)
+                        heappush(waiting, (-self.position[operand], 0, operand))
+            fusion = grown
+            later.clear()
+        return fusion is not None
+
+    def _waiting(self, consumer: HloInstruction) -> list[tuple[int, int, HloInstruction]]:
+        """Returns a heap of the operands that may be asked for, the latest first."""
+        position = self.position
+        operands = enumerate(consumer.operands)
+        return sorted((-position[o], -index, o) for index, o in operands if o in position)
 
     def _decide(self, edge: Edge) -> FusionDecision:
         if edge.producer in self.kept:
@@ -165,8 +199,6 @@ class _Walk:
         fusion, member = self.fuser.fuse(producer, fusion, kind)
         if growing is not None:
             growing.absorb(producer, member)
-        self.position[fusion] = len(self.queue)
-        self.queue.append(fusion)
         if not producer.users:
             self.kept.discard(producer)
             self.queue[self.position.pop(producer)] = None

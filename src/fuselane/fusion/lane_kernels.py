@@ -25,6 +25,7 @@ from fuselane.boundary import BoundaryReason
 from fuselane.decisions import Decision
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
 from fuselane.fusion.outline import Outlined, outline
+from fuselane.fusion.remainder import fuse_remainder
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -91,6 +92,8 @@ class LaneKernels:
         attempts = _Attempts(self, self.make_kernel, module, log)
         for region in sorted(find_regions(module.entry), key=_count_elements, reverse=True):
             attempts.try_region(region)
+        if attempts.has_changed:
+            fuse_remainder(module)
         return attempts.has_changed
 
 

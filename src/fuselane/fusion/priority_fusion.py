@@ -20,6 +20,7 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.costs import KernelCost, fuse_cost
+from fuselane.fusion.gpu.emitters import Emitter
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, Kernel, PerformanceModel
 from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes
@@ -239,7 +240,7 @@ class _Queue:
             ]
         if not users:
             return
-        decision = _worth(producer, priority)
+        decision, known = _worth(producer, priority), self.pairs.get(producer, {})
         updates: dict[HloInstruction, list[HloInstruction]] = {}
         new: dict[HloInstruction, tuple[KernelCost, Opcodes, Plan | None, Demands]] = {}
         for user in users:
@@ -248,9 +249,10 @@ class _Queue:
             into = model.kernel(user)
             demands = self._demands_of(into).plus(self._demands_of(of))
             cost, places = fuse_cost(producer, user, model.cost_of(into))
-            plan = model.plan_of(into)
-            stays = model.plan_of(into, of) is plan
-            fusion = self._fuse(producer, user, decision)
+            plan, pair = model.plan_of(into), known.get(user)
+            fused_plan = (pair and pair.plan) or model.plan_of(into, of)
+            stays = fused_plan is plan
+            fusion = self._fuse(producer, user, decision, fused_plan.emission.emitter)
             cost.settle([places[operand] for operand in fusion.operands])
             kept = plan if stays and fusion is user else None
             new[fusion] = cost, into.opcodes | of.opcodes, kept, demands
@@ -286,13 +288,13 @@ class _Queue:
         return share
 
     def _fuse(
-        self, producer: HloInstruction, user: HloInstruction, decision: FusionDecision
+        self,
+        producer: HloInstruction,
+        user: HloInstruction,
+        decision: FusionDecision,
+        emitter: Emitter,
     ) -> HloInstruction:
-        kind = LOOP
-        if self.rules.tiled_emitters:
-            pair = self.pairs.get(producer, {}).get(user)
-            plan = (pair and pair.plan) or self.model.plan(user, producer)
-            kind = plan.emission.emitter.fusion_kind
+        kind = emitter.fusion_kind if self.rules.tiled_emitters else LOOP
         fusion, _ = self.fuser.fuse(producer, user, kind)
         if fusion is not user:
             for reader in fusion.users:
@@ -317,7 +319,8 @@ class _Queue:
             for user in list(constant.users):
                 if check_pair(constant, user) is None and check_scatter(constant, user) is None:
                     detail = f"`{constant.name}` is a constant of one element."
-                    self._fuse(constant, user, allow(detail))
+                    emitter = self.model.plan(user, constant).emission.emitter
+                    self._fuse(constant, user, allow(detail), emitter)
 
 
 def _may_be_fused(instruction: HloInstruction) -> bool:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.growing import RECOMPUTED_INDICES, GrowingFusion, count_uses
-from fuselane.fusion.in_place import check_in_place
+from fuselane.fusion.in_place import IN_PLACE, check_in_place
 from fuselane.fusion.opcodes import (
     is_effective_scalar,
     is_elementwise,
@@ -210,7 +211,7 @@ _REASON_OF_OPCODE: Final = {
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CpuRules:
     """XLA:CPU's instruction fusion.
 
@@ -233,30 +234,45 @@ class CpuRules:
     def should_fuse(self, edge: Edge, *, may_duplicate: bool = True) -> FusionDecision:
         """Returns XLA:CPU's answer for an edge."""
 
+        opcodes = edge.producer.opcode, edge.consumer.opcode
+        rules = self._relevant.get((may_duplicate, *opcodes))
+        if rules is None:
+            rules = self._relevant[may_duplicate, *opcodes] = self._rules(*opcodes, may_duplicate)
+        return first_answer(edge, rules)
+
+    @cached_property
+    def _relevant(self) -> dict[tuple[bool, str, str], Sequence[Rule]]:
+        """The rules that may have an answer, by whether work may be repeated and two opcodes."""
+        return {}
+
+    def _rules(self, producer: str, consumer: str, may_duplicate: bool) -> Sequence[Rule]:
+        """Returns the rules that may have an answer for opcodes, in XLA's order."""
+
         def check_work(edge: Edge) -> FusionDecision | None:
             return check_duplication(
                 edge, may_duplicate=may_duplicate, is_expensive=is_expensive_on_cpu
             )
 
+        is_grown = consumer == "fusion"
         rules = (
-            check_fusible,
-            _check_large_constant,
-            _accept_output_fusion,
-            _check_output_fusible_add,
-            _check_loop_fusible_producer,
-            self._check_concatenates,
-            _check_reuse,
-            check_root,
-            check_work,
-            check_in_place_update,
-            self._check_reduces,
-            _check_lone_constant,
-            check_producer_is_no_fusion,
-            self._check_code,
-            self._accept_vector_dot,
-            _answer_loop_fusible_consumer,
+            (check_fusible, True),
+            (_check_large_constant, producer == "constant"),
+            (_accept_output_fusion, producer == "dot"),
+            (_check_output_fusible_add, producer == "add"),
+            (_check_loop_fusible_producer, True),
+            (self._check_concatenates, "concatenate" in (producer, consumer)),
+            (_check_reuse, True),
+            (check_root, True),
+            (check_work, True),
+            (check_in_place_update, consumer in IN_PLACE),
+            (self._check_reduces, is_grown and producer == "reduce"),
+            (_check_lone_constant, producer == "constant"),
+            (check_producer_is_no_fusion, producer == "fusion"),
+            (self._check_code, is_grown and producer != "broadcast"),
+            (self._accept_vector_dot, consumer == "dot"),
+            (_answer_loop_fusible_consumer, True),
         )
-        return first_answer(edge, rules)
+        return [rule for rule, is_relevant in rules if is_relevant]
 
     def kind(self, edge: Edge) -> str:
         """Returns the kind of the fusion an edge becomes."""

@@ -11,28 +11,17 @@ runs. That order is forgotten, and XLA itself orders and completes what comes ou
 
 from __future__ import annotations
 
-from typing import Final
-
 from fuselane.fusion.buffers import insert_copies
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.dissolve import dissolve, unfuse_on_gpu
-from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.legal import make_legal
 from fuselane.fusion.legal_on_gpu import make_legal_on_gpu
-from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
 from fuselane.fusion.partition import assign_threads
 from fuselane.fusion.pipelines import Pipeline, for_cpu, for_gpu, refines, run_pipeline
-from fuselane.fusion.traversal import sequential_computations
+from fuselane.fusion.remainder import wrap_lone_instructions
 from fuselane.gpu import GpuDescription
-from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
-
-_WRAPPED: Final = (ELEMENTWISE - {"copy", "stochastic-convert"}) | opcodes(
-    "bitcast-convert broadcast dynamic-slice gather iota map pad reduce reduce-window reshape "
-    "reverse scatter slice"
-)
-"""Opcodes that XLA:CPU's FusionWrapper puts into fusions of their own; others have kernels."""
 
 
 def apply(module: HloModule, pipeline: Pipeline) -> FusionLog:
@@ -51,7 +40,7 @@ def apply(module: HloModule, pipeline: Pipeline) -> FusionLog:
     dissolve(module)
     log = run_pipeline(for_cpu(pipeline), module)
     make_legal(module, log)
-    _wrap(module)
+    wrap_lone_instructions(module)
     insert_copies(module)
     assign_threads(module)
     verify(module)
@@ -75,18 +64,3 @@ def apply_on_gpu(module: HloModule, pipeline: Pipeline, gpu: GpuDescription) -> 
     make_legal_on_gpu(module, log)
     verify(module)
     return log
-
-
-def _wrap(module: HloModule) -> None:
-    """Puts instructions that XLA:CPU compiles in fusions only into fusions of their own."""
-    for computation in sequential_computations(module):
-        fuser = Fuser(module, computation)
-        wanted = [i for i in computation.instructions if _must_be_wrapped(i)]
-        for instruction in wanted:
-            fuser.wrap(instruction, LOOP)
-        if wanted:
-            fuser.finish()
-
-
-def _must_be_wrapped(instruction: HloInstruction) -> bool:
-    return instruction.opcode in _WRAPPED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 from fuselane.errors import VerificationError
 from fuselane.hlo.instruction import SIDE_EFFECT_OPCODES, HloInstruction
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _detached_ids: Final = itertools.count(1)
 _Signature = tuple[tuple[Shape, ...], Shape]
+_Fact = TypeVar("_Fact")
 
 
 @final
@@ -36,6 +37,7 @@ class HloComputation:
 
     __slots__ = (
         "__weakref__",
+        "_facts",
         "_post_order",
         "_root",
         "_signature_in_proto",
@@ -56,6 +58,7 @@ class HloComputation:
         self.proto: Message = proto
         self._root: HloInstruction | None = None
         self._post_order: list[HloInstruction] | None = None
+        self._facts: dict[Callable[..., Any], Any] = {}
         self._signature_in_proto: _Signature | None = None
 
     @classmethod
@@ -150,6 +153,7 @@ class HloComputation:
     @root.setter
     def root(self, instruction: HloInstruction) -> None:
         self._root = instruction
+        self._facts.clear()
 
     def has_root(self, instruction: HloInstruction) -> bool:
         """Whether `instruction` is the root; False before one is set."""
@@ -170,6 +174,18 @@ class HloComputation:
     def note_edit(self) -> None:
         """Takes note that an instruction was added, removed, or got another operand."""
         self._post_order = None
+        if self._facts:
+            self._facts.clear()
+
+    def fact(self, find_out: Callable[[HloComputation], _Fact]) -> _Fact:
+        """Returns what a function says of the computation; remembered until that is edited.
+
+        What was returned may be changed by who is about to edit the computation.
+        """
+        if find_out not in self._facts:
+            self._facts[find_out] = find_out(self)
+        fact: _Fact = self._facts[find_out]
+        return fact
 
     def sort(self) -> None:
         """Puts `instructions` into post order."""
@@ -192,7 +208,7 @@ class HloComputation:
         if self.module is not None:
             self.module.adopt([instruction], self)
         instruction.computation = self
-        self._post_order = None
+        self.note_edit()
         if before is None:
             self.instructions.append(instruction)
         else:
@@ -260,23 +276,17 @@ class HloComputation:
         instruction.operands.clear()
         instruction.drop_control_edges()
         instruction.computation = None
-        self._post_order = None
+        self.note_edit()
         if instruction.opcode == "parameter":
             self.parameters.remove(instruction)
 
 
 def _find_from_end(instructions: list[HloInstruction], instruction: HloInstruction) -> int:
     """Returns the position of an instruction, in time proportional to its distance from the end."""
-    tail = _TAIL
-    while tail < len(instructions):
-        try:
-            return instructions.index(instruction, len(instructions) - tail)
-        except ValueError:
-            tail *= _TAIL
-    return instructions.index(instruction)
-
-
-_TAIL: Final = 16
+    for distance, other in enumerate(reversed(instructions), 1):
+        if other is instruction:
+            return len(instructions) - distance
+    raise VerificationError(f"{instruction.name} is not listed in its computation.")
 
 
 def instructions_with_branches(computation: HloComputation) -> Iterator[HloInstruction]:

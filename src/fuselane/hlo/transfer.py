@@ -13,6 +13,7 @@ def add_copies(
     target: HloComputation,
     originals: Iterable[HloInstruction],
     values: dict[HloInstruction, HloInstruction],
+    parameters: Sequence[HloInstruction] = (),
 ) -> None:
     """Adds copies of instructions to a computation; as `add` of a `clone` of each.
 
@@ -21,6 +22,7 @@ def add_copies(
         originals: Instructions of another computation that are no parameters, operands before
             users.
         values: What stands for their operands in `target`; their copies are added to it.
+        parameters: New ones of `target`, numbered behind those it has, that come first.
     """
     budget.check()
     copies: list[HloInstruction] = []
@@ -29,7 +31,7 @@ def add_copies(
         copy.computation = target
         values[original] = copy
         copies.append(copy)
-    _append(target, copies)
+    _append(target, parameters, copies)
 
 
 def move_all(
@@ -37,6 +39,7 @@ def move_all(
     source: HloComputation,
     members: Sequence[HloInstruction],
     values: dict[HloInstruction, HloInstruction],
+    parameters: Sequence[HloInstruction] = (),
 ) -> None:
     """Adds the instructions themselves of a computation that nobody calls any more to another.
 
@@ -47,6 +50,7 @@ def move_all(
         source: Where they were; nothing is left in it.
         members: All in it that are no parameters, operands before users.
         values: What stands for the parameters in `target`; the members are added to it.
+        parameters: New ones of `target`, numbered behind those it has, that come first.
     """
     budget.check()
     for member in members:
@@ -60,13 +64,22 @@ def move_all(
             users = operand.users
             if not users or users[-1] is not member:
                 users.append(member)
-    _append(target, members)
+    _append(target, parameters, members)
     source.instructions.clear()
     source.parameters.clear()
     source.note_edit()
 
 
-def _append(target: HloComputation, instructions: Sequence[HloInstruction]) -> None:
+def _append(
+    target: HloComputation,
+    parameters: Sequence[HloInstruction],
+    instructions: Sequence[HloInstruction],
+) -> None:
+    if parameters:
+        for parameter in parameters:
+            parameter.computation = target
+        target.parameters += parameters
+        instructions = [*parameters, *instructions]
     if target.module is not None:
         target.module.adopt(instructions, target)
     target.instructions += instructions

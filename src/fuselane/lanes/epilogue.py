@@ -27,6 +27,7 @@ def add_epilogue(
     inputs: Sequence[HloInstruction],
     *,
     before: HloInstruction,
+    has_layouts: bool,
 ) -> list[HloInstruction]:
     """Adds an epilogue's instructions to a computation of the user's module.
 
@@ -35,6 +36,8 @@ def add_epilogue(
         results: What the kernel left: `[tiles, ...]` for those that have a combiner.
         inputs: The epilogue's inputs, row-major.
         before: Where, an instruction of the same computation.
+        has_layouts: Whether XLA has assigned layouts, behind which a reshape is a bitcast, which
+            costs nothing.
     Returns:
         What it makes of them, in order, row-major.
     """
@@ -53,7 +56,12 @@ def add_epilogue(
         elif instruction is not computation.root:
             operands = [values[operand] for operand in instruction.operands]
             callees = [_add(callee, target) for callee in instruction.called_computations]
-            copy = instruction.clone(operands, called_computations=callees)
+            if instruction.opcode == "reshape" and has_layouts:
+                copy = HloInstruction.create(
+                    "bitcast", instruction.shape, operands, name=instruction.name
+                )
+            else:
+                copy = instruction.clone(operands, called_computations=callees)
             values[instruction] = target.add(copy, before=before)
     return [values[result] for result in computation.root.operands]
 

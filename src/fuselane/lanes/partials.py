@@ -217,11 +217,12 @@ class _TakingOut:
 
     def _last_step(self, value: HloInstruction) -> HloInstruction:
         """Returns what a value is in the last step."""
-        rows = self.steps.get(value)
-        trips, *rest = rows.shape.dimensions
-        ranges = ((trips - 1, trips, 1), *((0, size, 1) for size in rest))
-        shape = array_shape(value.shape.element_type, (1, *rest))
-        last = self.cut.behind.emit("slice", shape, (rows,), (("slice_dimensions", ranges),))
+        last = self.steps.get(value)
+        trips, *rest = last.shape.dimensions
+        if trips > 1:
+            ranges = ((trips - 1, trips, 1), *((0, size, 1) for size in rest))
+            shape = array_shape(value.shape.element_type, (1, *rest))
+            last = self.cut.behind.emit("slice", shape, (last,), (("slice_dimensions", ranges),))
         return self.cut.behind.reshape(last, tuple(rest))
 
 

@@ -258,7 +258,8 @@ class _Replacement:
             for number in self.partials
         ]
         inputs = [self._kept(value, call) for value in epilogue.inputs]
-        values = add_epilogue(epilogue, partials, inputs, before=self.loop)
+        has_layouts = not self.constrains_layouts
+        values = add_epilogue(epilogue, partials, inputs, before=self.loop, has_layouts=has_layouts)
         sources: set[HloInstruction] = set()
         for index, value in zip(epilogue.output_indices, values, strict=True):
             source = _source(value)

@@ -116,9 +116,9 @@ class KernelCost:
 
 
 def compute_cost(instruction: HloInstruction) -> KernelCost:
-    """Returns the cost of an instruction as a kernel of its own."""
+    """Returns the cost of an instruction as a kernel of its own; a fusion's is remembered."""
     if instruction.opcode == "fusion" and instruction.fusion_kind != "kCustom":
-        return _cost_of_fusion(instruction)
+        return instruction.to_apply.fact(_cost_of_body)
     operands = [
         Operand(
             utilization=operand_utilization(instruction, index),
@@ -129,16 +129,15 @@ def compute_cost(instruction: HloInstruction) -> KernelCost:
     return KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
 
 
-def _cost_of_fusion(fusion: HloInstruction) -> KernelCost:
-    body = fusion.to_apply
+def _cost_of_body(body: HloComputation) -> KernelCost:
     cost = _start(body.root)
     places = {body.root: Operand(0, _RESULT)}
     for parameter in body.parameters:
         places.setdefault(parameter, Operand())
     _walk(cost, _members(body), places, _updates(body.root))
     operands = [places[parameter] for parameter in body.parameters]
-    for operand, read in zip(fusion.operands, operands, strict=True):
-        _count(cost, operand, read)
+    for parameter, read in zip(body.parameters, operands, strict=True):
+        _count(cost, parameter, read)
     cost.settle(operands)
     return cost
 

@@ -7,11 +7,11 @@ from typing import Final
 import pytest
 
 from fuselane import pipeline
+from fuselane.analysis.small_calls import is_small_call
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
-from fuselane.lanes.small_calls import is_small_call
 from fuselane.runtime.ffi import TARGET
 from tests.hlo.xla import module_of
 

@@ -18,6 +18,7 @@ from typing import Final, final
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, FREE_OPCODES
+from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
@@ -199,10 +200,12 @@ class _Clock:
             return 0.0
         if opcode == "while":
             count = compute_trip_count(instruction)
-            return self.step(instruction) * (UNKNOWN_TRIP_COUNT if count is None else count)
+            is_whole = self.is_compiled or is_small_loop(instruction)
+            inner = replace(self, is_compiled=is_whole)
+            return inner.step(instruction) * (UNKNOWN_TRIP_COUNT if count is None else count)
         if opcode == "call":
-            is_whole = "xla_cpu_small_call" in instruction.frontend_attributes
-            inner = replace(self, is_compiled=self.is_compiled or is_whole)
+            is_whole = self.is_compiled or is_small_call(instruction)
+            inner = replace(self, is_compiled=is_whole)
             return self._dispatch + inner.computation(instruction.to_apply)
         if opcode == "conditional":
             branches = [self.computation(c) for c in instruction.called_computations]

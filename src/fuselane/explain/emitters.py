@@ -9,7 +9,7 @@ import json
 from typing import Final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.explain.launches import is_small_call
+from fuselane.analysis.small_calls import is_small_call
 from fuselane.hlo.instruction import HloInstruction
 
 FUSELANE_TARGET: Final = "fuselane_kernel"

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
+from fuselane.analysis.small_calls import is_small_call
 from fuselane.analysis.while_loops import compute_trip_count, get_known_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-
-SMALL_CALL: Final = "xla_cpu_small_call"
-"""The front-end attribute by which XLA:CPU marks a call that becomes one function."""
 
 FREE_OPCODES: Final = frozenset(
     {
@@ -130,11 +128,6 @@ def find_launches(module: HloModule, parts: Mapping[str, int] | None = None) -> 
     walk = _Walk(_read_schedule(module), parts or {})
     walk.computation(module.entry, None, 1, 1.0)
     return walk.found
-
-
-def is_small_call(instruction: HloInstruction) -> bool:
-    """Whether XLA:CPU compiles a call and all it calls into one function."""
-    return instruction.opcode == "call" and SMALL_CALL in instruction.frontend_attributes
 
 
 def is_kernel(instruction: HloInstruction) -> bool:

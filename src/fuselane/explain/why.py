@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Final, final
 
+from fuselane.analysis.small_calls import is_small_call
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.explain.edges import Edge, EdgeKind
 from fuselane.explain.emitters import (
@@ -23,7 +24,6 @@ from fuselane.explain.emitters import (
     get_wrapped,
     is_library,
 )
-from fuselane.explain.launches import is_small_call
 from fuselane.explain.random_numbers import makes_random_numbers
 from fuselane.explain.units import format_bytes, plural
 from fuselane.hlo.instruction import HloInstruction

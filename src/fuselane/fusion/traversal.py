@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
+from fuselane.analysis.small_calls import is_small_call
 from fuselane.hlo.computation import HloComputation, clone_computation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
 _CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start"})
-_SMALL_CALL: Final = "xla_cpu_small_call"
 
 
 def sequential_computations(module: HloModule) -> list[HloComputation]:
@@ -43,14 +43,6 @@ def separate_bodies(module: HloModule) -> None:
             if fusion.to_apply in seen:
                 fusion.called_computations[:] = [module.add(clone_computation(fusion.to_apply))]
             seen.add(fusion.to_apply)
-
-
-def is_small_call(instruction: HloInstruction) -> bool:
-    """Whether an instruction calls a computation that XLA:CPU compiles into one function."""
-    return (
-        instruction.opcode == "call"
-        and instruction.frontend_attributes.get(_SMALL_CALL, "").lower() == "true"
-    )
 
 
 def xla_post_order(computation: HloComputation) -> list[HloInstruction]:

@@ -144,19 +144,24 @@ def estimate_step_us(
 
 
 def estimate_thunk_us(
-    instruction: HloInstruction, costs: MachineCosts, *, footprint: int, num_cores: int = 1
+    instruction: HloInstruction,
+    costs: MachineCosts,
+    *,
+    footprint: int,
+    num_cores: int = 1,
+    is_compiled: bool = False,
 ) -> float:
     """Returns XLA's time for one thunk, its dispatch included, in microseconds.
 
     Args:
-        instruction: Of a computation that XLA runs thunk by thunk, as XLA leaves it; a small call
-            counts with the loops in it.
+        instruction: As XLA leaves it; a small call counts with the loops in it.
         costs: Those of the machine.
         footprint: Bytes of all arrays in use where it runs, which decides whether they stay in
             caches.
         num_cores: Cores that XLA's libraries may use.
+        is_compiled: Whether it is part of a function, and no thunk.
     """
-    clock = _Clock(costs=costs, footprint=footprint, is_compiled=False, num_cores=num_cores)
+    clock = _Clock(costs=costs, footprint=footprint, is_compiled=is_compiled, num_cores=num_cores)
     return clock.instruction(instruction)
 
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable
 from typing import Final, final
 
-from fuselane.analysis.small_calls import is_small_call
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.explain.edges import Edge, EdgeKind
 from fuselane.explain.emitters import (
@@ -123,9 +122,7 @@ class Judge:
         return None
 
     def _decide_random(self, edge: Edge) -> BoundaryDecision:
-        what = (
-            "loop" if edge.producer.opcode == "while" or is_small_call(edge.producer) else "kernel"
-        )
+        what = "loop" if edge.producer.opcode == "while" else "kernel"
         detail = (
             f"A {what} of its own, `{edge.producer.name}`, makes random bits, and"
             f" `{edge.consumer.name}` reads {format_bytes(edge.num_bytes)} of them from memory."

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
-from fuselane.analysis.small_calls import is_small_call
 from fuselane.hlo.computation import HloComputation, clone_computation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -19,8 +18,7 @@ _CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start"}
 def sequential_computations(module: HloModule) -> list[HloComputation]:
     """Returns the entry and what it runs by control flow, callees first.
 
-    Bodies of fusions, reductions, sorts and the like, which run element by element, are left out;
-    so is what XLA:CPU compiles into one function, where nothing is a kernel of its own.
+    Bodies of fusions, reductions, sorts and the like, which run element by element, are left out.
     """
     wanted = {module.entry}
     reachable = reachable_computations([module.entry])
@@ -28,7 +26,7 @@ def sequential_computations(module: HloModule) -> list[HloComputation]:
         if computation not in wanted:
             continue
         for instruction in computation.instructions:
-            if instruction.opcode in _CONTROL_FLOW and not is_small_call(instruction):
+            if instruction.opcode in _CONTROL_FLOW:
                 wanted.update(instruction.called_computations)
     return [c for c in reachable if c in wanted]
 

@@ -59,16 +59,30 @@ def _put_back(module: HloModule, computation: HloComputation, loop: HloInstructi
     (operand,) = loop.operands
     parameter = callee.add(HloInstruction.parameter(0, operand.shape, operand.name))
     inside = callee.root = callee.add(loop.clone([parameter]))
-    call = HloInstruction.create(
-        "call",
-        loop.shape,
-        loop.operands,
-        called_computations=[module.add(callee)],
-        metadata=loop.metadata,
-    )
-    call.proto.frontend_attributes.map.add(key=SMALL_CALL, value="true")
+    call = make_small_call(operand, module.add(callee), loop)
     _take_place(computation.add(call, before=loop), loop)
     inside.name = loop.name
+
+
+def make_small_call(
+    operand: HloInstruction, callee: HloComputation, origin: HloInstruction
+) -> HloInstruction:
+    """Returns a call, in no computation yet, that XLA compiles into one function.
+
+    Args:
+        operand: The only argument.
+        callee: What is called.
+        origin: The loop it is there for, of which it gets the place in the user's program.
+    """
+    call = HloInstruction.create(
+        "call",
+        callee.root.shape,
+        [operand],
+        called_computations=[callee],
+        metadata=origin.metadata,
+    )
+    call.proto.frontend_attributes.map.add(key=SMALL_CALL, value="true")
+    return call
 
 
 def _take_place(new: HloInstruction, old: HloInstruction) -> None:

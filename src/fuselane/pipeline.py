@@ -202,6 +202,21 @@ def check(module: HloModule, options: Options) -> None:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where loops run.
+
+    Attributes:
+        is_compiled: Whether XLA makes them part of one function.
+        opening_us: What each run of theirs takes longer if the loops around them leave such a
+            function for the sake of a kernel, and run thunk by thunk.
+    """
+
+    is_compiled: bool = False
+    opening_us: float = 0.0
+
+
+@final
 @dataclass(slots=True)
 class _Loops:
     """The loops of one module on their way to kernels."""
@@ -224,25 +239,25 @@ class _Loops:
         """
         take_out_loops(self.module)
         seen: set[HloComputation] = set()
-        stack = [(self.module.entry, False)]
+        stack = [(self.module.entry, _Place())]
         while stack and not self.is_out_of_time:
-            computation, is_compiled = stack.pop()
+            computation, place = stack.pop()
             if computation not in seen:
                 seen.add(computation)
-                stack += self._visit_all(computation, is_compiled=is_compiled)
+                stack += self._visit_all(computation, place)
         put_back_loops(self.module)
         return self.has_changed
 
     def _visit_all(
-        self, computation: HloComputation, *, is_compiled: bool
-    ) -> list[tuple[HloComputation, bool]]:
+        self, computation: HloComputation, place: _Place
+    ) -> list[tuple[HloComputation, _Place]]:
         """Replaces the loops of a computation that can run as kernels.
 
         Args:
             computation: One whose instructions run one after the other.
-            is_compiled: Whether XLA makes it part of one function.
+            place: Where it runs.
         Returns:
-            The computations that what stays calls, each with whether it is part of one function.
+            The computations that what stays calls, each with where it runs.
         """
         called = []
         for instruction in self._in_order(computation):
@@ -252,14 +267,24 @@ class _Loops:
                 continue
             if is_reference(instruction) or is_small_call(instruction):
                 continue
-            is_whole = is_compiled or is_small_loop(instruction)
-            if instruction.opcode == "while" and self._replace_any(
-                instruction, is_compiled=is_whole
-            ):
+            own = replace(place, is_compiled=True) if is_small_loop(instruction) else place
+            if instruction.opcode == "while" and self._replace_any(instruction, own):
                 self.has_changed = True
+                place = replace(place, opening_us=0.0)
             else:
-                called += [(c, is_whole) for c in instruction.called_computations]
+                inside = self._inside(instruction, own)
+                called += [(c, inside) for c in instruction.called_computations]
         return called
+
+    def _inside(self, instruction: HloInstruction, place: _Place) -> _Place:
+        """Returns where what an instruction calls runs, given where it is itself."""
+        if instruction.opcode != "while" or not place.is_compiled:
+            return place
+        whole_us, thunks_us = (
+            self.backend.xla_step_us(instruction, is_compiled=whole) for whole in (True, False)
+        )
+        around_us = place.opening_us / (compute_trip_count(instruction) or 1)
+        return replace(place, opening_us=around_us + max(0.0, thunks_us - whole_us))
 
     def _in_order(self, computation: HloComputation) -> list[HloInstruction]:
         """Returns a computation's instructions; loops first that may compute what others stack."""
@@ -271,27 +296,27 @@ class _Loops:
         self.residuals.update(found)
         return [*found, *(i for i in computation.instructions if i not in found)]
 
-    def _replace_any(self, loop: HloInstruction, *, is_compiled: bool) -> bool:
+    def _replace_any(self, loop: HloInstruction, place: _Place) -> bool:
         """Replaces a loop of any structure."""
         tupled = make_tupled(loop)
-        is_replaced = self._replace(tupled, is_compiled=is_compiled)
+        is_replaced = self._replace(tupled, place)
         if not is_replaced:
             undo_tupled(loop, tupled)
         elif loop.computation is not None:
             loop.computation.remove(loop)
         return is_replaced
 
-    def _replace(self, loop: HloInstruction, *, is_compiled: bool) -> bool:
+    def _replace(self, loop: HloInstruction, place: _Place) -> bool:
         program: LaneProgram | None = None
         residuals = self.residuals.get(loop)
         try:
             with budget.until(self.deadline_s):
-                self._check_duration(loop, is_compiled=is_compiled)
+                self._check_duration(loop, place)
                 program = form(self.module, loop, residuals)
                 self._check_region(program)
                 self._check_donation(loop)
                 plan = self.backend.plan(program)
-                gain = self._choose(loop, program, plan, is_compiled=is_compiled)
+                gain = self._choose(loop, program, plan, place)
                 call = self.backend.compile(program, plan)
                 program = call.program
         except UnsupportedError as error:
@@ -387,25 +412,25 @@ class _Loops:
             compile_step=compile_step,
         )
 
-    def _check_duration(self, loop: HloInstruction, *, is_compiled: bool) -> None:
+    def _check_duration(self, loop: HloInstruction, place: _Place) -> None:
         """Refuses a loop that is over too soon, if XLA has counted its steps, before its form is
         looked for."""
         trip_count = compute_trip_count(loop)
         if trip_count is None or self.options.min_gain == 0:
             return
-        step_us = self.backend.xla_step_us(loop, is_compiled=is_compiled)
+        step_us = self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
         check_duration(loop, trip_count, step_us * trip_count)
 
     def _choose(
-        self, loop: HloInstruction, program: LaneProgram, plan: Plan, *, is_compiled: bool
+        self, loop: HloInstruction, program: LaneProgram, plan: Plan, place: _Place
     ) -> Gain:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
         kernel_step_us, kernel_call_us = self.backend.kernel_us(program, plan)
         gain = Gain(
             trip_count=program.trip_count,
-            xla_step_us=self.backend.xla_step_us(loop, is_compiled=is_compiled),
+            xla_step_us=self.backend.xla_step_us(loop, is_compiled=place.is_compiled),
             kernel_step_us=kernel_step_us / program.iterations,
-            kernel_call_us=kernel_call_us + self._forgetting_us(),
+            kernel_call_us=kernel_call_us + place.opening_us + self._forgetting_us(),
         )
         if not gain.is_worth(self.options.min_gain):
             raise gain.refusal(loop, program.obstacle)

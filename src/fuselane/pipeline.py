@@ -208,12 +208,12 @@ class _Place:
 
     Attributes:
         is_compiled: Whether XLA makes them part of one function.
-        opening_us: What each run of theirs takes longer if the loops around them leave such a
-            function for the sake of a kernel, and run thunk by thunk.
+        around: The loops of that function around them, outermost first, that would be part of none
+            any more, and run thunk by thunk, if there was a kernel in them.
     """
 
     is_compiled: bool = False
-    opening_us: float = 0.0
+    around: tuple[HloInstruction, ...] = ()
 
 
 @final
@@ -270,21 +270,24 @@ class _Loops:
             own = replace(place, is_compiled=True) if is_small_loop(instruction) else place
             if instruction.opcode == "while" and self._replace_any(instruction, own):
                 self.has_changed = True
-                place = replace(place, opening_us=0.0)
+                place = replace(place, around=())
             else:
-                inside = self._inside(instruction, own)
+                inside = own
+                if instruction.opcode == "while" and own.is_compiled:
+                    inside = replace(own, around=(*own.around, instruction))
                 called += [(c, inside) for c in instruction.called_computations]
         return called
 
-    def _inside(self, instruction: HloInstruction, place: _Place) -> _Place:
-        """Returns where what an instruction calls runs, given where it is itself."""
-        if instruction.opcode != "while" or not place.is_compiled:
-            return place
-        whole_us, thunks_us = (
-            self.backend.xla_step_us(instruction, is_compiled=whole) for whole in (True, False)
-        )
-        around_us = place.opening_us / (compute_trip_count(instruction) or 1)
-        return replace(place, opening_us=around_us + max(0.0, thunks_us - whole_us))
+    def _opening_us(self, place: _Place) -> float:
+        """Returns what each run of a loop takes longer if those around it are no function."""
+        opening_us = 0.0
+        for loop in place.around:
+            whole_us, thunks_us = (
+                self.backend.xla_step_us(loop, is_compiled=whole) for whole in (True, False)
+            )
+            opening_us /= compute_trip_count(loop) or 1
+            opening_us += max(0.0, thunks_us - whole_us)
+        return opening_us
 
     def _in_order(self, computation: HloComputation) -> list[HloInstruction]:
         """Returns a computation's instructions; loops first that may compute what others stack."""
@@ -430,7 +433,7 @@ class _Loops:
             trip_count=program.trip_count,
             xla_step_us=self.backend.xla_step_us(loop, is_compiled=place.is_compiled),
             kernel_step_us=kernel_step_us / program.iterations,
-            kernel_call_us=kernel_call_us + place.opening_us + self._forgetting_us(),
+            kernel_call_us=kernel_call_us + self._opening_us(place) + self._forgetting_us(),
         )
         if not gain.is_worth(self.options.min_gain):
             raise gain.refusal(loop, program.obstacle)

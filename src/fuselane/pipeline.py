@@ -3,6 +3,7 @@
     quick look    is there a `while` at all? most modules end here, after a search in their bytes,
                   unless they are to be fused anew
     parse         bytes to HLO objects
+    take out      small loops leave the calls that XLA:CPU has put them into
     residuals     what one loop stacks for another that may as well compute it
     for each `while`, outermost first; the loops inside one that stays get their chance after it:
       glance      does XLA take long enough for it by estimate to look any further?
@@ -11,6 +12,7 @@
       emit        lane program to LLVM IR
       compile     LLVM IR to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
+    put back      small loops that stay go back into such calls
     clean up      what follows behind kernels is fused as XLA would have, donated arguments are
                   protected, computations nobody calls any more go
     fuse          with the option `fusion`: another strategy than XLA's on all that is left
@@ -28,13 +30,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from fuselane import budget, collector
 from fuselane.analysis.gain import Gain, check_duration
 from fuselane.analysis.refusal import refuse
+from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.backends.backend import Backend
 from fuselane.backends.cpu import CpuBackend
@@ -64,7 +66,7 @@ from fuselane.lanes.fused_decision import LEFT_OUT, describe
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals, find_residuals
-from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
+from fuselane.lanes.small_calls import put_back_loops, take_out_loops
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.unassigned import forget_layouts, has_layouts
 from fuselane.lanes.verification import CheckCalls, is_reference, replace_and_check
@@ -204,6 +206,21 @@ def check(module: HloModule, options: Options) -> None:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where loops run.
+
+    Attributes:
+        is_compiled: Whether XLA makes them part of one function.
+        around: The loops of that function around them, outermost first, that would be part of none
+            any more, and run thunk by thunk, if there was a kernel in them.
+    """
+
+    is_compiled: bool = False
+    around: tuple[HloInstruction, ...] = ()
+
+
+@final
 @dataclass(slots=True)
 class _Loops:
     """The loops of one module on their way to kernels."""
@@ -224,32 +241,57 @@ class _Loops:
 
         Returns whether any was replaced.
         """
-        self._visit_below([self.module.entry], is_small=False)
+        take_out_loops(self.module)
+        seen: set[HloComputation] = set()
+        stack = [(self.module.entry, _Place())]
+        while stack and not self.is_out_of_time:
+            computation, place = stack.pop()
+            if computation not in seen:
+                seen.add(computation)
+                stack += self._visit_all(computation, place)
+        put_back_loops(self.module)
         return self.has_changed
 
-    def _visit_below(self, computations: Sequence[HloComputation], *, is_small: bool) -> bool:
-        """Visits the loops of computations, and those inside them; returns whether any was
-        replaced. XLA makes small ones part of one function."""
-        has_changed = False
-        stack = list(computations)
-        seen: set[HloComputation] = set()
-        while stack:
-            computation = stack.pop()
-            if computation in seen:
+    def _visit_all(
+        self, computation: HloComputation, place: _Place
+    ) -> list[tuple[HloComputation, _Place]]:
+        """Replaces the loops of a computation that can run as kernels.
+
+        Args:
+            computation: One whose instructions run one after the other.
+            place: Where it runs.
+        Returns:
+            The computations that what stays calls, each with where it runs.
+        """
+        called = []
+        for instruction in self._in_order(computation):
+            if self.is_out_of_time:
+                break
+            if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
                 continue
-            seen.add(computation)
-            for instruction in self._in_order(computation):
-                if self.is_out_of_time:
-                    return has_changed
-                if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
-                    continue
-                if is_reference(instruction):
-                    continue
-                if self._visit(instruction, is_small=is_small):
-                    has_changed = self.has_changed = True
-                elif not is_small_call(instruction):
-                    stack.extend(c for c in instruction.called_computations if c not in seen)
-        return has_changed
+            if is_reference(instruction) or is_small_call(instruction):
+                continue
+            own = replace(place, is_compiled=True) if is_small_loop(instruction) else place
+            if instruction.opcode == "while" and self._replace_any(instruction, own):
+                self.has_changed = True
+                place = replace(place, around=())
+            else:
+                inside = own
+                if instruction.opcode == "while" and own.is_compiled:
+                    inside = replace(own, around=(*own.around, instruction))
+                called += [(c, inside) for c in instruction.called_computations]
+        return called
+
+    def _opening_us(self, place: _Place) -> float:
+        """Returns what each run of a loop takes longer if those around it are no function."""
+        opening_us = 0.0
+        for loop in place.around:
+            whole_us, thunks_us = (
+                self.backend.xla_step_us(loop, is_compiled=whole) for whole in (True, False)
+            )
+            opening_us /= compute_trip_count(loop) or 1
+            opening_us += max(0.0, thunks_us - whole_us)
+        return opening_us
 
     def _in_order(self, computation: HloComputation) -> list[HloInstruction]:
         """Returns a computation's instructions; loops first that may compute what others stack."""
@@ -261,44 +303,27 @@ class _Loops:
         self.residuals.update(found)
         return [*found, *(i for i in computation.instructions if i not in found)]
 
-    def _visit(self, instruction: HloInstruction, *, is_small: bool) -> bool:
-        """Replaces a loop, or a call that is one, if it can run as a kernel, and else the loops in
-        such a call; returns whether any was replaced."""
-        if instruction.opcode == "while":
-            return self._replace_any(instruction, is_small=is_small)
-        loop = take_out_loop(instruction) if is_small_call(instruction) else None
-        if loop is None:
-            return False
-        is_replaced = self._replace_any(loop, is_small=True) or self._visit_below(
-            loop.called_computations, is_small=True
-        )
-        if not is_replaced:
-            put_back_loop(instruction, loop)
-        elif instruction.computation is not None:
-            instruction.computation.remove(instruction)
-        return is_replaced
-
-    def _replace_any(self, loop: HloInstruction, *, is_small: bool) -> bool:
+    def _replace_any(self, loop: HloInstruction, place: _Place) -> bool:
         """Replaces a loop of any structure."""
         tupled = make_tupled(loop)
-        is_replaced = self._replace(tupled, is_small=is_small)
+        is_replaced = self._replace(tupled, place)
         if not is_replaced:
             undo_tupled(loop, tupled)
         elif loop.computation is not None:
             loop.computation.remove(loop)
         return is_replaced
 
-    def _replace(self, loop: HloInstruction, *, is_small: bool) -> bool:
+    def _replace(self, loop: HloInstruction, place: _Place) -> bool:
         program: LaneProgram | None = None
         residuals = self.residuals.get(loop)
         try:
             with budget.until(self.deadline_s):
-                self._check_duration(loop, is_compiled=is_small)
+                self._check_duration(loop, place)
                 program = form(self.module, loop, residuals)
                 self._check_region(program)
                 self._check_donation(loop)
                 plan = self.backend.plan(program)
-                gain = self._choose(loop, program, plan, is_compiled=is_small)
+                gain = self._choose(loop, program, plan, place)
                 call = self.backend.compile(program, plan)
                 program = call.program
         except UnsupportedError as error:
@@ -394,25 +419,25 @@ class _Loops:
             compile_step=compile_step,
         )
 
-    def _check_duration(self, loop: HloInstruction, *, is_compiled: bool) -> None:
+    def _check_duration(self, loop: HloInstruction, place: _Place) -> None:
         """Refuses a loop that is over too soon, if XLA has counted its steps, before its form is
         looked for."""
         trip_count = compute_trip_count(loop)
         if trip_count is None or self.options.min_gain == 0:
             return
-        step_us = self.backend.xla_step_us(loop, is_compiled=is_compiled)
+        step_us = self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
         check_duration(loop, trip_count, step_us * trip_count)
 
     def _choose(
-        self, loop: HloInstruction, program: LaneProgram, plan: Plan, *, is_compiled: bool
+        self, loop: HloInstruction, program: LaneProgram, plan: Plan, place: _Place
     ) -> Gain:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
         kernel_step_us, kernel_call_us = self.backend.kernel_us(program, plan)
         gain = Gain(
             trip_count=program.trip_count,
-            xla_step_us=self.backend.xla_step_us(loop, is_compiled=is_compiled),
+            xla_step_us=self.backend.xla_step_us(loop, is_compiled=place.is_compiled),
             kernel_step_us=kernel_step_us / program.iterations,
-            kernel_call_us=kernel_call_us + self._forgetting_us(),
+            kernel_call_us=kernel_call_us + self._opening_us(place) + self._forgetting_us(),
         )
         if not gain.is_worth(self.options.min_gain):
             raise gain.refusal(loop, program.obstacle)

@@ -9,13 +9,14 @@ from fuselane.analysis.leaving import find_reductions, reshape_groups
 from fuselane.lanes.normalise import normalise
 from tests.lanes.loops import counting_loop, loop_of
 
+ADD = """add_bf16 { x = bf16[] parameter(0)  y = bf16[] parameter(1)  ROOT z = bf16[] add(x, y) }"""
 STAGES = """
-  z = f32[] constant(0)
-  y = f32[90] sine(e0)
-  padded = f32[96] pad(y, z), padding=0_6
-  q = f32[3,32] reshape(padded)
-  r = f32[3] reduce(q, z), dimensions={1}, to_apply=add_f32
-  s = f32[] reduce(r, z), dimensions={0}, to_apply=add_f32
+  z = bf16[] constant(0)
+  y = bf16[90] sine(e0)
+  padded = bf16[96] pad(y, z), padding=0_6
+  q = bf16[3,32] reshape(padded)
+  r = bf16[3] reduce(q, z), dimensions={1}, to_apply=add_bf16
+  s = bf16[] reduce(r, z), dimensions={0}, to_apply=add_bf16
 """
 
 
@@ -26,8 +27,8 @@ def analyse(body: str, results: list[str], carried: list[str], **more: str) -> L
 
 def test_stages_are_one_reduction() -> None:
     """XLA takes a sum of 90 values apart: padded, split into 3 times 32, added up twice."""
-    body = STAGES + "t = f32[] add(e1, s)"
-    analysis = analyse(body, ["y", "t"], ["f32[90]", "f32[]"])
+    body = STAGES + "t = bf16[] add(e1, s)"
+    analysis = analyse(body, ["y", "t"], ["bf16[90]", "bf16[]"], more=ADD)
     assert analysis.num_lanes == 90
     (leaving,) = analysis.leaving
     names = [member.name for member in leaving.reduction.members]
@@ -39,8 +40,8 @@ def test_stages_are_one_reduction() -> None:
 
 def test_stage_that_is_wanted_itself() -> None:
     """The three sums of 32 values go out, too: the lanes are not what is reduced."""
-    body = STAGES + "t = f32[] add(e1, s)\nu = f32[3] add(r, e2)"
-    module = counting_loop(body, ["y", "t", "u"], ["f32[90]", "f32[]", "f32[3]"])
+    body = STAGES + "t = bf16[] add(e1, s)\nu = bf16[3] add(r, e2)"
+    module = counting_loop(body, ["y", "t", "u"], ["bf16[90]", "bf16[]", "bf16[3]"], more=ADD)
     region = normalise(loop_of(module)).region
     loop = next(i for i in region.instructions if i.opcode == "while")
     sources = {r.root.name: r.source.name for r in find_reductions(loop.body)}

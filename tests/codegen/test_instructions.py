@@ -248,4 +248,4 @@ def test_many_long_reductions_of_pairs_are_a_loop() -> None:
         return [sums.max(2), w, sums.argmax(2)]
 
     arguments = some([32, 16]), some([32, 16, 16], seed=1), some([32, 16], np.int32)
-    assert check(module, step, 3, *arguments).code.num_instructions < 1500
+    assert check(module, step, 3, *arguments).code.num_instructions < 2500

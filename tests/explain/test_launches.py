@@ -102,8 +102,8 @@ ENTRY main {
     assert [launch.count for launch in found.kernels.values()] == [1, 1]
 
 
-def test_a_small_call_is_one_kernel() -> None:
-    text = NESTED.replace("OUTER", KNOWN).replace(
+def test_a_small_call_is_walked_as_one_function() -> None:
+    text = NESTED.replace("OUTER", "").replace(
         "outer = (s32[], f32[8]) while(init), condition=outer_condition, body=outer_body",
         "outer = (s32[], f32[8]) call(init), to_apply=small,"
         ' frontend_attributes={xla_cpu_small_call="true"}',
@@ -111,11 +111,13 @@ def test_a_small_call_is_one_kernel() -> None:
     text = text.replace(
         "ENTRY",
         "small {\n  a = (s32[], f32[8]) parameter(0)\n  ROOT w = (s32[], f32[8]) while(a),"
-        " condition=outer_condition, body=outer_body\n}\nENTRY",
-    ).replace(KNOWN, "")
+        f" condition=outer_condition, body=outer_body {KNOWN}\n}}\nENTRY",
+    )
     found = find_launches(xla.module_of(text))
-    assert [(k.name, launch.count) for k, launch in found.kernels.items()] == [
-        ("c", 1),
-        ("outer", 1),
-    ]
-    assert [loop.kernel.name for loop in found.loops.values() if loop.kernel] == ["outer", "outer"]
+    # A function asks the condition, whatever is known of the trip count.
+    assert counts(text) == counts(NESTED.replace("OUTER", ""))
+    functions = {k.name: launch.function for k, launch in found.kernels.items()}
+    assert functions.pop("c") is None
+    assert {call and call.name for call in functions.values()} == {"outer"}
+    assert [loop.function and loop.function.name for loop in found.loops.values()] == ["outer"] * 2
+    assert [loop.parent and loop.parent.name for loop in found.loops.values()] == [None, "w"]

@@ -43,7 +43,8 @@ def test_results_of_several() -> None:
 
 
 def test_what_stays() -> None:
-    """Custom fusions, copies into other layouts, and what runs as one function stay."""
+    """Custom fusions and copies into other layouts stay; what runs as one function is no other
+    code."""
     module = module_of("""HloModule m
     f { p = f32[8,8] parameter(0) ROOT s = f32[8,8] sine(p) }
     l { p = f32[8,8] parameter(0) ROOT s = f32[8,8] fusion(p), kind=kLoop, calls=f }
@@ -52,9 +53,11 @@ def test_what_stays() -> None:
         a = f32[8,8] call(d), to_apply=l, frontend_attributes={xla_cpu_small_call="true"}
         b = f32[8,8] fusion(d), kind=kCustom, calls=g
         ROOT t = (f32[8,8]{0,1}, f32[8,8], f32[8,8]) tuple(c, a, b) }""")
-    assert dissolve(module) == 0
+    assert dissolve(module) == 1
     verify(module)
     assert opcodes(module) == ["call", "copy", "fusion", "parameter", "tuple"]
+    (call,) = (i for i in module.entry.instructions if i.opcode == "call")
+    assert call.to_apply.root.opcode == "sine"
 
 
 def test_control_edges() -> None:

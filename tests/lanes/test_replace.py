@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.errors import VerificationError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -11,7 +12,7 @@ from fuselane.hlo.verifier import verify
 from fuselane.lanes.donation import copy_donated_arguments, count_donated_bytes
 from fuselane.lanes.form import form
 from fuselane.lanes.replace import replace_loop
-from fuselane.lanes.small_calls import is_small_call, put_back_loop, take_out_loop
+from fuselane.lanes.small_calls import put_back_loops, take_out_loops
 from tests.hlo.xla import module_of, to_text
 
 ATTRIBUTES = b'{key = "k"}'
@@ -322,12 +323,12 @@ def parse_small() -> HloModule:
 
 def test_loop_in_a_small_call() -> None:
     module = parse_small()
-    small = find(module, "small")
-    assert is_small_call(small)
-    loop = take_out_loop(small)
-    assert loop is not None and loop.name == "loop"
+    assert is_small_call(find(module, "small"))
+    take_out_loops(module)
+    loop = find(module, "loop")
+    assert is_small_loop(loop) and loop.computation is module.entry
     call = replace_loop(loop, form(module, loop), "target", ATTRIBUTES)
-    module.entry.remove(small)
+    put_back_loops(module)
     module.remove_unused_computations()
     verify(module)
     assert aliases(call) == {0: "own"}
@@ -336,14 +337,26 @@ def test_loop_in_a_small_call() -> None:
 
 def test_loop_put_back_into_its_small_call() -> None:
     module = parse_small()
-    before = to_text(module.to_bytes())
-    small = find(module, "small")
-    loop = take_out_loop(small)
-    assert loop is not None
-    put_back_loop(small, loop)
+    take_out_loops(module)
+    find(module, "loop").add_control_predecessor(find(module, "state"))
+    put_back_loops(module)
+    module.remove_unused_computations()
     verify(module)
-    after = to_text(module.to_bytes())
-    assert after == before
+    last = find(module, "last")
+    (call,) = last.operands
+    assert is_small_call(call) and call.operands == [find(module, "init")]
+    assert call.control_predecessors == [find(module, "state")]
+    loop = call.to_apply.root
+    assert loop.name == "loop" and loop.operands == call.to_apply.parameters
+    assert loop.body.name == "body" and not is_small_loop(loop)
+
+
+def test_a_loop_that_was_in_no_small_call_is_put_into_none() -> None:
+    module = parse(_ENTRY + _STATE + "ROOT r = f32[1000]{0} negate(last)")
+    before = module.to_bytes()
+    take_out_loops(module)
+    put_back_loops(module)
+    assert module.to_bytes() == before
 
 
 # Donated arguments.

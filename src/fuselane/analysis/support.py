@@ -52,6 +52,7 @@ _SIDE_EFFECT: Final = "has an effect besides its value"
 _DYNAMIC: Final = "for shapes known only at run time"
 _EXPANDED: Final = "XLA:CPU has expanded it before Fuselane sees it"
 _LIBRARY: Final = "XLA:CPU calls a library"
+_NEW: Final = "new in the XLA of JAX 0.12"
 
 LEFT_OPCODES: Final[Mapping[str, str]] = {
     "acos": _EXPANDED,
@@ -86,9 +87,11 @@ LEFT_OPCODES: Final[Mapping[str, str]] = {
     "cosh": _EXPANDED,
     "domain": _COLLECTIVE,
     "dynamic-reshape": _DYNAMIC,
+    "exp2": _NEW,
     "fft": _LIBRARY,
     "get-dimension-size": _DYNAMIC,
     "infeed": _SIDE_EFFECT,
+    "log2": _NEW,
     "outfeed": _SIDE_EFFECT,
     "partition-id": _COLLECTIVE,
     "ragged-all-to-all": _COLLECTIVE,
@@ -106,6 +109,7 @@ LEFT_OPCODES: Final[Mapping[str, str]] = {
     "send": _COLLECTIVE,
     "send-done": _COLLECTIVE,
     "set-dimension-size": _DYNAMIC,
+    "shuffle": _NEW,
     "sinh": _EXPANDED,
     "stochastic-convert": _EXPANDED,
     "topk": "XLA:CPU has made it the custom call `TopK`, which is fused",

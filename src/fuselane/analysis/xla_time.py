@@ -18,6 +18,7 @@ from typing import Final, final
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, FREE_OPCODES
+from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
@@ -143,19 +144,24 @@ def estimate_step_us(
 
 
 def estimate_thunk_us(
-    instruction: HloInstruction, costs: MachineCosts, *, footprint: int, num_cores: int = 1
+    instruction: HloInstruction,
+    costs: MachineCosts,
+    *,
+    footprint: int,
+    num_cores: int = 1,
+    is_compiled: bool = False,
 ) -> float:
     """Returns XLA's time for one thunk, its dispatch included, in microseconds.
 
     Args:
-        instruction: Of a computation that XLA runs thunk by thunk, as XLA leaves it; a small call
-            counts with the loops in it.
+        instruction: As XLA leaves it; a small call counts with the loops in it.
         costs: Those of the machine.
         footprint: Bytes of all arrays in use where it runs, which decides whether they stay in
             caches.
         num_cores: Cores that XLA's libraries may use.
+        is_compiled: Whether it is part of a function, and no thunk.
     """
-    clock = _Clock(costs=costs, footprint=footprint, is_compiled=False, num_cores=num_cores)
+    clock = _Clock(costs=costs, footprint=footprint, is_compiled=is_compiled, num_cores=num_cores)
     return clock.instruction(instruction)
 
 
@@ -199,10 +205,12 @@ class _Clock:
             return 0.0
         if opcode == "while":
             count = compute_trip_count(instruction)
-            return self.step(instruction) * (UNKNOWN_TRIP_COUNT if count is None else count)
+            is_whole = self.is_compiled or is_small_loop(instruction)
+            inner = replace(self, is_compiled=is_whole)
+            return inner.step(instruction) * (UNKNOWN_TRIP_COUNT if count is None else count)
         if opcode == "call":
-            is_whole = "xla_cpu_small_call" in instruction.frontend_attributes
-            inner = replace(self, is_compiled=self.is_compiled or is_whole)
+            is_whole = self.is_compiled or is_small_call(instruction)
+            inner = replace(self, is_compiled=is_whole)
             return self._dispatch + inner.computation(instruction.to_apply)
         if opcode == "conditional":
             branches = [self.computation(c) for c in instruction.called_computations]

@@ -145,7 +145,13 @@ def _choose_clock(
         if own_us is not None:
             return own_us
         carried = launch.loop.shape.byte_size if launch.loop else int(cost.num_bytes)
-        return estimate_thunk_us(launch.instruction, costs, footprint=carried, num_cores=num_cores)
+        return estimate_thunk_us(
+            launch.instruction,
+            costs,
+            footprint=carried,
+            num_cores=num_cores,
+            is_compiled=launch.function is not None,
+        )
 
     return time_us
 

@@ -113,8 +113,7 @@ class _Finder:
             kernel = launch.instruction
             yield from self._into(kernel, kernel.operands, launch.count, launch.loop)
         for loop in self._launches.loops.values():
-            if loop.kernel is None:
-                yield from self._around(loop.instruction, loop.entries, loop.parent)
+            yield from self._around(loop.instruction, loop.entries, loop.parent)
         for instruction in dict.fromkeys(self._launches.callers.values()):
             if instruction.opcode == "conditional":
                 yield from self._branches(instruction)

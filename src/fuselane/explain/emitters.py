@@ -9,7 +9,6 @@ import json
 from typing import Final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.explain.launches import is_small_call
 from fuselane.hlo.instruction import HloInstruction
 
 FUSELANE_TARGET: Final = "fuselane_kernel"
@@ -65,8 +64,6 @@ def get_kind(instruction: HloInstruction) -> str:
         return instruction.fusion_kind
     if instruction.opcode in COPY_OPCODES:
         return "copy"
-    if is_small_call(instruction):
-        return "call"
     if instruction.opcode == "custom-call":
         target = instruction.custom_call_target
         if target == FUSELANE_TARGET:
@@ -84,8 +81,6 @@ def get_emitter(instruction: HloInstruction) -> str:
         return _fusion_emitter(instruction)
     if opcode in COPY_OPCODES:
         return "memcpy"
-    if is_small_call(instruction):
-        return "function"
     if opcode == "custom-call":
         return instruction.custom_call_target
     if opcode in COLLECTIVE_OPCODES:

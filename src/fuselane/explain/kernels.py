@@ -65,6 +65,7 @@ def _describe(launch: Launch, provenance: Provenance, clock: Clock) -> KernelMod
         operands=operands,
         outputs=outputs,
         loop=launch.loop.name if launch.loop else "",
+        function=launch.function.name if launch.function else "",
         launches=launch.total,
         launches_per_iteration=launch.total_per_iteration,
         flops=cost.flops + cost.transcendentals,

@@ -1,23 +1,22 @@
 """What XLA launches, in order: the kernels of a scheduled module and the loops around them.
 
 A run of the program walks the schedule of the entry computation. Loops, branches and calls walk
-those of the computations they call, but for a `call` that XLA:CPU marked as small: it compiles all
-of that into one function, which makes it one kernel.
+those of the computations they call. What XLA:CPU compiles into one function (see
+`analysis.small_calls`) is walked as well: its kernels are parts of that function then, each of them
+still a pass over its arrays, and starting one costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from fuselane.analysis.small_calls import is_small_call
 from fuselane.analysis.while_loops import compute_trip_count, get_known_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-
-SMALL_CALL: Final = "xla_cpu_small_call"
-"""The front-end attribute by which XLA:CPU marks a call that becomes one function."""
 
 FREE_OPCODES: Final = frozenset(
     {
@@ -59,6 +58,7 @@ class Launch:
         per_iteration: How often in an iteration of `loop`, or in a run outside of all; each of
             several branches is taken to be as likely as the others.
         parts: Launches each time. A sort on a GPU is several: copies of its operands, and steps.
+        function: The small call of whose function it is a part, or None.
     """
 
     instruction: HloInstruction
@@ -66,6 +66,7 @@ class Launch:
     count: int | None
     per_iteration: float
     parts: int = 1
+    function: HloInstruction | None = None
 
     @property
     def total(self) -> int | None:
@@ -88,14 +89,14 @@ class Loop:
         parent: The `while` around it, or None.
         entries: How often it starts per run, or None if only known at run time.
         per_iteration: How often it starts per iteration of `parent`.
-        kernel: The small call that holds it, or None.
+        function: The small call of whose function it is a part, or None.
     """
 
     instruction: HloInstruction
     parent: HloInstruction | None
     entries: int | None
     per_iteration: float
-    kernel: HloInstruction | None = None
+    function: HloInstruction | None = None
 
     @property
     def trip_count(self) -> int | None:
@@ -111,8 +112,7 @@ class Launches:
     Attributes:
         kernels: By the instruction, in the order of the schedule.
         loops: By the `while`; outer loops before those inside them.
-        callers: The instruction that runs a computation, for those that are walked and those
-            inside a small call.
+        callers: The instruction that runs a computation, for those that are walked.
     """
 
     kernels: dict[HloInstruction, Launch] = field(default_factory=dict)
@@ -128,21 +128,25 @@ def find_launches(module: HloModule, parts: Mapping[str, int] | None = None) -> 
         parts: Launches of an instruction each time, by its name; 1 where not given.
     """
     walk = _Walk(_read_schedule(module), parts or {})
-    walk.computation(module.entry, None, 1, 1.0)
+    walk.computation(module.entry, _Place())
     return walk.found
-
-
-def is_small_call(instruction: HloInstruction) -> bool:
-    """Whether XLA:CPU compiles a call and all it calls into one function."""
-    return instruction.opcode == "call" and SMALL_CALL in instruction.frontend_attributes
 
 
 def is_kernel(instruction: HloInstruction) -> bool:
     """Whether an instruction of a computation that is walked is launched as a kernel."""
     opcode = instruction.opcode
-    if opcode in FREE_OPCODES or opcode in _DONE_OPCODES:
-        return False
-    return opcode not in CONTROL_OPCODES or is_small_call(instruction)
+    return not (opcode in FREE_OPCODES or opcode in _DONE_OPCODES or opcode in CONTROL_OPCODES)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a computation runs, and how often; see `Launch`."""
+
+    loop: HloInstruction | None = None
+    count: int | None = 1
+    per_iteration: float = 1.0
+    function: HloInstruction | None = None
 
 
 @final
@@ -154,92 +158,57 @@ class _Walk:
         self._schedule = schedule
         self._parts = parts
 
-    def computation(
-        self,
-        computation: HloComputation,
-        loop: HloInstruction | None,
-        count: int | None,
-        per_iteration: float,
-    ) -> None:
+    def computation(self, computation: HloComputation, place: _Place) -> None:
         for instruction in self._schedule.get(computation.id, computation.instructions):
             if is_kernel(instruction):
-                self._launch(instruction, loop, count, per_iteration)
+                self._launch(instruction, place)
             elif instruction.opcode in CONTROL_OPCODES:
                 for callee in instruction.called_computations:
                     self.found.callers[callee] = instruction
-                self._control(instruction, loop, count, per_iteration)
+                self._control(instruction, place)
 
-    def _launch(
-        self,
-        instruction: HloInstruction,
-        loop: HloInstruction | None,
-        count: int | None,
-        per_iteration: float,
-    ) -> None:
+    def _launch(self, instruction: HloInstruction, place: _Place) -> None:
+        count, per_iteration = place.count, place.per_iteration
         before = self.found.kernels.get(instruction)
         if before is not None:
             count = None if count is None or before.count is None else count + before.count
             per_iteration += before.per_iteration
         self.found.kernels[instruction] = Launch(
             instruction=instruction,
-            loop=loop,
+            loop=place.loop,
             count=count,
             per_iteration=per_iteration,
             parts=self._parts.get(instruction.name, 1),
+            function=place.function,
         )
-        if is_small_call(instruction):
-            self._inside(instruction, instruction, loop, count, per_iteration)
 
-    def _control(
-        self,
-        instruction: HloInstruction,
-        loop: HloInstruction | None,
-        count: int | None,
-        per_iteration: float,
-    ) -> None:
+    def _control(self, instruction: HloInstruction, place: _Place) -> None:
         if instruction.opcode == "while":
-            self.found.loops[instruction] = Loop(
-                instruction=instruction, parent=loop, entries=count, per_iteration=per_iteration
-            )
-            trips = compute_trip_count(instruction)
-            inner = _times(count, trips)
-            if get_known_trip_count(instruction) is None:
-                checks = None if trips is None else trips + 1
-                self.computation(instruction.condition, instruction, _times(count, checks), 1.0)
-            else:  # XLA counts down instead of asking the condition.
-                self.computation(instruction.condition, instruction, 0, 0.0)
-            self.computation(instruction.body, instruction, inner, 1.0)
+            self._loop(instruction, place)
             return
+        if is_small_call(instruction):
+            place = replace(place, function=place.function or instruction)
         share = len(instruction.called_computations) if instruction.opcode == "conditional" else 1
+        place = replace(place, per_iteration=place.per_iteration / share)
         for callee in instruction.called_computations:
-            self.computation(callee, loop, count, per_iteration / share)
+            self.computation(callee, place)
 
-    def _inside(
-        self,
-        caller: HloInstruction,
-        kernel: HloInstruction,
-        loop: HloInstruction | None,
-        count: int | None,
-        per_iteration: float,
-    ) -> None:
-        """Finds the loops that are part of a kernel."""
-        for callee in caller.called_computations:
-            self.found.callers[callee] = caller
-            for instruction in callee.instructions:
-                if instruction.opcode not in CONTROL_OPCODES:
-                    continue
-                entries, times, parent = count, per_iteration, loop
-                if instruction.opcode == "while":
-                    self.found.loops[instruction] = Loop(
-                        instruction=instruction,
-                        parent=loop,
-                        entries=count,
-                        per_iteration=per_iteration,
-                        kernel=kernel,
-                    )
-                    entries = _times(count, compute_trip_count(instruction))
-                    times, parent = 1.0, instruction
-                self._inside(instruction, kernel, parent, entries, times)
+    def _loop(self, loop: HloInstruction, place: _Place) -> None:
+        self.found.loops[loop] = Loop(
+            instruction=loop,
+            parent=place.loop,
+            entries=place.count,
+            per_iteration=place.per_iteration,
+            function=place.function,
+        )
+        trips = compute_trip_count(loop)
+        inner = replace(place, loop=loop, count=_times(place.count, trips), per_iteration=1.0)
+        if place.function is not None or get_known_trip_count(loop) is None:
+            checks = _times(place.count, None if trips is None else trips + 1)
+            self.computation(loop.condition, replace(inner, count=checks))
+        else:  # XLA counts down instead of asking the condition, but for loops in functions.
+            self.computation(loop.condition, replace(inner, count=0, per_iteration=0.0))
+        self.computation(loop.body, inner)
 
 
 def _times(count: int | None, trips: int | None) -> int | None:

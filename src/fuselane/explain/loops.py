@@ -33,6 +33,7 @@ def describe_loops(
             kernels_per_iteration=counter.per_iteration(loop),
             launches=counter.launches(loop),
             fuselane_launches=counter.fuselane_launches(loop),
+            function=loop.function.name if loop.function else "",
             carried_bytes=sum(s.byte_size for s in loop.instruction.shape.tuple_shapes),
             decision=chosen.get(loop.instruction.name),
         )
@@ -56,8 +57,6 @@ class _Counter:
 
     def per_iteration(self, loop: Loop) -> float | None:
         """Returns the kernels of one iteration, those of inner loops included."""
-        if loop.kernel is not None:
-            return 0.0
         total = sum(times for _, times in self._own.get(loop.instruction, ()))
         for inner in self._inner(loop):
             step = self.per_iteration(inner)
@@ -67,10 +66,7 @@ class _Counter:
         return total
 
     def launches(self, loop: Loop) -> int | None:
-        """Returns the kernels of a run, those of inner loops included; the small call itself for a
-        loop in one."""
-        if loop.kernel is not None:
-            return self._launches.kernels[loop.kernel].total
+        """Returns the kernels of a run, those of inner loops included."""
         return _sum(self._own_launches(loop), map(self.launches, self._inner(loop)))
 
     def fuselane_launches(self, loop: Loop) -> int | None:
@@ -78,13 +74,13 @@ class _Counter:
         decision = self._decisions.get(loop.instruction.name)
         if decision is not None and decision.fused:
             return loop.entries
-        if loop.kernel is not None:
-            return self.launches(loop)
-        return _sum(self._own_launches(loop), map(self.fuselane_launches, self._inner(loop)))
+        return _sum(
+            self._own_launches(loop),
+            map(self.fuselane_launches, self._inner(loop)),
+        )
 
     def _inner(self, loop: Loop) -> list[Loop]:
-        """Returns the loops directly in a loop that are no part of its own kernels."""
-        return [c for c in self._children.get(loop.instruction, ()) if c.kernel is None]
+        return self._children.get(loop.instruction, [])
 
     def _own_launches(self, loop: Loop) -> int | None:
         counts = [count for count, _ in self._own.get(loop.instruction, ())]

@@ -74,14 +74,16 @@ class KernelModel:
     Attributes:
         name: Name of the instruction in the final module.
         kind: `kLoop`, `kInput`, `kOutput`, `kCustom`, `library`, `copy`, `custom-call`, `fuselane`,
-            `call` for small loops or branches that XLA:CPU compiles into one function, or `single`
-            for an instruction on its own.
+            or `single` for an instruction on its own.
         emitter: Which of XLA's code generators makes it: `loop`, `reduction`, `transpose`,
             `scatter`, `concatenate`, `triton`, ..., or the library's name.
         opcodes: How many instructions of each opcode it computes, parameters left out.
         operands: What it reads.
         outputs: What it writes.
         loop: Name of the innermost loop it runs in, or "" outside of all.
+        function: Name of the call of whose function it is a part, as XLA:CPU compiles some loops
+            into one function each; "" for a kernel of its own. A launch is then one run of that
+            part, and nothing has to be dispatched for it.
         launches: Launches per run: the product of the trip counts around it, times the launches it
             takes, which for a sort on a GPU are several. None if one of them is only known at run
             time.
@@ -107,6 +109,7 @@ class KernelModel:
     operands: tuple[ArrayModel, ...]
     outputs: tuple[ArrayModel, ...]
     loop: str = ""
+    function: str = ""
     launches: int | None = 1
     launches_per_iteration: float = 1
     flops: float = 0
@@ -142,6 +145,7 @@ class LoopModel:
             included; None if an inner trip count is unknown.
         launches: Kernels XLA launches for it per run, or None if unknown.
         fuselane_launches: The same under Fuselane, or None if unknown.
+        function: Name of the call of whose function it is a part, or "".
         carried_bytes: Size of the loop-carried state.
         decision: What Fuselane decided about it; None on a target Fuselane does not compile for.
     """
@@ -153,6 +157,7 @@ class LoopModel:
     kernels_per_iteration: float | None = None
     launches: int | None = None
     fuselane_launches: int | None = None
+    function: str = ""
     carried_bytes: int = 0
     decision: LoopDecision | None = None
 

@@ -209,13 +209,13 @@ def _loop_line(loop: LoopModel) -> Text:
     line.append(plural(loop.trip_count, "iteration"))
     if loop.kernels_per_iteration:
         line.append(f" × {plural(loop.kernels_per_iteration, 'kernel')}")
-    elif loop.kernels_per_iteration is not None:
-        line.append(" in one kernel")
     if loop.launches is not None:
         sign = " =" if loop.kernels_per_iteration else ","
         line.append(f"{sign} {plural(loop.launches, 'launch', 'launches')}")
     if loop.fuselane_launches is not None and loop.fuselane_launches != loop.launches:
         line.append(f", {format_count(loop.fuselane_launches)} under Fuselane", "green")
+    if loop.function:
+        line.append(", all in one function")
     line.append(f"  carries {format_bytes(loop.carried_bytes)}", "dim")
     line.append(f"  {format_place(loop.source)}", "blue")
     return line

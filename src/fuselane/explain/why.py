@@ -23,7 +23,6 @@ from fuselane.explain.emitters import (
     get_wrapped,
     is_library,
 )
-from fuselane.explain.launches import is_small_call
 from fuselane.explain.random_numbers import makes_random_numbers
 from fuselane.explain.units import format_bytes, plural
 from fuselane.hlo.instruction import HloInstruction
@@ -123,9 +122,7 @@ class Judge:
         return None
 
     def _decide_random(self, edge: Edge) -> BoundaryDecision:
-        what = (
-            "loop" if edge.producer.opcode == "while" or is_small_call(edge.producer) else "kernel"
-        )
+        what = "loop" if edge.producer.opcode == "while" else "kernel"
         detail = (
             f"A {what} of its own, `{edge.producer.name}`, makes random bits, and"
             f" `{edge.consumer.name}` reads {format_bytes(edge.num_bytes)} of them from memory."

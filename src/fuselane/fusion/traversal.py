@@ -13,14 +13,12 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
 _CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start"})
-_SMALL_CALL: Final = "xla_cpu_small_call"
 
 
 def sequential_computations(module: HloModule) -> list[HloComputation]:
     """Returns the entry and what it runs by control flow, callees first.
 
-    Bodies of fusions, reductions, sorts and the like, which run element by element, are left out;
-    so is what XLA:CPU compiles into one function, where nothing is a kernel of its own.
+    Bodies of fusions, reductions, sorts and the like, which run element by element, are left out.
     """
     wanted = {module.entry}
     reachable = reachable_computations([module.entry])
@@ -28,7 +26,7 @@ def sequential_computations(module: HloModule) -> list[HloComputation]:
         if computation not in wanted:
             continue
         for instruction in computation.instructions:
-            if instruction.opcode in _CONTROL_FLOW and not is_small_call(instruction):
+            if instruction.opcode in _CONTROL_FLOW:
                 wanted.update(instruction.called_computations)
     return [c for c in reachable if c in wanted]
 
@@ -43,14 +41,6 @@ def separate_bodies(module: HloModule) -> None:
             if fusion.to_apply in seen:
                 fusion.called_computations[:] = [module.add(clone_computation(fusion.to_apply))]
             seen.add(fusion.to_apply)
-
-
-def is_small_call(instruction: HloInstruction) -> bool:
-    """Whether an instruction calls a computation that XLA:CPU compiles into one function."""
-    return (
-        instruction.opcode == "call"
-        and instruction.frontend_attributes.get(_SMALL_CALL, "").lower() == "true"
-    )
 
 
 def xla_post_order(computation: HloComputation) -> list[HloInstruction]:

@@ -1,52 +1,107 @@
-"""Loops that XLA:CPU has put into a call of their own.
+"""Takes loops out of the calls that XLA:CPU has put them into, and puts back what stays with XLA.
 
-XLA compiles a loop over little data into one function: before it reaches us it has become
+Before                                          Between the two
+    %c = call(%t), to_apply=%loop,                  %w = while(%t), ...,
+        frontend_attributes={                           frontend_attributes={
+        xla_cpu_small_call="true"}                      xla_cpu_small_call="true"}
+    %loop: ROOT %w = while(%p), ...
 
-    %call = call(%tuple), to_apply=%loop, frontend_attributes={xla_cpu_small_call="true"}
-    %loop: %p = parameter(0)   ROOT %w = while(%p), ...
-
-A kernel's custom call cannot be compiled into such a function, and the loop's initial values are
-outside. So the loop is taken out to have a try, and put back if it stays with XLA.
+XLA compiles such a call into one function; see `analysis.small_calls`. In it a loop is out of
+sight: what it starts from, and the loops before and after it, are outside. And a kernel cannot be
+called in such a function, so a loop with a kernel in it stays outside.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
+from fuselane.analysis.small_calls import SMALL_CALL, is_small_call, is_small_loop
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
 
-_ATTRIBUTE: Final = "xla_cpu_small_call"
+
+def take_out_loops(module: HloModule) -> None:
+    """Puts each loop of a module that a small call consists of in the place of the call.
+
+    The loop keeps its name, and has the attribute that the call had. Calls of more than a loop are
+    left alone.
+    """
+    for computation in reachable_computations([module.entry]):
+        for call in [i for i in computation.instructions if is_small_call(i)]:
+            if _is_loop(call.to_apply):
+                _take_out(computation, call)
+    module.remove_unused_computations()
 
 
-def is_small_call(instruction: HloInstruction) -> bool:
-    """Whether an instruction calls a computation that XLA compiles into one function."""
-    return (
-        instruction.opcode == "call"
-        and instruction.frontend_attributes.get(_ATTRIBUTE, "").lower() == "true"
+def _is_loop(callee: HloComputation) -> bool:
+    return callee.root.opcode == "while" and callee.root.operands == callee.parameters
+
+
+def _take_out(computation: HloComputation, call: HloInstruction) -> None:
+    inside = call.to_apply.root
+    loop = computation.add(inside.clone(call.operands), before=call)
+    loop.name = inside.name
+    loop.proto.frontend_attributes.map.add(key=SMALL_CALL, value="true")
+    _take_place(loop, call)
+
+
+def put_back_loops(module: HloModule) -> None:
+    """Puts the loops of a module that `take_out_loops` took out back, each into a call of its own;
+    those that hold a kernel stay."""
+    for computation in reachable_computations([module.entry]):
+        for loop in [i for i in computation.instructions if is_small_loop(i)]:
+            _remove_mark(loop)
+            if not _holds_kernel(loop):
+                _put_back(module, computation, loop)
+
+
+def _put_back(module: HloModule, computation: HloComputation, loop: HloInstruction) -> None:
+    callee = HloComputation.create(f"{loop.name}.small")
+    (operand,) = loop.operands
+    parameter = callee.add(HloInstruction.parameter(0, operand.shape, operand.name))
+    inside = callee.root = callee.add(loop.clone([parameter]))
+    call = make_small_call(operand, module.add(callee), loop)
+    _take_place(computation.add(call, before=loop), loop)
+    inside.name = loop.name
+
+
+def make_small_call(
+    operand: HloInstruction, callee: HloComputation, origin: HloInstruction
+) -> HloInstruction:
+    """Returns a call, in no computation yet, that XLA compiles into one function.
+
+    Args:
+        operand: The only argument.
+        callee: What is called.
+        origin: The loop it is there for, of which it gets the place in the user's program.
+    """
+    call = HloInstruction.create(
+        "call",
+        callee.root.shape,
+        [operand],
+        called_computations=[callee],
+        metadata=origin.metadata,
+    )
+    call.proto.frontend_attributes.map.add(key=SMALL_CALL, value="true")
+    return call
+
+
+def _take_place(new: HloInstruction, old: HloInstruction) -> None:
+    """Gives `new` the users and control edges of `old`, which goes."""
+    old.move_control_edges_to(new)
+    old.replace_all_uses_with(new)
+    if old.computation is not None:
+        old.computation.remove(old)
+
+
+def _holds_kernel(loop: HloInstruction) -> bool:
+    """Whether there is a custom call in a loop; XLA puts none into a small call."""
+    return any(
+        instruction.opcode == "custom-call"
+        for computation in reachable_computations(loop.called_computations)
+        for instruction in computation.instructions
     )
 
 
-def take_out_loop(call: HloInstruction) -> HloInstruction | None:
-    """Puts the loop that a small call consists of in front of the call, which loses all its users.
-
-    Returns:
-        The new `while`, with the name of the one in the call; None, and nothing is changed, if the
-        call is more than a loop.
-    """
-    loop = call.to_apply.root
-    parameters = call.to_apply.parameters
-    if call.computation is None or loop.opcode != "while" or loop.operands != parameters:
-        return None
-    outside = call.computation.add(loop.clone(call.operands), before=call)
-    outside.name = loop.name
-    call.move_control_edges_to(outside)
-    call.replace_all_uses_with(outside)
-    return outside
-
-
-def put_back_loop(call: HloInstruction, loop: HloInstruction) -> None:
-    """Undoes `take_out_loop`."""
-    loop.move_control_edges_to(call)
-    loop.replace_all_uses_with(call)
-    if loop.computation is not None:
-        loop.computation.remove(loop)
+def _remove_mark(loop: HloInstruction) -> None:
+    marks = loop.proto.frontend_attributes.map
+    del marks[next(n for n, mark in enumerate(marks) if mark.key == SMALL_CALL)]

@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
+from fuselane.analysis.small_calls import is_small_loop
 from fuselane.contract import Check
 from fuselane.errors import VerificationError
 from fuselane.hlo.computation import (
@@ -50,6 +51,7 @@ from fuselane.lanes.carry import Carry, get_indices_used
 from fuselane.lanes.checked_elements import describe_elements, stream_indices
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import TYPED_FFI, Attributes, replace_loop
+from fuselane.lanes.small_calls import make_small_call
 from fuselane.lanes.variation import (
     PRED,
     S32,
@@ -271,7 +273,7 @@ class _Verification:
         """Returns the loop's body with a check of each step; None if that cannot be had."""
         if not self.states:
             return None
-        body = self._clone(self.loop.body)
+        body = self._given_body()
         given = [i for i in body.instructions if i.opcode not in _LAZY_OPCODES]
         step, num_wrong = widen(body, [S32, S32])
         loop = self._add_step(body, self._step_start(body))
@@ -297,6 +299,17 @@ class _Verification:
         checked = self._add_check(body, check, [results, kernel, *varied], [step, num_wrong])
         set_root_values(body, [*values, element(body, checked, 0), element(body, checked, 1)])
         return body
+
+    def _given_body(self) -> HloComputation:
+        """Returns the loop's body; as one function, if XLA makes the loop one: in other code it
+        would be rounded otherwise."""
+        body = self._clone(self.loop.body)
+        if not is_small_loop(self.loop):
+            return body
+        outside = HloComputation.create(body.name)
+        parameter = outside.add(HloInstruction.parameter(0, body.root.shape, "state"))
+        outside.root = outside.add(make_small_call(parameter, body, self.loop))
+        return self.module.add(outside)
 
     def _add_step(self, body: HloComputation, values: Values) -> HloInstruction:
         """Adds a loop that runs one step; streams it leaves as they are."""
@@ -337,7 +350,7 @@ class _Verification:
 
     def _is_shared(self, index: int) -> bool:
         """Whether the body hands an element on to a computation that may update it in place."""
-        return any(
+        return is_small_loop(self.loop) or any(
             user.opcode in _SHARING_OPCODES
             for value in self.loop.body.parameters[0].users
             if value.opcode == "get-tuple-element" and value.tuple_index == index

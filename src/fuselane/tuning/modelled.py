@@ -59,7 +59,11 @@ def clock_of_cpu(costs: MachineCosts, num_cores: int) -> Clock:
         else:
             footprint = int(compute_cost(launch.instruction).num_bytes)
         return estimate_thunk_us(
-            launch.instruction, costs, footprint=footprint, num_cores=num_cores
+            launch.instruction,
+            costs,
+            footprint=footprint,
+            num_cores=num_cores,
+            is_compiled=launch.function is not None,
         )
 
     return time_us

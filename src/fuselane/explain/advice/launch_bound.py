@@ -25,10 +25,10 @@ def _find_loops(view: View) -> Iterable[AdviceModel]:
             continue
         kernels = list(view.within(loop.name))
         launches = sum(map(view.launches, kernels))
-        overhead = launches * view.launch_us
+        overhead = _overhead_us(view, kernels)
         if overhead < _MIN_SHARE * sum(map(view.time_us, kernels)):
             continue
-        shared = sum(view.launches(k) for k in _find_shared(kernels)) * view.launch_us
+        shared = _overhead_us(view, _find_shared(kernels))
         gain = view.gain(shared * (1 - 1 / UNROLL_BY))
         if gain is None:
             continue
@@ -46,6 +46,10 @@ def _find_loops(view: View) -> Iterable[AdviceModel]:
             kernels=tuple(kernel.name for kernel in kernels),
             loop=loop.name,
         )
+
+
+def _overhead_us(view: View, kernels: Iterable[KernelModel]) -> float:
+    return sum(view.launches(kernel) * view.dispatch_us(kernel) for kernel in kernels)
 
 
 def _can_unroll(view: View, loop: LoopModel) -> bool:

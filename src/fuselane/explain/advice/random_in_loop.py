@@ -57,7 +57,7 @@ def _saved_us(view: View, kernel: KernelModel) -> float:
     launches too."""
     if view.makes_random_numbers(kernel):
         return view.time_us(kernel)
-    work = max(0.0, kernel.modelled_us - view.launch_us) * view.launches(kernel)
+    work = max(0.0, kernel.modelled_us - view.dispatch_us(kernel)) * view.launches(kernel)
     return work * view.random_share(kernel)
 
 

@@ -16,7 +16,7 @@ def _find(view: View) -> Iterable[AdviceModel]:
         kernel = view.kernels[name]
         if view.makes_random_numbers(kernel):
             continue
-        kept = view.launch_us + 2 * found.num_bytes / view.bytes_per_us
+        kept = view.dispatch_us(kernel) + 2 * found.num_bytes / view.bytes_per_us
         saved = (kernel.modelled_us * found.share - kept) * view.launches(kernel)
         gain = view.gain(saved) if saved > 0 else None
         if gain is None or saved < _MIN_SHARE * view.total_us:

@@ -52,7 +52,7 @@ class View:
 
     Attributes:
         module: What is known so far, all but the advice.
-        launch_us: What launching a kernel takes, in microseconds.
+        launch_us: What launching a kernel of its own takes, in microseconds.
         bytes_per_us: What memory moves.
         first: Returns the module as it came, or None if that is not known.
         recomputed: What kernels compute several times, by the kernel's name.
@@ -108,6 +108,10 @@ class View:
     def launches(self, kernel: KernelModel) -> int:
         """Returns the launches of a kernel in one run; 1 if unknown."""
         return 1 if kernel.launches is None else kernel.launches
+
+    def dispatch_us(self, kernel: KernelModel) -> float:
+        """Returns what each launch of a kernel takes: nothing for a part of a function."""
+        return 0.0 if kernel.function else self.launch_us
 
     def gain(self, saved_us: float) -> float | None:
         """Returns the factor on the time of a run if so much is saved; None if hardly any."""

@@ -26,7 +26,7 @@ def _find(view: View) -> Iterable[AdviceModel]:
         if call.name in (boundary.producer, boundary.consumer)
     }
     split = [name for name in edges if name in view.kernels and view.kernels[name].kind == "kLoop"]
-    saved = sum(view.launches(call) for call in calls) * 2 * view.launch_us
+    saved = 2 * sum(view.launches(call) * view.dispatch_us(call) for call in calls)
     gain = view.gain(saved)
     if not calls or not split or gain is None or saved < _MIN_SHARE * view.total_us:
         return

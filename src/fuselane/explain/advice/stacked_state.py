@@ -112,7 +112,7 @@ def _saved_us(view: View, chain: Iterable[BoundaryModel]) -> float:
             saved += view.time_us(kernel)
         elif not _is_carried(boundary):
             moved = 2 * boundary.num_bytes / view.bytes_per_us
-            saved += view.launches(kernel) * (view.launch_us + moved)
+            saved += view.launches(kernel) * (view.dispatch_us(kernel) + moved)
     return saved
 
 

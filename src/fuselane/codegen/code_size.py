@@ -23,7 +23,7 @@ from fuselane.codegen.vector_timing import timing_of
 from fuselane.hlo.instruction import HloInstruction
 
 _MAX_UNROLLED_CODE: Final = 600.0
-_MIN_ELEMENT_CODE: Final = 60.0
+_MIN_ELEMENT_CODE: Final = 24.0
 """Machine instructions for which a result is made in a loop: of all its elements, and of each, so
 that those of the loop do not matter."""
 

@@ -34,8 +34,6 @@ COMBINE: Final = """combine {{
     [
         ("bf16", "add", "0", "multiply"),
         ("f16", "multiply", "1", "add"),
-        ("f32", "add", "0", "multiply"),
-        ("f64", "multiply", "1", "add"),
         ("f32", "maximum", "-inf", "add"),
         ("s32", "maximum", "-2147483648", "xor"),
         ("s64", "multiply", "1", "xor"),

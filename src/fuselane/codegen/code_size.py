@@ -76,7 +76,7 @@ def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
     else:
         return of_views
     one = timing_of(instruction).instructions
-    if instruction.opcode == "reduce" and _is_half(instruction.operands[0]):
+    if instruction.opcode == "reduce" and _is_rounded(instruction):
         one += _ROUNDING
     if instruction.shape.is_tuple:
         one = sum(OPCODE_COST[applied.opcode] for applied in instruction.to_apply.instructions)
@@ -84,6 +84,8 @@ def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
     return of_views + residual_size(shape.dimensions, lane) * copied
 
 
-def _is_half(array: HloInstruction) -> bool:
-    element = array.shape.element_type
-    return element.is_floating and element.bits < 32
+def _is_rounded(reduce: HloInstruction) -> bool:
+    """Whether a reduction rounds after each element, as those of halves do."""
+    element = reduce.operands[0].shape.element_type
+    applied = sum(i.opcode != "parameter" for i in reduce.to_apply.instructions)
+    return applied > 1 or (element.is_floating and element.bits < 32)

@@ -8,6 +8,7 @@ import pytest
 
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.normalise import normalise
+from fuselane.lanes.reduction_trees import match_reshape
 from tests.lanes.loops import counting_loop, loop_of
 
 COMBINER: Final = """combine {{
@@ -77,3 +78,50 @@ def test_stages_whose_order_or_start_matters_stay(
     type_: str, combiner: str, start: str, between: str
 ) -> None:
     assert len(reductions(type_, combiner, start, between)) == 2
+
+
+def rows(type_: str, shape: str, parts: str, kept: str) -> list[str]:
+    """Returns the reductions of a loop that takes the largest of each row in stages of 32."""
+    start = "-inf" if type_.startswith("f") else "-2147483648"
+    more = COMBINER.format(name="maximum", type=type_)
+    body = f"""start = {type_}[] constant({start})
+        padded = {type_}[{shape}] pad(e0, start), padding=0_0x0_24
+        parts = {type_}[{parts}] reshape(padded)
+        few = {type_}[{kept},2] reduce(parts, start), dimensions={{2}}, to_apply=combine
+        all = {type_}[{kept}] reduce(few, start), dimensions={{1}}, to_apply=combine
+        many = {type_}[{kept},40] broadcast(all), dimensions={{0}}
+        changed = {type_}[{kept},40] add(many, e0)"""
+    loop = normalise(loop_of(counting_loop(body, ["changed"], [f"{type_}[{kept},40]"], more=more)))
+    step = next(i for i in loop.region.instructions if i.opcode == "while").body
+    return [
+        f"{list(i.operands[0].shape.dimensions)} {list(i.dimensions)}"
+        for i in step.instructions
+        if i.opcode == "reduce"
+    ]
+
+
+@pytest.mark.parametrize("type_", ["s32", "f32"])
+def test_stages_of_rows_become_one(type_: str) -> None:
+    assert rows(type_, "30,64", "30,2,32", "30") == ["[30, 40] [1]"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reduced", "found"),
+    [
+        ((30, 1000), (30, 8, 125), {1, 2}, {1}),
+        ((30, 1000), (30, 8, 125), {2}, None),
+        ((30, 1000), (30, 8, 125), {0}, None),
+        ((6, 5), (2, 15), {0}, None),
+        ((6, 5), (2, 15), {0, 1}, {0, 1}),
+        ((4, 1, 7), (4, 7), {1}, {1, 2}),
+        ((4, 7), (1, 4, 1, 7), {0, 1, 2}, {0}),
+        ((4, 7), (4, 1, 7), {0}, None),
+        ((0, 7), (7, 0), {0}, None),
+        ((3, 4), (3, 2, 2), {0}, None),
+        ((3, 4), (3, 4), set(), set()),
+    ],
+)
+def test_dimensions_across_a_reshape(
+    before: tuple[int, ...], after: tuple[int, ...], reduced: set[int], found: set[int] | None
+) -> None:
+    assert match_reshape(before, after, frozenset(reduced)) == found

@@ -27,6 +27,9 @@ _MIN_ELEMENT_CODE: Final = 60.0
 """Machine instructions for which a result is made in a loop: of all its elements, and of each, so
 that those of the loop do not matter."""
 
+_ROUNDING: Final = 6.0
+"""Machine instructions that round a sum of halves."""
+
 _CALL: Final = 10.0
 """Machine instructions of a call of a long routine, which many elements have in common."""
 
@@ -73,7 +76,16 @@ def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
     else:
         return of_views
     one = timing_of(instruction).instructions
+    if instruction.opcode == "reduce" and _is_rounded(instruction):
+        one += _ROUNDING
     if instruction.shape.is_tuple:
         one = sum(OPCODE_COST[applied.opcode] for applied in instruction.to_apply.instructions)
     copied = one if one < MIN_CALLED_SIZE else _CALL
     return of_views + residual_size(shape.dimensions, lane) * copied
+
+
+def _is_rounded(reduce: HloInstruction) -> bool:
+    """Whether a reduction rounds after each element, as those of halves do."""
+    element = reduce.operands[0].shape.element_type
+    applied = sum(i.opcode != "parameter" for i in reduce.to_apply.instructions)
+    return applied > 1 or (element.is_floating and element.bits < 32)

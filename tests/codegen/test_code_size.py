@@ -1,0 +1,51 @@
+"""How much code a kernel is: what is small enough for registers may be too much to write out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from fuselane.codegen.kernel import build
+from fuselane.config import Options
+from fuselane.lanes.form import form
+from tests.codegen.kernels import DEVICE
+from tests.lanes.loops import counting_loop, loop_of
+
+NUM_LANES: Final = 64
+
+STAGES: Final = """
+    zero_x = {type}[] constant({start})
+    many = {type}[64,1024] broadcast(e0), dimensions={{0}}
+    mixed = {type}[64,1024] {mix}(many, e1)
+    parts = {type}[64,32,32] reshape(mixed)
+    few = {type}[64,32] reduce(parts, zero_x), dimensions={{2}}, to_apply=combine
+    all = {type}[64] reduce(few, zero_x), dimensions={{1}}, to_apply=combine
+"""
+COMBINE: Final = """combine {{
+    x = {type}[] parameter(0)
+    y = {type}[] parameter(1)
+    ROOT z = {type}[] {name}(x, y)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("type_", "combiner", "start", "mix"),
+    [
+        ("bf16", "add", "0", "multiply"),
+        ("f16", "multiply", "1", "add"),
+        ("f32", "maximum", "-inf", "add"),
+        ("s32", "maximum", "-2147483648", "xor"),
+        ("s64", "multiply", "1", "xor"),
+        ("u8", "add", "0", "xor"),
+    ],
+)
+def test_stages_of_a_reduction_are_not_written_out(
+    type_: str, combiner: str, start: str, mix: str
+) -> None:
+    body = STAGES.format(type=type_, start=start, mix=mix)
+    more = COMBINE.format(type=type_, name=combiner)
+    carried = [f"{type_}[{NUM_LANES}]", f"{type_}[{NUM_LANES},1024]"]
+    module = counting_loop(body, ["all", "mixed"], carried, more=more)
+    kernel = build(form(module, loop_of(module)), Options(), DEVICE)
+    assert kernel.num_instructions < 2 * 1024

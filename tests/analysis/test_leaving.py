@@ -33,7 +33,7 @@ def test_stages_are_one_reduction() -> None:
     (leaving,) = analysis.leaving
     names = [member.name for member in leaving.reduction.members]
     assert names == ["s", "r", "q", "padded"]
-    assert leaving.reduction.source.name == "y"
+    assert leaving.reduction.source.name == "y.1"
     assert leaving.reduction.combiner == "add"
     assert leaving.lanes == (0,)
 

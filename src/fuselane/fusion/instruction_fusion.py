@@ -13,6 +13,7 @@ Source: xla/service/instruction_fusion.cc, by `xla_fusion_facts.md` section 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import ClassVar, Final, Protocol, final
@@ -80,9 +81,18 @@ class SingleProducers(Protocol):
         """The target's."""
 
 
-def fuse_instructions(options: SingleProducers, module: HloModule, log: FusionLog) -> bool:
-    """Fuses single producers into consumers as the rules allow; returns whether any was."""
-    computations = sequential_computations(module)
+def fuse_instructions(
+    options: SingleProducers,
+    module: HloModule,
+    log: FusionLog,
+    computations: Sequence[HloComputation] | None = None,
+) -> bool:
+    """Fuses single producers into consumers as the rules allow; returns whether any was.
+
+    In some computations of the module that run one instruction after the other, by default in all.
+    """
+    if computations is None:
+        computations = sequential_computations(module)
     changed = [_Walk(options, module, c, log).run() for c in computations]
     return any(changed)
 

@@ -12,16 +12,19 @@ outside of them is ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
+from fuselane.analysis.small_calls import is_small_call
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
-from fuselane.fusion.instruction_fusion import InstructionFusion
+from fuselane.fusion.instruction_fusion import InstructionFusion, fuse_instructions
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
 from fuselane.fusion.rules import CpuRules, Edge
 from fuselane.fusion.traversal import sequential_computations
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
@@ -35,15 +38,28 @@ _CONSUMERS: Final = _WRAPPED | {"bitcast", "fusion"}
 
 
 def fuse_remainder(module: HloModule) -> None:
-    """Fuses what stands outside of fusions in a module as XLA:CPU's hook shows it."""
-    if any(map(_must_be_wrapped, _instructions(module))):
-        InstructionFusion(rules=_RemainderRules()).run(module, FusionLog())
-        wrap_lone_instructions(module)
+    """Fuses what stands outside of fusions in a module as XLA:CPU's hook shows it.
+
+    What XLA compiles into one function is left as it is.
+    """
+    computations = sequential_computations(module)
+    instructions = [i for c in computations for i in c.instructions]
+    functions = {c for i in instructions if is_small_call(i) for c in i.called_computations}
+    functions.update(reachable_computations(functions))
+    ours = [c for c in computations if c not in functions]
+    if any(_must_be_wrapped(i) for c in ours for i in c.instructions):
+        fuse_instructions(InstructionFusion(rules=_RemainderRules()), module, FusionLog(), ours)
+        wrap_lone_instructions(module, ours)
 
 
-def wrap_lone_instructions(module: HloModule) -> None:
-    """Puts instructions that XLA:CPU compiles in fusions only into fusions of their own."""
-    for computation in sequential_computations(module):
+def wrap_lone_instructions(
+    module: HloModule, computations: Sequence[HloComputation] | None = None
+) -> None:
+    """Puts instructions that XLA:CPU compiles in fusions only into fusions of their own.
+
+    In some computations of the module that run one instruction after the other, by default in all.
+    """
+    for computation in sequential_computations(module) if computations is None else computations:
         fuser = Fuser(module, computation)
         wanted = [i for i in computation.instructions if _must_be_wrapped(i)]
         for instruction in wanted:
@@ -69,10 +85,6 @@ class _RemainderRules:
     def kind(self, edge: Edge) -> str:
         """Returns the kind of the fusion an edge becomes."""
         return self.rules.kind(edge)
-
-
-def _instructions(module: HloModule) -> list[HloInstruction]:
-    return [i for c in sequential_computations(module) for i in c.instructions]
 
 
 def _must_be_wrapped(instruction: HloInstruction) -> bool:

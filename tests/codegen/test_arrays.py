@@ -181,6 +181,16 @@ def test_runs(
     assert memory.run(wide) == 1
 
 
+def test_long_runs_of_narrow_elements_have_no_masks() -> None:
+    """LLVM makes a branch of each element of a masked load, unless there is an instruction."""
+    shape = Shape.array(PrimitiveType.F16, (20, 15))
+    memory = Memory(shape=shape, lane=0, pointer=i64(0), strides=(15, 1), written=Written.NEVER)
+    function = Function([])
+    assert memory.run(make_block(function, 16)) == 15
+    assert memory.run(make_block(function, 4, lanes=3)) == 15
+    assert memory.run(make_block(function, 16, lanes=3)) == 1
+
+
 def test_places_in_a_run() -> None:
     memory = Memory(
         shape=shape_of(5, 8, 2, 3),

@@ -515,6 +515,24 @@ def test_remainder_of_far_apart_floats_is_exact() -> None:
         check_equal(flush(ours), flush(np.fmod(*operands)), operands)
 
 
+@pytest.mark.parametrize("type_", [PrimitiveType.F32, PrimitiveType.F64])
+def test_remainder_by_the_smallest_divisors_is_exact(type_: PrimitiveType) -> None:
+    """Whose multiples differ from the dividend by what is flushed."""
+    generator = np.random.default_rng(5)
+    limits = np.finfo(type_.dtype)
+    divisor = np.ldexp(generator.uniform(1, 2, 4096 * WIDTH), limits.minexp)
+    divisor = np.ldexp(divisor, generator.integers(0, limits.nmant + 4, divisor.size))
+    quotient = np.ldexp(1.0, generator.integers(0, 2 * limits.nmant, divisor.size))
+    operands = [divisor * np.rint(quotient), divisor]
+    operands = [operand.astype(type_.dtype) for operand in operands]
+    operands[0] = np.nextafter(operands[0], generator.choice([-np.inf, np.inf], divisor.size))
+    operands[0] = operands[0].astype(type_.dtype)
+    case = as_case(same_type("remainder", 2, lax.rem), type_)
+    ours = compile_cases([case]).run(case.name, WIDTH, *operands)
+    operands = [flush(operand) for operand in operands]
+    check_equal(flush(ours), flush(np.fmod(*operands)), operands)
+
+
 @pytest.mark.parametrize("type_", [PrimitiveType.S64, PrimitiveType.U64])
 def test_wide_division_on_both_sides_of_what_doubles_hold(type_: PrimitiveType) -> None:
     """Products and their neighbours, where a quotient that is rounded badly would show."""

@@ -43,6 +43,8 @@ _MAX_SELECTED_CONSTANTS = 8
 _MAX_CONSTANT_BYTES = 32 * 2**20
 _MAX_RUN = 16
 _MAX_RUN_TIMES_WIDTH = 1024
+_MASKED_BITS = 32
+_MAX_BRANCHES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,14 +227,17 @@ class Memory(Array):
         """Returns how many neighbouring elements a lane holds between its neighbour lanes'.
 
         Such runs are moved whole, by contiguous loads and stores and shuffles. What is too long for
-        that, or strided, is a run of 1: LLVM's time to compile shuffles grows with their square.
+        that, or strided, is a run of 1: LLVM's time to compile shuffles grows with their square. It
+        makes branches of the mask of a load of narrow elements, one for each.
         """
         if self.lane is None:
             return 1
         stride = self.strides[self.lane]
         if self.is_staged:
             return stride
-        is_short = stride <= _MAX_RUN and stride * block.width <= _MAX_RUN_TIMES_WIDTH
+        is_masked = block.mask is not None and self.shape.element_type.bits < _MASKED_BITS
+        most = _MAX_BRANCHES if is_masked else _MAX_RUN_TIMES_WIDTH
+        is_short = stride <= _MAX_RUN and stride * block.width <= most
         return stride if is_short else 1
 
     def place_in_run(self, index: Element) -> int | None:

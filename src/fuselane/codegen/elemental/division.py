@@ -165,13 +165,19 @@ def _from_doubles(builder: ir.IRBuilder, value: ir.Value, type_: ir.Type) -> ir.
 @dataclass(frozen=True, slots=True)
 class _FloatFormat:
     mantissa_bits: int
+    min_exponent: int
     max_finite: float
     integer: ir.Type
 
+    @property
+    def tiny(self) -> float:
+        """What is smaller has multiples of its last bit that are denormal."""
+        return 2.0 ** (self.min_exponent + self.mantissa_bits)
+
 
 _FORMATS: Final = {
-    "float": _FloatFormat(23, 3.4028234663852886e38, ir.IntType(32)),
-    "double": _FloatFormat(52, 1.7976931348623157e308, ir.IntType(64)),
+    "float": _FloatFormat(23, -126, 3.4028234663852886e38, ir.IntType(32)),
+    "double": _FloatFormat(52, -1022, 1.7976931348623157e308, ir.IntType(64)),
 }
 
 
@@ -180,7 +186,8 @@ def emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.
 
     Where the quotient fits the mantissa, x - trunc(x / y) * y is exact with one FMA: the quotient
     may come out one too large, never too small, and the result is a multiple of y's last bit. A
-    vector with a larger quotient in some lane branches to a loop that divides by y scaled up by
+    vector with a larger quotient in some lane, or with so small a divisor that such multiples might
+    be flushed before the quotient is put right, branches to a loop that divides by y scaled up by
     powers of two. Denormal operands count as zero and results are flushed, as in XLA:CPU.
     """
     type_ = dividend.type
@@ -195,15 +202,18 @@ def emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.
 def _emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
     x = call_intrinsic(builder, "llvm.fabs", [dividend])
     y = call_intrinsic(builder, "llvm.fabs", [divisor])
-    limit = float_constant(x.type, 2.0 ** _FORMATS[str(scalar_type(x))].mantissa_bits)
+    floats = _FORMATS[str(scalar_type(x))]
+    limit = float_constant(x.type, 2.0**floats.mantissa_bits)
     quotient = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(x, y)])
     direct = _subtract_multiple(builder, x, y, quotient)
-    is_large = any_lane(builder, builder.fcmp_ordered(">=", quotient, limit))
+    is_tiny = builder.fcmp_ordered("<", y, float_constant(x.type, floats.tiny))
+    is_large = builder.fcmp_ordered(">=", quotient, limit)
+    is_rare = any_lane(builder, builder.or_(is_large, is_tiny))
     name = f"fuselane.remainder.large.{overload_suffix(x.type)}"
     signature = ir.FunctionType(x.type, [x.type] * 3)
     stepwise = internal_function(builder.module, name, signature, _reduce_stepwise)
     (result,) = emit_choice(
-        builder, is_large, lambda: [builder.call(stepwise, [x, y, direct])], [direct]
+        builder, is_rare, lambda: [builder.call(stepwise, [x, y, direct])], [direct]
     )
     return call_intrinsic(builder, "llvm.copysign", [result, dividend])
 
@@ -233,11 +243,22 @@ def _reduce_stepwise(
     def is_running(values: list[ir.Value]) -> ir.Value:
         return any_lane(builder, builder.fcmp_ordered(">=", values[0], y))
 
+    floats = _FORMATS[str(scalar_type(x))]
+    one, up, down = (
+        float_constant(x.type, 2.0**power)
+        for power in (0, floats.mantissa_bits, -floats.mantissa_bits)
+    )
+
     def step(values: list[ir.Value]) -> list[ir.Value]:
         rest = values[0]
         scaled = _scale_towards(builder, y, rest)
         quotient = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(rest, scaled)])
-        following = _subtract_multiple(builder, rest, scaled, quotient)
+        is_tiny = builder.fcmp_ordered("<", scaled, float_constant(x.type, floats.tiny))
+        factor = builder.select(is_tiny, up, one)
+        following = _subtract_multiple(
+            builder, builder.fmul(rest, factor), builder.fmul(scaled, factor), quotient
+        )
+        following = builder.fmul(following, builder.select(is_tiny, down, one))
         return [builder.select(builder.fcmp_ordered(">=", rest, y), following, rest)]
 
     (rest,) = emit_while_loop(builder, [start], is_running, step, name="remainder")

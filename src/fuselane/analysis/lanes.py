@@ -37,12 +37,17 @@ from fuselane.errors import UnsupportedError
 from fuselane.hlo.combiners import match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
 
 _MAX_DISTANCE: Final = 16
 _FEW_LANES: Final = 4
 _MANY_BESIDE_FEW: Final = 64
 _MAX_WITHOUT_LANES: Final = 16_384
 """A few lanes are better none if each holds many elements, but not too many all together."""
+
+_WIDE_FLOATS: Final = frozenset({PrimitiveType.F32, PrimitiveType.F64})
+_MAX_MET: Final = 64
+"""Results of a dot over lanes, each of which is a product of every lane."""
 
 _SCATTERED_WORTH: Final = 8
 _AT_A_STEP: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
@@ -294,6 +299,9 @@ def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError | None)
 def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
     """Returns the largest class that only reductions of the outermost loop mix, or None.
 
+    Either state has it, or what is reduced: a fit to data carries parameters, and its lanes are the
+    data's.
+
     Their results may be needed by all lanes, in the body or in the condition: lanes that meet like
     this take each step together. In nested loops lanes are still on their own.
     """
@@ -301,8 +309,10 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
     assign_classes(classes, region)
     classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
-    candidates = classes.carried_classes(loop)
-    proven, parallel = _find_parallel(classes, candidates)
+    carried = classes.carried_classes(loop)
+    reduced = reduced_classes(classes, find_reductions(loop.body))
+    candidates = {**reduced, **carried}
+    proven, parallel = _find_parallel(classes, carried)
     for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
         if not _meets(classes, loop, lane_class):
             continue
@@ -327,7 +337,8 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
 
 
 def find_staged_meetings(region: HloComputation) -> list[Reduction]:
-    """Returns the reductions of several stages that lanes may meet in, once each is one `reduce`.
+    """Returns the reductions of several stages, and the dots, that lanes may meet in, once each is
+    one `reduce`.
 
     They are those of the largest class that only reductions of the outermost loop mix.
     """
@@ -335,20 +346,30 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
     assign_classes(classes, region)
     classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
-    candidates = classes.carried_classes(loop)
     reductions = [
         reduction
         for computation in (loop.body, loop.condition)
         for reduction in find_reductions(computation)
-        if reduction.root.opcode == "reduce" and reduction.source.opcode != "dot"
+        if _is_stage_of_meeting(reduction)
     ]
+    candidates = {**reduced_classes(classes, reductions), **classes.carried_classes(loop)}
     members = {member for reduction in reductions for member in reduction.members}
     for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
         marking = classes.marking(lane_class)
         if marking and members.issuperset(marking):
             taken = [r for r in reductions if not set(marking).isdisjoint(r.members)]
-            return [reduction for reduction in taken if len(reduction.members) > 1]
+            return [r for r in taken if len(r.members) > 1 or r.root.opcode == "dot"]
     return []
+
+
+def _is_stage_of_meeting(reduction: Reduction) -> bool:
+    """Whether a reduction can be one `reduce`; the products of a dot become as many elements of
+    each lane as it has results."""
+    if reduction.root.opcode == "reduce":
+        return reduction.source.opcode != "dot"
+    dot = reduction.root
+    is_wide = all(i.shape.element_type in _WIDE_FLOATS for i in (dot, *dot.operands))
+    return dot.opcode == "dot" and is_wide and dot.shape.num_elements <= _MAX_MET
 
 
 def _meets(classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> bool:

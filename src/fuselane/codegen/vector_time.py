@@ -148,6 +148,7 @@ class VectorBlock:
         self._is_tiled = is_tiled
         self._operations: list[_Operation] = []
         self._numbers: dict[HloInstruction, int] = {}
+        self._view_loads: dict[HloInstruction, int] = {}
         guards = program.guards.get(computation, ()) if only is None else ()
         guarded = {instruction for guard in guards for instruction in guard.instructions}
         for instruction in computation.instructions if only is None else only:
@@ -211,6 +212,9 @@ class VectorBlock:
     # What is in it.
 
     def _add(self, instruction: HloInstruction) -> None:
+        is_named = instruction.opcode in ("get-tuple-element", "parameter")
+        if instruction.shape.is_array and not is_named and self._is_view(instruction):
+            self._view_loads[instruction] = self._count_view_loads(instruction)
         reads = [self._numbers[o] for o in _operands(instruction) if o in self._numbers]
         operation = self._describe(instruction, reads)
         if operation is None and len(set(reads)) == 1:
@@ -263,7 +267,7 @@ class VectorBlock:
             )
         is_looped = size == 0 and opcode not in ("dynamic-slice", "dynamic-update-slice")
         stored = 0.0 if is_looped and self._is_view(instruction) else 1.0
-        loaded = sum(map(self._loads, dict.fromkeys(instruction.operands)))
+        loaded = sum(map(self._count_loads, dict.fromkeys(instruction.operands)))
         is_byte = instruction.shape.is_array and instruction.shape.element_type.bits <= _BYTE_BITS
         loop = (_BYTE if is_byte else _ELEMENT) * count
         return _Operation(
@@ -278,7 +282,7 @@ class VectorBlock:
     def _is_view(self, instruction: HloInstruction) -> bool:
         return is_view(instruction, self._program, self._unit.max_unrolled)
 
-    def _loads(self, value: HloInstruction) -> int:
+    def _count_loads(self, value: HloInstruction) -> int:
         """Returns how many elements of arrays in memory are loaded for one of a value, beside what
         is counted with what computes it."""
         lane = self._program.lane_dimensions.get(value)
@@ -286,11 +290,13 @@ class VectorBlock:
             return 0
         if residual_size(value.shape.dimensions, lane) <= self._unit.max_unrolled:
             return 0
-        if value.opcode in ("get-tuple-element", "parameter") or not self._is_view(value):
-            return 1
-        if value.opcode in ELEMENTWISE_OPCODES or value.opcode == "iota":
+        return self._view_loads.get(value, 1)
+
+    def _count_view_loads(self, view: HloInstruction) -> int:
+        """Returns the same for a view of what has been added before."""
+        if view.opcode in ELEMENTWISE_OPCODES or view.opcode == "iota":
             return 0
-        return max(map(self._loads, value.operands), default=0)
+        return max(map(self._count_loads, view.operands), default=0)
 
     def _width(self, shape: Shape) -> float:
         """Returns the registers that a vector of an element takes."""

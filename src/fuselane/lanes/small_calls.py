@@ -25,11 +25,13 @@ def take_out_loops(module: HloModule) -> None:
     The loop keeps its name, and has the attribute that the call had. Calls of more than a loop are
     left alone.
     """
-    for computation in reachable_computations([module.entry]):
-        for call in [i for i in computation.instructions if is_small_call(i)]:
-            if _is_loop(call.to_apply):
-                _take_out(computation, call)
-    module.remove_unused_computations()
+    calls = [i for c in module.computations for i in c.instructions if is_small_call(i)]
+    loops = [call for call in calls if _is_loop(call.to_apply)]
+    for call in loops:
+        assert call.computation is not None, "it is in the module"
+        _take_out(call.computation, call)
+    if loops:
+        module.remove_unused_computations()
 
 
 def _is_loop(callee: HloComputation) -> bool:
@@ -47,11 +49,12 @@ def _take_out(computation: HloComputation, call: HloInstruction) -> None:
 def put_back_loops(module: HloModule) -> None:
     """Puts the loops of a module that `take_out_loops` took out back, each into a call of its own;
     those that hold a kernel stay."""
-    for computation in reachable_computations([module.entry]):
-        for loop in [i for i in computation.instructions if is_small_loop(i)]:
-            _remove_mark(loop)
-            if not _holds_kernel(loop):
-                _put_back(module, computation, loop)
+    loops = [i for c in module.computations for i in c.instructions if is_small_loop(i)]
+    for loop in loops:
+        assert loop.computation is not None, "it is in the module"
+        _remove_mark(loop)
+        if not _holds_kernel(loop):
+            _put_back(module, loop.computation, loop)
 
 
 def _put_back(module: HloModule, computation: HloComputation, loop: HloInstruction) -> None:

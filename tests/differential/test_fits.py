@@ -122,3 +122,24 @@ def test_batches_of_products() -> None:
 
     check(program, left, right, tolerance=CLOSE)
     assert lanes_of(program, left, right) == [200]
+
+
+def test_data_that_the_program_holds_itself() -> None:
+    """Each gradient of a step has the data for its own, which go together as they are as many."""
+    features, labels = normals(300, 4), (normals(300, seed=1) > 0).astype(np.float32)
+
+    def gradient(weights: jax.Array) -> jax.Array:
+        return labels @ features - jax.nn.sigmoid(features @ weights) @ features - weights
+
+    def leap(state: tuple[jax.Array, jax.Array], _: None) -> Any:
+        weights, speed = state
+        speed = speed + 0.01 * gradient(weights)
+        weights = weights + 0.02 * speed
+        return (weights, speed + 0.01 * gradient(weights)), weights
+
+    def program(speed: jax.Array) -> Any:
+        return lax.scan(leap, (jnp.zeros(4), speed), None, length=6)
+
+    speed = normals(4, seed=2)
+    check(program, speed, tolerance=CLOSE)
+    assert lanes_of(program, speed) == [300]

@@ -297,7 +297,8 @@ def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError | None)
 
 
 def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
-    """Returns the largest class that only reductions of the outermost loop mix, or None.
+    """Returns the largest class that only reductions of the outermost loop mix, or None; together
+    with others of its size.
 
     Either state has it, or what is reduced: a fit to data carries parameters, and its lanes are the
     data's.
@@ -317,14 +318,18 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
         if not _meets(classes, loop, lane_class):
             continue
         ends = classes.reductions_at_ends(lane_class)
-        meetings = {*(classes.marking(lane_class) or ()), *ends.pop(loop, ())}
+        at_end = ends.pop(loop, ())
         proofs = {inner: prove(classes, inner, at, lane_class) for inner, at in ends.items()}
         conditions = {i: p for i, p in proofs.items() if isinstance(p, LaneCondition)}
-        if meetings and len(conditions) == len(proofs):
-            beside = [c for c in parallel if candidates[c][0] == candidates[lane_class][0]]
-            joiner = _Joiner(classes, [lane_class, *beside], {**proven, lane_class: conditions})
+        if (classes.marking(lane_class) or at_end) and len(conditions) == len(proofs):
+            beside = [c for c in candidates if candidates[c][0] == candidates[lane_class][0]]
+            meeting = [c for c in beside if _meets(classes, loop, c) and c not in parallel]
+            meeting = [c for c in meeting if not classes.reductions_at_ends(c)]
+            known = {**proven, **{c: {} for c in meeting}, lane_class: conditions}
+            joiner = _Joiner(classes, [c for c in beside if c in known], known)
             for other in beside:
                 joiner.join(lane_class, other)
+            meetings = {*(classes.marking(lane_class) or ()), *at_end}
             lane_dimensions, splits = classes.lane_dimensions(lane_class)
             return LaneAnalysis(
                 num_lanes=candidates[lane_class][0],
@@ -340,7 +345,8 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
     """Returns the reductions of several stages, and the dots, that lanes may meet in, once each is
     one `reduce`.
 
-    They are those of the largest class that only reductions of the outermost loop mix.
+    They are those of the largest class that only reductions of the outermost loop mix, and of
+    others of its size.
     """
     classes = DimensionClasses()
     assign_classes(classes, region)
@@ -354,12 +360,12 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
     ]
     candidates = {**reduced_classes(classes, reductions), **classes.carried_classes(loop)}
     members = {member for reduction in reductions for member in reduction.members}
-    for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
-        marking = classes.marking(lane_class)
-        if marking and members.issuperset(marking):
-            taken = [r for r in reductions if not set(marking).isdisjoint(r.members)]
-            return [r for r in taken if len(r.members) > 1 or r.root.opcode == "dot"]
-    return []
+    markings = {c: set(classes.marking(c) or ()) for c in candidates}
+    mixed = [c for c, marking in markings.items() if marking and members.issuperset(marking)]
+    size = max((candidates[c][0] for c in mixed), default=0)
+    marking = set().union(*(markings[c] for c in mixed if candidates[c][0] == size))
+    taken = [r for r in reductions if not marking.isdisjoint(r.members)]
+    return [r for r in taken if len(r.members) > 1 or r.root.opcode == "dot"]
 
 
 def _is_stage_of_meeting(reduction: Reduction) -> bool:

@@ -26,14 +26,18 @@ CONTRACTED: Final = {"ik,kj": (1, 0), "ik,jk": (1, 1), "ki,kj": (0, 0), "ki,jk":
 def mixing_loop(
     shapes: tuple[str, str, str], numbers: str, *, trip_count: int = 2, element: str = "f32"
 ) -> HloModule:
-    """Returns a loop that writes down a dot of its first two elements, one element of which it adds
-    to the first: so that there are no lanes."""
+    """Returns a loop that writes down a dot of its first two elements, one number of which it adds
+    to the first, and one of the first itself: so that nothing is lanes."""
     left, right, result = (f"{element}[{shape}]" for shape in shapes)
     rank = shapes[2].count(",") + 1
-    ends = ", ".join("[1:2]" for _ in range(rank))
+    ends, own_ends = (", ".join(["[1:2]"] * n) for n in (rank, shapes[0].count(",") + 1))
+    ones = ",".join("1" * (shapes[0].count(",") + 1))
     body = f"""d = {result} dot(e0, e1), {numbers}
       s = {element}[{",".join("1" * rank)}] slice(d), slice={{{ends}}}
-      t = {element}[] reshape(s)
+      own = {element}[{ones}] slice(e0), slice={{{own_ends}}}
+      u = {element}[] reshape(own)
+      v = {element}[] reshape(s)
+      t = {element}[] add(u, v)
       b = {left} broadcast(t), dimensions={{}}
       x = {left} add(e0, b)"""
     return counting_loop(body, ["x", "e1", "d"], [left, right, result], trip_count=trip_count)
@@ -73,7 +77,7 @@ def test_matrices(equation: str, rows: int, columns: int, total: int, dtype: str
 
     def step(i: int, x: NumpyArray, w: NumpyArray, _: NumpyArray) -> list[NumpyArray]:
         d = np.einsum(f"{equation}->ij", x, w)
-        return [x + d[1, 1], w, d]
+        return [x + (d[1, 1] + x[1, 1]), w, d]
 
     assert not form_program(module).has_lanes
     arguments = few(left, 0, dtype), few(right, 1, dtype), few((rows, columns), 2, dtype)
@@ -90,7 +94,7 @@ def test_a_matrix_and_a_vector(size: int, dimension: int) -> None:
 
     def step(i: int, x: NumpyArray, w: NumpyArray, _: NumpyArray) -> list[NumpyArray]:
         d = w @ x if dimension == 0 else x @ w
-        return [x + d[1], w, d]
+        return [x + (d[1] + x[1, 1]), w, d]
 
     left = (size, 40) if dimension == 0 else (40, size)
     check(module, step, 2, few(left), few((size,), 1), few((40,), 2))
@@ -107,7 +111,7 @@ def test_several_dimensions_in_every_group() -> None:
 
     def step(i: int, x: NumpyArray, w: NumpyArray, _: NumpyArray) -> list[NumpyArray]:
         d = np.einsum("bpijk,bpkmn->bijmn", x, w)
-        return [x + d[1, 1, 1, 1, 1], w, d]
+        return [x + (d[1, 1, 1, 1, 1] + x[1, 1, 1, 1, 1]), w, d]
 
     arguments = few((2, 3, 2, 3, 5)), few((2, 3, 5, 3, 4), 1), few((2, 2, 3, 3, 4), 2)
     check(module, step, 2, *arguments)

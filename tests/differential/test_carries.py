@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import lax, random
 
-from tests.differential.comparison import CLOSE, CLOSE_DOUBLE, CLOSE_HALF
-from tests.differential.harness import check, linear_values
+from tests.differential.comparison import CLOSE, CLOSE_DOUBLE, CLOSE_HALF, assert_same_results
+from tests.differential.harness import check, linear_values, run_fused
 from tests.differential.values import DTYPES, moderate, needs_x64
 
 LANES: Final = 27
@@ -305,3 +305,30 @@ def test_mixed_dtypes_in_a_pytree() -> None:
         ),
     }
     check(program, state, x64=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"tile_lanes": 8, "unroll": 1}], ids=str)
+def test_boards_that_are_reset_together(options: dict[str, Any]) -> None:
+    """Results of one guard, all in memory, each of which would do where the others are."""
+
+    def program(boards: tuple[jax.Array, ...], ages: jax.Array) -> Any:
+        def step(state: Any, key: jax.Array) -> Any:
+            (a, b, c), ages = state
+            moved = (
+                jnp.roll(a, 1, axis=1) + 1,
+                jnp.roll(b, 2, axis=1) - c,
+                c + jnp.roll(b, 3, axis=1),
+            )
+            drawn = random.randint(key, (3, *a.shape), 0, 100)
+            done = (ages + a[:, 3]) % 7 == 0
+            merged = [
+                jnp.where(done[:, None], new, old) for new, old in zip(drawn, moved, strict=True)
+            ]
+            return (tuple(merged), jnp.where(done, 0, ages + 1)), merged[0][:, 0]
+
+        return lax.scan(step, (boards, ages), random.split(random.key(0), 9))
+
+    boards = tuple(linear_values((LANES, 40), "int32") * k % 50 for k in (3, 5, 7))
+    check(program, boards, vector())
+    actual = run_fused(program, boards, vector(), options=options)
+    assert_same_results(jax.jit(program)(boards, vector()), actual)

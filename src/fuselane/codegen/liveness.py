@@ -120,7 +120,8 @@ def _carried_home(
     """Returns where a loop carries a result, or what is made of it in place; or other memory of the
     loop's. None if something reads what is there from `first` on.
 
-    Other memory goes to results that what lanes share is not among.
+    Other memory goes to results that what lanes share is not among. What a guard's result has been
+    promised is nobody else's.
     """
     computation = instruction.computation
     assert computation is not None, "what is emitted is in a computation"
@@ -133,7 +134,10 @@ def _carried_home(
         return None
     order, writer = emitter.order(computation), _writer_in_place(instruction)
     others = [b for b in emitter.buffers.get(parameter, ()) if fits(b, home)]
+    promised = {id(promise.pointer) for promise in emitter.homes.values()}
     for buffer in (home, *others):
+        if id(buffer.pointer) in promised:
+            continue
         occupants = [
             other
             for other, array in emitter.values.items()

@@ -18,6 +18,7 @@ SIZES = (16, 37, 1000)
 
 
 def normals(*shape: int, seed: int = 0) -> NumpyArray:
+    """Returns normal numbers."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -101,8 +102,8 @@ def descend(features: jax.Array, labels: jax.Array) -> Any:
 @pytest.mark.parametrize("size", SIZES)
 def test_gradient_descent(size: int, dtype: type) -> None:
     is_double = dtype is np.float64
-    features, labels = normals(size, 5).astype(dtype), normals(size, seed=1) > 0
-    arguments = features, labels.astype(dtype)
+    features = np.asarray(normals(size, 5), dtype)
+    arguments = features, np.asarray(normals(size, seed=1) > 0, dtype)
     tolerance = CLOSE_DOUBLE if is_double else CLOSE
     check(descend, *arguments, tolerance=tolerance, x64=is_double)
     with jax.enable_x64(is_double):
@@ -128,7 +129,7 @@ def test_data_that_the_program_holds_itself() -> None:
     """Each gradient of a step has the data for its own, which go together as they are as many."""
     features, labels = normals(300, 4), (normals(300, seed=1) > 0).astype(np.float32)
 
-    def gradient(weights: jax.Array) -> jax.Array:
+    def gradient(weights: jax.Array) -> Any:
         return labels @ features - jax.nn.sigmoid(features @ weights) @ features - weights
 
     def leap(state: tuple[jax.Array, jax.Array], _: None) -> Any:

@@ -48,8 +48,8 @@ _DECODING: Final = 0.4
 _STEP: Final = 2.0
 _ELEMENT: Final = 0.5
 _BYTE: Final = 3.0
-"""Cycles of a loop's own instructions: of a step, of an element stored in memory, of a byte, stored
-or not, which is widened and narrowed."""
+"""Cycles of a loop's own instructions: of a step, of an element of an array too large for registers,
+stored or not, of one whose elements are bytes, which are widened and narrowed."""
 
 _BYTE_BITS: Final = 8
 _SMALL_DOT: Final = 64
@@ -269,7 +269,7 @@ class VectorBlock:
         stored = 0.0 if is_looped and self._is_view(instruction) else 1.0
         loaded = sum(map(self._count_loads, dict.fromkeys(instruction.operands)))
         is_byte = instruction.shape.is_array and instruction.shape.element_type.bits <= _BYTE_BITS
-        loop = (_BYTE if is_byte else stored * _ELEMENT) * count
+        loop = (_BYTE if is_byte else _ELEMENT) * count
         return _Operation(
             timing=timing,
             reads=reads,

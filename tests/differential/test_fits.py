@@ -102,8 +102,11 @@ def descend(features: jax.Array, labels: jax.Array) -> Any:
 @pytest.mark.parametrize("size", SIZES)
 def test_gradient_descent(size: int, dtype: type) -> None:
     is_double = dtype is np.float64
-    features = np.asarray(normals(size, 5), dtype)
-    arguments = features, np.asarray(normals(size, seed=1) > 0, dtype)
+    features: NumpyArray = np.asarray(normals(size, 5), dtype)
+    arguments: tuple[NumpyArray, NumpyArray] = (
+        features,
+        np.asarray(normals(size, seed=1) > 0, dtype),
+    )
     tolerance = CLOSE_DOUBLE if is_double else CLOSE
     check(descend, *arguments, tolerance=tolerance, x64=is_double)
     with jax.enable_x64(is_double):

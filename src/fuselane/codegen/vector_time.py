@@ -48,8 +48,8 @@ _DECODING: Final = 0.4
 _STEP: Final = 2.0
 _ELEMENT: Final = 0.5
 _BYTE: Final = 3.0
-"""Cycles of a loop's own instructions: of a step, of an element of an array too large for registers,
-stored or not, of one whose elements are bytes, which are widened and narrowed."""
+"""Cycles of a loop's own instructions: of a step, of an element of an array that registers have no
+room for, stored or not, of one whose elements are bytes, which are widened and narrowed."""
 
 _BYTE_BITS: Final = 8
 _SMALL_DOT: Final = 64

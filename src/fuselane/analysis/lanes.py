@@ -37,7 +37,7 @@ from fuselane.errors import UnsupportedError
 from fuselane.hlo.combiners import match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
+from fuselane.hlo.shape import WIDE_FLOATS
 
 _MAX_DISTANCE: Final = 16
 _FEW_LANES: Final = 4
@@ -45,7 +45,6 @@ _MANY_BESIDE_FEW: Final = 64
 _MAX_WITHOUT_LANES: Final = 16_384
 """A few lanes are better none if each holds many elements, but not too many all together."""
 
-_WIDE_FLOATS: Final = frozenset({PrimitiveType.F32, PrimitiveType.F64})
 _MAX_MET: Final = 64
 """Results of a dot over lanes, each of which is a product of every lane."""
 
@@ -374,7 +373,7 @@ def _is_stage_of_meeting(reduction: Reduction) -> bool:
     if reduction.root.opcode == "reduce":
         return reduction.source.opcode != "dot"
     dot = reduction.root
-    is_wide = all(i.shape.element_type in _WIDE_FLOATS for i in (dot, *dot.operands))
+    is_wide = all(i.shape.element_type in WIDE_FLOATS for i in (dot, *dot.operands))
     return dot.opcode == "dot" and is_wide and dot.shape.num_elements <= _MAX_MET
 
 

@@ -38,7 +38,7 @@ from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.memory import load, store
 from fuselane.codegen.types import call_intrinsic, constant, splat
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
+from fuselane.hlo.shape import WIDE_FLOATS
 
 _MIN_SIDE: Final = 4
 """Elements of a side that are worth vectors along it."""
@@ -50,7 +50,6 @@ _IN_FLIGHT: Final = 8
 """Sums that are worked on at a time, so that none waits for the one before."""
 
 _MAX_PARTS: Final = 4
-_FLOATS: Final = frozenset({PrimitiveType.F32, PrimitiveType.F64})
 
 
 @final
@@ -71,9 +70,8 @@ def choose_side(dot: HloInstruction, shape: DotShape) -> Along | None:
     """
     operands = [operand.shape for operand in dot.operands]
     is_shared = shape.left_lane is None and shape.right_lane is None
-    if not is_shared or {s.element_type for s in (*operands, dot.shape)} - _FLOATS:
-        return None
-    if len({s.element_type for s in (*operands, dot.shape)}) != 1:
+    types = {s.element_type for s in (*operands, dot.shape)}
+    if not is_shared or len(types) != 1 or not types <= WIDE_FLOATS:
         return None
     left, right = (s.rank for s in operands)
     numbers = shape.numbers

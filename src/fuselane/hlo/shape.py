@@ -102,6 +102,9 @@ class PrimitiveType(enum.IntEnum):
         return result
 
 
+WIDE_FLOATS: Final = frozenset({PrimitiveType.F32, PrimitiveType.F64})
+"""Floats whose sums may be kept in their own type, in any order."""
+
 _MAX_INTERNED: Final = 4096
 _MAX_BYTES: Final = 2**63 - 1
 _ELEMENT_TYPES: Final = {int(element_type): element_type for element_type in PrimitiveType}

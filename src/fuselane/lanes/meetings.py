@@ -14,7 +14,7 @@ Numerics: the order in which values are combined changes, and products of a dot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
-from fuselane.lanes.builder import array_shape
+from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.late import combining_computation
 
 
@@ -36,6 +36,7 @@ def join_stages(reductions: Iterable[Reduction]) -> None:
         if root.opcode == "dot":
             root.replace_all_uses_with(_sum_of_products(root, computation))
             computation.remove_dead_instructions()
+            computation.sort()
             continue
         kept = (
             size for d, size in enumerate(source.shape.dimensions) if d not in reduction.dimensions
@@ -59,69 +60,38 @@ def join_stages(reductions: Iterable[Reduction]) -> None:
 
 
 def _sum_of_products(dot: HloInstruction, computation: HloComputation) -> HloInstruction:
-    """Adds what a dot is, product by product, in front of it, and returns the sums."""
+    """Adds what a dot is, product by product, to its computation, and returns the sums."""
     numbers, element = DotDimensions.of(dot), dot.shape.element_type
     left, right = dot.operands
-    kept = dot.shape.dimensions
-    summed = [left.shape.dimensions[d] for d in numbers.left_contracting]
-    all_sizes = array_shape(element, (*kept, *summed))
-    num_batch, num_left = len(numbers.left_batch), len(numbers.left_free)
-    places = range(len(kept), len(kept) + len(summed))
+    kept, rank = dot.shape.dimensions, dot.shape.rank
+    summed = tuple(left.shape.dimensions[d] for d in numbers.left_contracting)
+    shape, scalar = array_shape(element, (*kept, *summed)), array_shape(element, ())
+    places = tuple(range(rank, rank + len(summed)))
+    builder = ComputationBuilder.extending(computation)
 
-    def spread(
-        operand: HloInstruction,
-        groups: Iterable[tuple[Iterable[int], Iterable[int]]],
-    ) -> HloInstruction:
-        where = {d: place for own, target in groups for d, place in zip(own, target, strict=True)}
-        value = HloInstruction.create(
-            "broadcast",
-            all_sizes,
-            (operand,),
-            name=dot.name,
-            dimensions=[where[d] for d in range(operand.shape.rank)],
+    def spread(operand: HloInstruction, own: Sequence[int], at: Iterable[int]) -> HloInstruction:
+        where = dict(zip(own, at, strict=True))
+        dimensions = tuple(where[d] for d in range(operand.shape.rank))
+        return builder.emit(
+            "broadcast", shape, (operand,), (("dimensions", dimensions),), origin=dot
         )
-        return computation.add(value, before=dot)
 
-    batch = range(num_batch)
+    # What the result keeps of its operands: batches, then the left one's own, then the right one's.
+    num_paired = len(numbers.left_batch)
+    num_left = num_paired + len(numbers.left_free)
+    of_left = (*numbers.left_batch, *numbers.left_free, *numbers.left_contracting)
+    of_right = (*numbers.right_batch, *numbers.right_free, *numbers.right_contracting)
     factors = (
-        spread(
-            left,
-            [
-                (numbers.left_batch, batch),
-                (numbers.left_free, range(num_batch, num_batch + num_left)),
-                (numbers.left_contracting, places),
-            ],
-        ),
-        spread(
-            right,
-            [
-                (numbers.right_batch, batch),
-                (numbers.right_free, range(num_batch + num_left, len(kept))),
-                (numbers.right_contracting, places),
-            ],
-        ),
+        spread(left, of_left, (*range(num_left), *places)),
+        spread(right, of_right, (*range(num_paired), *range(num_left, rank), *places)),
     )
-    products = computation.add(
-        HloInstruction.create("multiply", all_sizes, factors, name=dot.name, metadata=dot.metadata),
-        before=dot,
-    )
-    scalar = array_shape(element, ())
-    zero = computation.add(
-        HloInstruction.create(
-            "constant",
-            scalar,
-            name=dot.name,
-            literal=numpy_to_literal(np.zeros((), element.dtype), scalar),
-        ),
-        before=dot,
-    )
-    sums = HloInstruction.create(
+    products = builder.emit("multiply", shape, factors, origin=dot)
+    zero = builder.constant(scalar, numpy_to_literal(np.zeros((), element.dtype), scalar), dot)
+    return builder.emit(
         "reduce",
         array_shape(element, kept),
         (products, zero),
-        name=dot.name,
-        dimensions=list(places),
-        called_computations=[combining_computation("add", element)],
-        metadata=dot.metadata,
+        (("dimensions", places),),
+        origin=dot,
+        called=(combining_computation("add", element),),
     )
-    return computation.add(sums, before=dot)

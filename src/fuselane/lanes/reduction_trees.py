@@ -27,12 +27,11 @@ from typing import Final
 from fuselane.hlo.combiners import is_identity, match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
+from fuselane.hlo.shape import WIDE_FLOATS
 from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.layout import lower_reduce
 
 _SELECTING: Final = frozenset({"maximum", "minimum"})
-_WIDE_FLOATS: Final = frozenset({PrimitiveType.F32, PrimitiveType.F64})
 _MAX_SUMMED: Final = 4096
 """Floats that are summed or multiplied in one stage."""
 
@@ -140,7 +139,7 @@ def _match_in_any_order(value: HloInstruction) -> str | None:
     combiner = match_combiner(value.to_apply)
     if combiner is None or not is_identity(value.operands[1], combiner):
         return None
-    may_be_reordered = value.shape.element_type in _WIDE_FLOATS or _is_exact(value, combiner)
+    may_be_reordered = value.shape.element_type in WIDE_FLOATS or _is_exact(value, combiner)
     return combiner if may_be_reordered else None
 
 

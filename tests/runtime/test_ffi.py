@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,22 @@ def test_idle_kernels_are_unloaded() -> None:
     table.acquire(more[0].key, functools.partial(ffi.load, more[0]))
     assert [k.key in table for k in kernels] == [True, False, False, False, False, False]
     assert len(table) == 2, "one acquired twice and released once, one new"
+
+
+def test_kernels_in_use_outlive_their_table() -> None:
+    """XLA counts in a record when an executable goes: into other objects, were it gone by then."""
+    table = ffi.KernelTable(max_idle=0)
+    kernels = [scale(f"{i}.0", 4) for i in range(40, 42)]
+    records = []
+    for kernel in kernels:
+        address = table.acquire(kernel.key, functools.partial(ffi.load, kernel))
+        records.append(weakref.ref(table._loaded[kernel.key].record))
+        ffi._Record.from_address(address).released = int(kernel is kernels[0])
+    del table
+    gc.collect()
+    unloaded, used = (record() for record in records)
+    assert unloaded is None
+    assert used is not None and used.released == 0
 
 
 def test_executables_release_their_kernels() -> None:

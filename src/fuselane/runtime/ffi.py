@@ -145,13 +145,15 @@ class KernelTable:
     def acquire(self, key: str, load: Callable[[], Loaded]) -> int:
         """Returns the address of a kernel's record, from `load` if it is not there yet.
 
-        The kernel stays loaded until the handler has counted the record as released.
+        The kernel stays loaded until the handler has counted the record as released, whatever
+        becomes of the table: XLA keeps the address, even while Python is shutting down.
         """
         with self._lock:
             loaded = self._loaded.get(key)
             if loaded is None:
                 self._unload_idle()
                 loaded = self._loaded[key] = load()
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(loaded))
             loaded.num_acquired += 1
             return ctypes.addressof(loaded.record)
 
@@ -165,7 +167,9 @@ class KernelTable:
         idle = [key for key, loaded in self._loaded.items() if loaded.is_idle]
         if len(idle) > self._max_idle:
             for key in idle:
-                self._loaded.pop(key).library.close()
+                loaded = self._loaded.pop(key)
+                loaded.library.close()
+                ctypes.pythonapi.Py_DecRef(ctypes.py_object(loaded))
 
 
 def load(kernel: Kernel) -> Loaded:
@@ -262,7 +266,6 @@ def register() -> None:
         RuntimeFailure: if LLVM or XLA refuses it.
     """
     handler = load_handler("handler", build_handler_ir(), _resolver)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(table))
     stages = {"instantiate": INSTANTIATE_SYMBOL, "execute": EXECUTE_SYMBOL}
     register_handler(TARGET, handler, stages, "cpu")
 

@@ -112,7 +112,6 @@ def register_stages(platform: str, driver: Any) -> None:
         driver: What `open_driver` returned.
     """
     handler = load_handler("launch", build_launch_ir(), _resolver)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(table))
     functions = (ctypes.c_void_p * len(DRIVER_FUNCTIONS)).from_address(
         handler.address(DRIVER_SYMBOL)
     )

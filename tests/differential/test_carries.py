@@ -332,3 +332,27 @@ def test_boards_that_are_reset_together(options: dict[str, Any]) -> None:
     check(program, boards, vector())
     actual = run_fused(program, boards, vector(), options=options)
     assert_same_results(jax.jit(program)(boards, vector()), actual)
+
+
+@pytest.mark.parametrize("question", ["a lane", "elements"])
+@pytest.mark.parametrize("options", [{}, {"tile_lanes": 8, "unroll": 1}], ids=str)
+def test_a_board_that_is_changed_where_it_lies_and_reset(
+    question: str, options: dict[str, Any]
+) -> None:
+    """What a lane keeps is copied over the board it is made of before the lanes are asked, and is
+    not worked out again from there where some other lane of the block is reset."""
+
+    def program(boards: tuple[jax.Array, ...], ages: jax.Array) -> Any:
+        def step(state: Any, key: jax.Array) -> Any:
+            (a, b), ages = state
+            drawn = random.randint(key, a.shape, 0, 100)
+            done = ((ages + a[:, 3]) % 7 == 0)[:, None] if question == "a lane" else a % 9 == 0
+            new = jnp.where(done, drawn, a * 2 + b)
+            return ((new, jnp.roll(b, 2, axis=1)), (ages + 1) % 40), new[:, 0]
+
+        return lax.scan(step, (boards, ages), random.split(random.key(0), 9))
+
+    boards = tuple(linear_values((LANES, 40), "int32") * k % 50 for k in (3, 5))
+    check(program, boards, vector())
+    actual = run_fused(program, boards, vector(), options=options)
+    assert_same_results(jax.jit(program)(boards, vector()), actual)

@@ -332,15 +332,16 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
     large = [select for select in others if select not in small]
     results = [_elements(emitter, others[select]) for select in small]
     first = guard.parts[0]
+    is_voted, needed = _any_lane(emitter, guard)
     for select in large:
         home = find_shared_home(emitter, select, 3 - guard.side, first)
         emitter.copy(others[select], home)
         emitter.homes[select] = home
 
-    is_voted, needed = _any_lane(emitter, guard)
-
     def work() -> list[ir.Value]:
         inner = emitter.at(place.block if is_voted else place.block.on_its_own)
+        for select in large:
+            _read_at_home(inner, guard, select)
         emit_steps(inner, guard.parts)
         arrays = [inner.array(select) for select in small]
         return [
@@ -358,6 +359,15 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
             lane=emitter.lane(select),
             elements=tuple(next(merged) for _ in values),
         )
+
+
+def _read_at_home(emitter: Emitter, guard: Guard, select: HloInstruction) -> None:
+    """Has a select read what it keeps from where that was copied to: what it would be worked out
+    from may have been there."""
+    home, kept = emitter.homes[select], select.operands[3 - guard.side]
+    readers = [user for user in kept.users if user in guard.parts]
+    if readers == [select] and emitter.array(kept).lane == home.lane:
+        emitter.values[kept] = home
 
 
 def _elements(emitter: Emitter, array: Array) -> list[ir.Value]:

@@ -46,6 +46,26 @@ def reads_in_place(writer: HloInstruction, value: HloInstruction, is_view: IsVie
     return not reading.reaches(others[0]) if starts is None else reading.is_at(others[0], starts)
 
 
+def copies_in_place(
+    select: HloInstruction, kept: int, value: HloInstruction, is_view: IsView
+) -> bool:
+    """Returns whether an operand of a select may be copied over a value before the select is made:
+    each element is read where it is written, and by nothing else of the select.
+
+    Args:
+        select: The select.
+        kept: Number of the operand.
+        value: An array that might be where the result is written.
+        is_view: Which instructions are worked out anew wherever they are read.
+    """
+    reading = _Reading(value, is_view)
+    zeros = (0,) * select.shape.rank
+    return all(
+        reading.is_at(operand, zeros) if number == kept else not reading.reaches(operand)
+        for number, operand in enumerate(select.operands)
+    )
+
+
 def _known_starts(update: HloInstruction) -> tuple[int, ...] | None:
     """Returns where the window of a dynamic-update-slice starts; None if that isn't known."""
     starts = []

@@ -18,7 +18,7 @@ from typing import Final
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.arrays import Scratch, new_scratch
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.in_place import reads_in_place
+from fuselane.codegen.in_place import copies_in_place, reads_in_place
 from fuselane.codegen.indexing import residual_size
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -78,6 +78,8 @@ def find_shared_home(
 ) -> Scratch:
     """Returns scratch memory for a guard's result, which one of its operands is copied to before.
 
+    The select then has to read that operand from there: what it was made of may be gone.
+
     Args:
         emitter: What emits the guard.
         select: Has the result.
@@ -87,7 +89,7 @@ def find_shared_home(
     array = emitter.array(select.operands[kept])
     if isinstance(array, Scratch) and _is_free(emitter, select.operands[kept], select):
         return array
-    home = _carried_home(emitter, select, first)
+    home = _carried_home(emitter, select, first, kept)
     return home or new_scratch(emitter.place, select.shape, emitter.lane(select))
 
 
@@ -115,13 +117,14 @@ def _is_own(emitter: Emitter, value: HloInstruction) -> bool:
 
 
 def _carried_home(
-    emitter: Emitter, instruction: HloInstruction, first: HloInstruction
+    emitter: Emitter, instruction: HloInstruction, first: HloInstruction, kept: int | None = None
 ) -> Scratch | None:
     """Returns where a loop carries a result, or what is made of it in place; or other memory of the
     loop's. None if something reads what is there from `first` on.
 
     Other memory goes to results that what lanes share is not among. What a guard's result has been
-    promised is nobody else's.
+    promised is nobody else's. The operand that is copied there before, if one is, has the number
+    `kept`.
     """
     computation = instruction.computation
     assert computation is not None, "what is emitted is in a computation"
@@ -150,7 +153,7 @@ def _carried_home(
             if isinstance(array := elements[user.tuple_index], Scratch)
             and array.pointer is buffer.pointer
         ]
-        if all(_last_read(emitter, o, order, writer) < order[first] for o in occupants):
+        if all(_last_read(emitter, o, order, writer, kept) < order[first] for o in occupants):
             return buffer
     return None
 
@@ -224,9 +227,16 @@ def _last_read(
     value: HloInstruction,
     order: dict[HloInstruction, int],
     writer: HloInstruction | None,
+    kept: int | None = None,
 ) -> float:
-    """Returns when an array is read last, not counting what a writer reads where it writes."""
-    is_in_place = writer is not None and reads_in_place(writer, value, emitter.is_view)
+    """Returns when an array is read last, not counting what a writer reads where it writes; or, if
+    an operand of it is copied there before, what that reads."""
+    if writer is None:
+        is_in_place = False
+    elif kept is None:
+        is_in_place = reads_in_place(writer, value, emitter.is_view)
+    else:
+        is_in_place = copies_in_place(writer, kept, value, emitter.is_view)
     latest = -1.0
     stack, seen = [value], {value}
     while stack:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 import pytest
 
+from fuselane.fuzz import generate
 from fuselane.fuzz.build import Built
 from fuselane.fuzz.complexes import FUNCTIONS, parts_of_function
 from fuselane.fuzz.elementwise import RULES
 from fuselane.fuzz.generate import DTYPES, UNPARTITIONED, Choice, draw_program
-from fuselane.fuzz.inputs import draw_inputs
+from fuselane.fuzz.inputs import draw_inputs, lane_axes
 from fuselane.fuzz.kinds import MAX_PIECES, Value, is_floating, resize
 from fuselane.fuzz.operations import OPERATIONS
 from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step, all_steps
+from fuselane.fuzz.scenes import (
+    SCENES,
+    Sketch,
+    change_tables,
+    fit_to_data,
+    meet_in_stages,
+    mix_without_lanes,
+    reset_states,
+)
 from fuselane.fuzz.shrink import shrink, smaller
 
 NEAR_RULES: Final = {name: rule for name, rule in RULES.items() if rule.near}
@@ -164,6 +174,62 @@ def test_smaller_programs_are_programs() -> None:
     for (candidate,) in list(smaller((program,)))[::7]:
         with jax.enable_x64(candidate.x64):
             jax.eval_shape(Built(candidate), *draw_inputs(candidate))
+
+
+def test_scenes_have_the_share_they_are_to_have() -> None:
+    """States are reset as a whole, lanes meet, tables change, and loops without lanes fit and mix:
+    each in its share of programs, give or take chance."""
+    programs = [draw_program(seed) for seed in range(0, 6000, 3)]
+    names = [[step.operation for step in program.body] for program in programs]
+    alone = [
+        p for p, found in zip(programs, names, strict=True) if not p.lanes and "meet" not in found
+    ]
+    shares: dict[Any, float] = {
+        reset_states: sum(found.count("reset") > 1 for found in names),
+        meet_in_stages: sum("meet" in found for found in names),
+        change_tables: sum(program.table is not None for program in programs),
+        fit_to_data: len(alone) / 2,
+        mix_without_lanes: len(alone) / 2,
+    }
+    assert {sketch.draw for sketch in SCENES} == set(shares)
+    for sketch in SCENES:
+        assert shares[sketch.draw] / len(programs) > 0.6 * sketch.share > 0.02
+
+
+@pytest.mark.parametrize("sketch", SCENES, ids=lambda sketch: sketch.draw.__name__)
+def test_scenes_can_be_traced(sketch: Sketch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is drawn in them, in every loop that they have."""
+    monkeypatch.setattr(generate, "SCENES", (replace(sketch, share=1.0, is_spread=True),))
+    seen = set()
+    for seed in range(30):
+        program = draw_program(seed)
+        seen.add(program.outer)
+        built = Built(program)
+        with jax.enable_x64(program.x64):
+            results = jax.eval_shape(built, *draw_inputs(program))
+        assert len(results) == len(built.judgements)
+    assert seen == set(sketch.outers)
+
+
+def test_lanes_meet() -> None:
+    """Each lane goes on with the sum over all of them."""
+    program = program_of("meet", 4, "int32", "exact")
+    carries, streams = arrays_of(replace(program, steps=1))
+    first, *_ = Built(replace(program, steps=1))(carries, streams)
+    axis = lane_axes(program.carries[0], program.lanes)[0]
+    assert axis is not None
+    total = carries[0].sum(axis, keepdims=True)
+    np.testing.assert_array_equal(first, np.broadcast_to(total, carries[0].shape))
+
+
+def test_a_table_changes_and_is_read() -> None:
+    """What is at the step's place differs behind a step, and lanes find what is there."""
+    table = Slot("int32", (20,), "exact", 0, False)
+    program = replace(program_of("look-up", 0, "int32", "exact"), table=table, table_form=5)
+    carries, streams = arrays_of(program)
+    starts = [Built(replace(program, steps=n))(carries, streams)[3] for n in (1, 2)]
+    assert starts[0].shape == (20,)
+    assert (np.asarray(starts[0]) != np.asarray(starts[1])).sum() == 1
 
 
 def test_shrinking_finds_the_step_that_fails() -> None:

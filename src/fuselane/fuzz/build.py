@@ -25,6 +25,7 @@ from fuselane.fuzz.kinds import (
     number,
     on_grid,
 )
+from fuselane.fuzz.meeting import Shared, change_table, start_table
 from fuselane.fuzz.operations import OPERATIONS
 from fuselane.fuzz.program import FIRST_CARRY, FIRST_STREAM, NUMBER, UNIFORM, Program, Slot
 
@@ -55,6 +56,7 @@ class Built:
         self._slots = (*program.carries, *program.streams)
         self._axes = [lane_axes(slot, program.lanes) for slot in self._slots]
         self._made: list[Value] = []
+        self._names = tuple(f"lanes{level}" for level in range(len(program.lanes)))
         self._num_carries = len(program.carries)
         self._start_error = 0.0
         self.judgements: tuple[Judgement, ...] = ()
@@ -106,17 +108,21 @@ class Built:
         self._start_error = max(self._start_error, value.error)
         return fit(value, kind, slot.dtype, array.shape).array
 
-    def _one_lane(
-        self, number: jax.Array, uniform: jax.Array, *inputs: jax.Array
-    ) -> list[jax.Array]:
+    def _one_lane(self, number: jax.Array, shared: Shared, *inputs: jax.Array) -> list[jax.Array]:
         """One step of one lane: what the carries become, results, and what is reduced."""
         program = self._program
-        values = {NUMBER: Value(number), UNIFORM: Value(uniform)}
+        values = {NUMBER: Value(number), UNIFORM: Value(shared.uniform)}
         for i, (slot, array) in enumerate(zip(self._slots, inputs, strict=True)):
             is_carry = i < self._num_carries
             place = FIRST_CARRY + i if is_carry else FIRST_STREAM + i - self._num_carries
             values[place] = Value(array, Kind(slot.kind))
-        builder = Builder(OPERATIONS, values, smooth=program.outer == "gradient")
+        builder = Builder(
+            OPERATIONS,
+            values,
+            smooth=program.outer == "gradient",
+            axes=self._names if program.outer != "while" else (),
+            table=None if isinstance(shared.table, tuple) else shared.table,
+        )
         builder.run(program.body)
         made = []
         for wanted, slot in zip(program.updates, program.carries, strict=False):
@@ -134,9 +140,7 @@ class Built:
         self._made = made
         return [value.array for value in made]
 
-    def _all_lanes(
-        self, number: jax.Array, uniform: jax.Array, *inputs: jax.Array
-    ) -> list[jax.Array]:
+    def _all_lanes(self, number: jax.Array, shared: Shared, *inputs: jax.Array) -> list[jax.Array]:
         """One step of all lanes."""
         lanes = self._program.lanes
         num_others = len(self._program.results) + len(self._program.reductions)
@@ -148,25 +152,40 @@ class Built:
                 in_axes=(None, None, *(axes[level] for axes in self._axes)),
                 out_axes=[*carried, *[0] * num_others],
                 axis_size=lanes[level],
+                axis_name=self._names[level],
             )
-        results: list[jax.Array] = function(number, uniform, *inputs)
+        results: list[jax.Array] = function(number, shared, *inputs)
         return results
 
     def _step(self, state: Any, number: jax.Array, rows: Sequence[jax.Array]) -> Any:
         program = self._program
-        carries, uniform, totals = state
-        values = self._all_lanes(number, uniform, *carries, *rows)
+        carries, shared, totals = state
+        values = self._all_lanes(number, shared, *carries, *rows)
         num_kept = self._num_carries + len(program.results)
         stacked = values[self._num_carries : num_kept]
-        combined = []
+        combined, met = [], []
         for (_, form), value, total in zip(
             program.reductions, values[num_kept:], totals, strict=True
         ):
             over_lanes = _reduce_lanes(value, form // 2, len(program.lanes))
+            met.append(over_lanes)
             combined.append(on_grid(total + over_lanes) if form % 2 else total)
             stacked = stacked if form % 2 else [*stacked, over_lanes]
+        uniform, table = shared
+        if not isinstance(table, tuple):
+            table = change_table(table, program.table_form, number, uniform, met)
         uniform = lax.add(lax.mul(uniform, np.int32(1103515245)), np.int32(12345))
-        return (values[: self._num_carries], uniform, combined), stacked
+        return (values[: self._num_carries], Shared(uniform, table), combined), stacked
+
+    def _start(self, first: jax.Array) -> Shared:
+        """Returns what all lanes have together in front of the loop.
+
+        Args:
+            first: A carry's first value.
+        """
+        slot = self._program.table
+        uniform = lax.full((), self._program.seed % 1000, np.int32)
+        return Shared(uniform, start_table(slot, _low_bits(first)) if slot else ())
 
     def _run_steps(self, carries: list[jax.Array], streams: list[jax.Array]) -> Any:
         program = self._program
@@ -176,14 +195,14 @@ class Built:
             np.zeros(shape.shape[rank:], np.int32 if shape.dtype == bool else shape.dtype)
             for shape in reduced
         ]
-        state = (carries, np.int32(program.seed % 1000), totals)
+        state = (carries, self._start(carries[0]), totals)
         if program.outer != "counted":
             numbers = lax.iota(np.int32, program.steps)
 
             def onward(state: Any, row: Any) -> Any:
                 return self._step(state, row[0], row[1])
 
-            (last, uniform, totals), stacked = lax.scan(
+            (last, shared, totals), stacked = lax.scan(
                 jax.checkpoint(onward) if program.remat else onward,
                 state,
                 (numbers, streams),
@@ -197,17 +216,17 @@ class Built:
                 return self._step(state, number, rows)[0]
 
             count = _at_most(program.steps, carries[0])
-            last, uniform, totals = lax.fori_loop(np.int32(0), count, counted, state)
+            last, shared, totals = lax.fori_loop(np.int32(0), count, counted, state)
             stacked = []
         growth = self._growth(program.steps)
         others = self._made[self._num_carries : self._num_carries + len(program.results)]
         kinds = [
             *self._judge_carries(program.steps),
-            *[Judgement(Kind.EXACT)] * (1 + len(totals)),
+            *[Judgement(Kind.EXACT)] * len(jax.tree.leaves((shared, totals))),
             *(_judge(value, growth) for value in others),
             *[Judgement(Kind.EXACT)] * len(reduced),
         ]
-        results = [*last, uniform, *totals, *stacked]
+        results = [*last, *jax.tree.leaves((shared, totals)), *stacked]
         return results, kinds[: len(results)]
 
     def _run_with_gradient(self, carries: list[jax.Array], streams: list[jax.Array]) -> Any:
@@ -253,9 +272,11 @@ class Built:
             return []
         number = jax.ShapeDtypeStruct((), np.int32)
         rows = [jax.ShapeDtypeStruct(stream.shape[1:], stream.dtype) for stream in streams]
-        shapes: list[jax.ShapeDtypeStruct] = jax.eval_shape(
-            self._all_lanes, number, number, *carries, *rows
-        )
+
+        def one_step(number: jax.Array, *inputs: jax.Array) -> list[jax.Array]:
+            return self._all_lanes(number, self._start(inputs[0]), *inputs)
+
+        shapes: list[jax.ShapeDtypeStruct] = jax.eval_shape(one_step, number, *carries, *rows)
         return shapes[-count:]
 
     def _run_lanes(self, carries: list[jax.Array], streams: list[jax.Array]) -> list[jax.Array]:
@@ -272,7 +293,8 @@ class Built:
                 last = np.int32(self._program.steps - 1)
                 place = lax.min(number, last)
                 rows = [lax.dynamic_index_in_dim(s, place, keepdims=False) for s in streams]
-                values = self._one_lane(number, lax.mul(number, np.int32(77)), *current, *rows)
+                shared = Shared(lax.mul(number, np.int32(77)))
+                values = self._one_lane(number, shared, *current, *rows)
                 return lax.add(number, np.int32(1)), values[: len(carries)]
 
             number, last = lax.while_loop(goes_on, onward, (np.int32(0), carries))

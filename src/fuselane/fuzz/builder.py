@@ -45,6 +45,8 @@ class Builder:
         depth: How many inner loops and branches are around.
         smooth: Whether all has a gradient: trip counts are constants, and of near values there is
             no choice of the largest.
+        axes: JAX's names of the dimensions of lanes, where these can meet.
+        table: A vector that all lanes have together, if there is one.
     """
 
     def __init__(
@@ -54,11 +56,15 @@ class Builder:
         depth: int = 0,
         *,
         smooth: bool = False,
+        axes: tuple[str, ...] = (),
+        table: jax.Array | None = None,
     ) -> None:
         self._operations = operations
         self.values = dict(values)
         self.depth = depth
         self.smooth = smooth
+        self.axes = axes
+        self.table = table
 
     def run(self, body: Sequence[Step]) -> None:
         """Applies steps in order."""
@@ -121,7 +127,14 @@ class Builder:
         """Returns a builder that has run the body of a step, which may use all values so far."""
         numbered = {step.number + 1 + i: value for i, value in enumerate(extra)}
         values = {**self.values, **numbered}
-        builder = Builder(self._operations, values, self.depth + 1, smooth=self.smooth)
+        builder = Builder(
+            self._operations,
+            values,
+            self.depth + 1,
+            smooth=self.smooth,
+            axes=self.axes,
+            table=self.table,
+        )
         builder.run(step.body)
         return builder
 

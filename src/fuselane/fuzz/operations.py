@@ -10,6 +10,9 @@ from fuselane.fuzz.complexes import COMPLEX_FUNCTIONS
 from fuselane.fuzz.control import CONTROL
 from fuselane.fuzz.elementwise import ELEMENTWISE
 from fuselane.fuzz.indexed import INDEXED
+from fuselane.fuzz.meeting import MEETING
+from fuselane.fuzz.mixing import MIXING
+from fuselane.fuzz.states import STATES
 from fuselane.fuzz.structural import STRUCTURAL
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
@@ -18,6 +21,9 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     **STRUCTURAL,
     **INDEXED,
     **CONTROL,
+    **STATES,
+    **MIXING,
+    **MEETING,
 }
 
 WEIGHTS: Final[Mapping[str, float]] = {
@@ -26,6 +32,6 @@ WEIGHTS: Final[Mapping[str, float]] = {
     **dict.fromkeys(("compare", "convert", "dot", "reduce-window", "conditional"), 2.0),
     **dict.fromkeys(("dynamic-slice", "dynamic-update-slice", "slice", "pad"), 2.0),
     **dict.fromkeys(("concatenate", "reshape", "add", "multiply"), 2.0),
-    **dict.fromkeys(("factorisation", "custom-call"), 0.5),
+    **dict.fromkeys(("factorisation", "custom-call", "split", "look-up"), 0.5),
 }
 """How often each is drawn, relative to the others."""

@@ -88,6 +88,8 @@ class Program:
         results: Numbers of the values that are stacked.
         reductions: Numbers of a value and of what is done with it over all lanes; the odd ones
             are accumulated over the run.
+        table: What the loop changes and all lanes read, if anything: a vector without lanes, exact.
+        table_form: Chooses how it changes.
         unroll: How many steps of a scan JAX writes one after another.
         remat: Whether the gradient computes steps again instead of keeping what they made.
         chained: Whether it starts from what the program in front of it in the module has left.
@@ -108,6 +110,8 @@ class Program:
     updates: tuple[int, ...]
     results: tuple[int, ...]
     reductions: tuple[tuple[int, int], ...]
+    table: Slot | None = None
+    table_form: int = 0
     unroll: int = 1
     remat: bool = False
     chained: bool = False
@@ -134,12 +138,13 @@ class Program:
                 "updates": tuple(fields["updates"]),
                 "results": tuple(fields["results"]),
                 "reductions": tuple(map(tuple, fields["reductions"])),
+                "table": _slots([fields["table"]])[0] if fields["table"] else None,
             }
         )
 
     def size(self) -> tuple[int, ...]:
         """Returns numbers that get smaller, compared as tuples, as a program gets simpler."""
-        slots = (*self.carries, *self.streams)
+        slots = (*self.carries, *self.streams, *([self.table] if self.table else []))
         return (
             sum(1 for _ in all_steps(self.body)),
             len(slots) + len(self.results) + len(self.reductions),

@@ -64,6 +64,7 @@ def _smaller_program(program: Program) -> Iterator[Program]:
             updates = program.updates[:i] + program.updates[i + 1 :]
             yield replace(program, carries=carries, updates=updates)
     plainer: dict[str, Any] = {"outer": "scan", "reverse": False, "chained": False}
+    plainer |= {"table": None} if program.table else {}
     plainer |= {"donated": False, "devices": 1, "unroll": 1, "remat": False, "options": {}}
     if not any(slot.dtype in WIDE for slot in program.carries + program.streams):
         plainer["x64"] = False
@@ -78,6 +79,9 @@ def _smaller_program(program: Program) -> Iterator[Program]:
     for name in ("carries", "streams"):
         for slots in _plainer_slots(getattr(program, name)):
             yield _changed(program, name, slots)
+    if program.table:
+        for sizes in _smaller_sizes(program.table.shape):
+            yield replace(program, table=replace(program.table, shape=sizes))
 
 
 def _changed(program: Program, name: str, value: Any) -> Program:

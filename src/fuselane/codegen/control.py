@@ -335,7 +335,8 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
     is_voted, needed = _any_lane(emitter, guard)
     for select in large:
         home = find_shared_home(emitter, select, 3 - guard.side, first)
-        emitter.copy(others[select], home)
+        if home is not others[select]:
+            emitter.copy(others[select], home)
         emitter.homes[select] = home
 
     def work() -> list[ir.Value]:

@@ -110,11 +110,12 @@ def reset_states(pen: Pen) -> Scene:
     places = [FIRST_CARRY + i for i in range(len(carries))]
     large = [p for p, slot in zip(places, carries, strict=True) if math.prod(slot.shape) > 1]
     pen.wander((0, 0, 1, 2))
+    share_moved = draw.choice((0.0, 0.5, 0.5))
     moved = {}
     for place, slot in zip(places, carries, strict=True):
         moved[place] = place
         for _ in range(draw.choice((1, 1, 2)) if place in large else 0):
-            if draw.random() < 0.5:
+            if draw.random() < share_moved:
                 variant = draw.randrange(1 << 16) | 1  # odd rotates
                 moved[place] = pen.add(draw.choice(MOVES), moved[place], variant=variant)
             else:

@@ -103,6 +103,22 @@ def test_a_matrix_and_a_vector(size: int, dimension: int) -> None:
     assert side is (Along.LEFT if dimension == 0 else Along.SUM)
 
 
+@pytest.mark.parametrize("rows", [3, 8, 9, 100])
+@pytest.mark.parametrize("size", [5, 16])
+def test_a_vector_and_the_rows_of_a_matrix(size: int, rows: int) -> None:
+    """So many sums of products with one vector that a register is left for nothing else."""
+    numbers = "lhs_contracting_dims={0}, rhs_contracting_dims={1}"
+    module = mixing_loop((str(size), f"{rows},{size}", str(rows)), numbers)
+
+    def step(i: int, x: NumpyArray, w: NumpyArray, _: NumpyArray) -> list[NumpyArray]:
+        d = w @ x
+        return [x + (d[1] + x[1]), w, d]
+
+    check(module, step, 2, few((size,)), few((rows, size), 1), few((rows,), 2))
+    dot = dot_of(program := form_program(module))
+    assert choose_side(dot, DotShape.of(dot, program)) is Along.SUM
+
+
 def test_several_dimensions_in_every_group() -> None:
     shapes = "2,3,2,3,5", "2,3,5,3,4", "2,2,3,3,4"
     numbers = """lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={1,4},

@@ -223,7 +223,7 @@ class _WideDot:
         """Emits loops over blocks of the result, each element of which is the sum of a vector."""
         left, right = self.shape.left.size, self.shape.right.size
         columns = min(right, 3 if left > 1 else _IN_FLIGHT)
-        rows = min(left, (_VECTORS - 1) // columns - 1 if columns > 1 else _IN_FLIGHT)
+        rows = min(left, max((_VECTORS - 1) // columns - 1, 1) if columns > 1 else _IN_FLIGHT)
         for row in split(left, rows):
             for column in split(right, columns):
                 self._sum_block(row, column)

@@ -237,6 +237,28 @@ def test_donated_results_array() -> None:
         assert_same_results(expected, run_fused(program, jnp.array(out), donate_argnums=0))
 
 
+@pytest.mark.parametrize("form", ["row", "rows", "places"])
+def test_donated_arguments_of_which_elements_are_changed(form: str) -> None:
+    """Next to a loop, a donated array is written to: where XLA has forgotten that it is donated,
+    it stays the caller's."""
+
+    def program(table: jax.Array, x: jax.Array) -> Any:
+        y = lax.fori_loop(0, 90, lambda i, x: x * 3 + i, x)
+        if form == "places":
+            changed = table.at[jnp.array([3, 7])].add(y[:2])
+        elif form == "row":
+            changed = lax.dynamic_update_index_in_dim(table, y[0], y[1] & 3, 0)
+        else:
+            changed = table.at[2:7].set(y[:5])
+        return changed[::-1] * changed.sum(), y
+
+    arguments = linear_values((90,), "int32"), linear_values((LANES,), "int32")
+    expected = jax.jit(program)(*arguments)
+    table = jnp.array(arguments[0])
+    assert_same_results(expected, run_fused(program, table, arguments[1], donate_argnums=0))
+    assert table.is_deleted() or np.array_equal(table, arguments[0])
+
+
 def test_arguments_stay_untouched() -> None:
     """Without donation the caller's arrays keep their values."""
     out, state = jnp.arange(2500, dtype=jnp.int32).reshape(100, LANES), jnp.ones(LANES, jnp.int32)

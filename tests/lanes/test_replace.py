@@ -400,3 +400,27 @@ ENTRY main {
     copy_donated_arguments(module)
     verify(module)
     assert module.entry.root.operands[0].opcode == "copy"
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_donated_argument_of_which_elements_are_changed(is_fused: bool) -> None:
+    """XLA has left out the copy in front, and once it forgets about donation, none is made."""
+    update = "f32[8]{0} dynamic-update-slice(x, y, i)"
+    operands = "x = f32[8]{0} parameter(0) y = f32[1]{0} parameter(1) i = s32[] parameter(2)"
+    result = "f32[8]{0} fusion(x, y, i), kind=kLoop, calls=changed" if is_fused else update
+    text = f"""
+HloModule changed, input_output_alias={{ {{}}: (0, {{}}, may-alias) }}
+changed {{
+  {operands.replace("parameter(0)", "parameter(0) b = f32[8]{0} bitcast(x)", 1)}
+  ROOT u = {update.replace("(x", "(b")}
+}}
+ENTRY main {{
+  {operands}
+  ROOT r = {result}
+}}
+""".replace(") ", ")\n  ")
+    module = module_of(text)
+    copy_donated_arguments(module)
+    verify(module)
+    first, *others = module.entry.root.operands
+    assert first.opcode == "copy" and {other.opcode for other in others} == {"parameter"}

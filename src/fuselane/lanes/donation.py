@@ -37,6 +37,11 @@ _SHARING_OPCODES: Final = frozenset(
     }
 )
 
+_WRITING_OPCODES: Final = frozenset({"dynamic-update-slice", "scatter", "set-dimension-size"})
+"""Their result lies where their first operand does, or for scatters where each of the first ones
+does, alone or in a fusion. Source: XLA's HloDataflowAnalysis::GetInPlaceInputOutputPairs."""
+
+_MOVED_OPCODES: Final = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
 
 _FORGETTING_US: Final = 1.0
 """For an argument: a result needs memory of its own, and the argument's is given back. As measured
@@ -82,6 +87,28 @@ def _donated(module: HloModule) -> list[HloInstruction]:
 def _is_endangered(parameter: HloInstruction) -> bool:
     """Whether a parameter may be written to, or returned, where it is."""
     return parameter.is_root or any(
-        user.opcode in _SHARING_OPCODES or user.proto.output_operand_aliasing
+        user.opcode in _SHARING_OPCODES
+        or user.proto.output_operand_aliasing
+        or _is_written(parameter, user)
         for user in parameter.users
     )
+
+
+def _is_written(value: HloInstruction, user: HloInstruction) -> bool:
+    """Whether a user's result may lie where a value does, some elements of it changed."""
+    if user.opcode in _WRITING_OPCODES:
+        return value in user.operands
+    if user.opcode != "fusion":
+        return False
+    inside = user.called_computations[0]
+    places = [k for k, operand in enumerate(user.operands) if operand is value]
+    starts = {inside.parameters[k] for k in places}
+    writers = (i for i in inside.instructions if i.opcode in _WRITING_OPCODES)
+    return any(_origin(operand) in starts for writer in writers for operand in writer.operands)
+
+
+def _origin(value: HloInstruction) -> HloInstruction:
+    """Returns what an array of a fusion is but for its shape, layout or type."""
+    while value.opcode in _MOVED_OPCODES:
+        value = value.operands[0]
+    return value

@@ -16,7 +16,7 @@
     clean up      what follows behind kernels is fused as XLA would have, donated arguments are
                   protected, computations nobody calls any more go
     fuse          with the option `fusion`: another strategy than XLA's on all that is left
-    write         HLO objects to bytes
+    write         HLO objects to bytes; a call that was to return at once still does
 
 What happened to each loop goes into the decision log. A loop on which `form`, `emit` or `compile`
 fails stays with XLA, with one warning per kind of failure; so does the whole module if anything
@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from fuselane import budget, collector
+from fuselane.analysis.dispatch import is_asynchronous, needs_thread, remove_dispatch_mark
 from fuselane.analysis.gain import Gain, check_duration
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
@@ -55,6 +56,7 @@ from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify, verify_computation
+from fuselane.lanes.dispatch import add_dispatch_mark
 from fuselane.lanes.donation import (
     copy_donated_arguments,
     count_donated_bytes,
@@ -120,9 +122,7 @@ def transform(
             if loops.backend.comes_after_layouts:
                 fuse_remainder(module)
             copy_donated_arguments(module)
-            module.remove_unused_computations()
-            check(module, options)
-            result = module.to_bytes()
+            result = loops.write()
         return result if strategy is None else _fuse(loops, strategy) or result
 
 
@@ -149,9 +149,7 @@ def _fuse(loops: _Loops, strategy: Pipeline) -> bytes | None:
                 return None
             copy_donated_arguments(module)
             forget_donation(module)
-            module.remove_unused_computations()
-            check(module, loops.options)
-            return module.to_bytes()
+            return loops.write()
     except Exception as error:
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         warn_once(f"Fuselane could not fuse {module.name} and left that to XLA: {detail}")
@@ -235,6 +233,28 @@ class _Loops:
     is_out_of_time: bool = False
     constrains_layouts: bool = False
     has_changed: bool = False
+    was_asynchronous: bool = False
+    kernel_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.backend.comes_after_layouts:  # GPUs run all programs so
+            self.was_asynchronous = is_asynchronous(self.module)
+
+    def write(self) -> bytes:
+        """Returns the module as bytes; one that XLA was to run in a thread of its own, so that the
+        caller need not wait for it, with what makes it do so still."""
+        module = self.module
+        if (
+            self.was_asynchronous
+            and not is_asynchronous(module)
+            and needs_thread(module, self.kernel_us)
+        ):
+            add_dispatch_mark(module)
+        module.remove_unused_computations()
+        check(module, self.options)
+        data = module.to_bytes()
+        remove_dispatch_mark(module)  # it may yet be fused anew
+        return data
 
     def run(self) -> bool:
         """Visits the loops, outermost first; those inside a replaced one not at all.
@@ -344,6 +364,8 @@ class _Loops:
             self.left_out[residuals.writer] = program.num_recomputed
         decision = describe(program, self._source(loop), numbers)
         self._record(loop, program, decision, call.key)
+        is_counted = loop.computation is self.module.entry and program.trip_count is not None
+        self.kernel_us += gain.kernel_us if is_counted else math.inf
         if self.options.verify:
             checks = self._check_calls(plan)
             replace_and_check(self.module, loop, program, call.attributes, checks)
@@ -397,6 +419,7 @@ class _Loops:
         decision = replace(decision, sentence=sentence)
         self._record(loop, call.program, decision, call.key)
         made = replace_loop(loop, call.program, call.target, call.attributes)
+        self.kernel_us += gain.kernel_us
         self.has_changed = True
         return replace(decision, instruction=made.name)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from fuselane.analysis.dispatch import remove_dispatch_mark
 from fuselane.analysis.gpu_time import XLA_LAUNCH_US
 from fuselane.analysis.hlo_cost import HloCost
 from fuselane.analysis.machine_costs import MachineCosts
@@ -63,6 +64,7 @@ def build_module(
         strategy: What fused it, if that was not XLA.
     """
     module = captured.module()
+    remove_dispatch_mark(module)
     launches = find_launches(module, captured.parts)
     first, unfused = _first(captured), _unfused(captured)
     earlier = [read for read in (unfused and unfused.module, first) if read is not None]

@@ -35,7 +35,7 @@ from typing import Final, final
 
 from fuselane import budget, collector
 from fuselane.analysis.dispatch import is_asynchronous, needs_thread, remove_dispatch_mark
-from fuselane.analysis.gain import Gain, check_duration
+from fuselane.analysis.gain import FEW_TRIPS, Gain, check_duration
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.while_loops import compute_trip_count
@@ -456,11 +456,15 @@ class _Loops:
     ) -> Gain:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
         kernel_step_us, kernel_call_us = self.backend.kernel_us(program, plan)
+        kernel_step_us /= program.iterations
+        kernel_call_us += self._opening_us(place)
+        if program.trip_count is None and place.around:
+            kernel_step_us += kernel_call_us / FEW_TRIPS
         gain = Gain(
             trip_count=program.trip_count,
             xla_step_us=self.backend.xla_step_us(loop, is_compiled=place.is_compiled),
-            kernel_step_us=kernel_step_us / program.iterations,
-            kernel_call_us=kernel_call_us + self._opening_us(place) + self._forgetting_us(),
+            kernel_step_us=kernel_step_us,
+            kernel_call_us=kernel_call_us + self._forgetting_us(),
         )
         if not gain.is_worth(self.options.min_gain):
             raise gain.refusal(loop, program.obstacle)

@@ -113,6 +113,17 @@ def test_a_function_is_not_given_up_for_too_little(is_small: bool, is_fused: boo
     assert {loop.trip_count: loop.fused for loop in log} == {7: False, 10: is_fused}
 
 
+@pytest.mark.parametrize(("size", "is_fused"), [(8, False), (1000, True)])
+def test_a_function_is_not_given_up_for_nobody_knows_how_little(size: int, is_fused: bool) -> None:
+    """Where the inner loop, in each step of the outer one, is over after some steps."""
+    text = _TEXT.replace("init = (s32[], f32[1000]) tuple(zero, x)\n  loop", "loop")
+    text = text.replace("while(init), condition=inner", "while(p), condition=inner")
+    text = text.replace("AROUND", "last = f32[1000] negate(z)").replace("1000", str(size))
+    log = DecisionLog()
+    pipeline.transform(module_of(text).to_bytes(), Options(), log)
+    assert {loop.trip_count: loop.fused for loop in log} == {7: False, None: is_fused}
+
+
 def test_what_a_function_s_loop_is_compared_to_is_one_function() -> None:
     """Each step of it, as its check is none; in other code it would be rounded otherwise."""
     text = _TEXT.replace("condition=outer_condition, body=outer", _INNER).replace("last)", "z)")

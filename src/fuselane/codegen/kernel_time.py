@@ -61,14 +61,19 @@ def estimate_kernel_call_us(
     program: LaneProgram, plan: Plan, costs: MachineCosts, device: DeviceDescription
 ) -> float:
     """Returns what one call of a kernel takes besides its steps: the call, state in and out, and
-    rows that are turned round."""
+    rows that are turned round.
+
+    Other threads are woken besides, but not where nobody knows how long the loop runs: the caller
+    takes tiles meanwhile, and may be done before they are there.
+    """
     moved = sum(
         _state_bytes(element, plan)
         for element in program.loop.elements
         if element.kind is ElementKind.STATE
     )
     threads = _num_threads(plan, device)
-    wake = costs.wake_us if threads > 1 else 0.0
+    is_long = threads > 1 and program.trip_count is not None
+    wake = costs.wake_us if is_long else 0.0
     rows = [program.loop.elements[index].shape for index in plan.staged]
     turning_us = sum(shape.num_elements for shape in rows) * _TURNING * costs.kernel_cycle_us
     num_bytes = sum(shape.byte_size for shape in rows)

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 from fuselane import budget, collector
-from fuselane.analysis.dispatch import is_asynchronous, needs_thread, remove_dispatch_mark
+from fuselane.analysis.dispatch import is_asynchronous, remove_dispatch_mark
 from fuselane.analysis.gain import FEW_TRIPS, Gain, check_duration
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
@@ -56,7 +56,7 @@ from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify, verify_computation
-from fuselane.lanes.dispatch import add_dispatch_mark
+from fuselane.lanes.dispatch import keep_asynchronous
 from fuselane.lanes.donation import (
     copy_donated_arguments,
     count_donated_bytes,
@@ -244,12 +244,8 @@ class _Loops:
         """Returns the module as bytes; one that XLA was to run in a thread of its own, so that the
         caller need not wait for it, with what makes it do so still."""
         module = self.module
-        if (
-            self.was_asynchronous
-            and not is_asynchronous(module)
-            and needs_thread(module, self.kernel_us)
-        ):
-            add_dispatch_mark(module)
+        if self.was_asynchronous:
+            keep_asynchronous(module, self.kernel_us)
         module.remove_unused_computations()
         check(module, self.options)
         data = module.to_bytes()

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from fuselane.analysis.dispatch import DISPATCH_MARK
+from fuselane.analysis.dispatch import DISPATCH_MARK, is_asynchronous, needs_thread
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -27,6 +27,17 @@ from fuselane.hlo.shape import PrimitiveType, Shape
 
 _SOME: Final = Shape.array(PrimitiveType.F32, (16, 16))
 """A dot of two such arrays is 8,192 operations."""
+
+
+def keep_asynchronous(module: HloModule, kernel_us: float) -> None:
+    """Has XLA run a module in a thread of its own, if it is long or large and XLA would not.
+
+    Args:
+        module: With kernels of ours; without them, XLA would have.
+        kernel_us: How long these run by estimate.
+    """
+    if not is_asynchronous(module) and needs_thread(module, kernel_us):
+        add_dispatch_mark(module)
 
 
 def add_dispatch_mark(module: HloModule) -> None:

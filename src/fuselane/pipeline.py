@@ -233,12 +233,8 @@ class _Loops:
     is_out_of_time: bool = False
     constrains_layouts: bool = False
     has_changed: bool = False
-    was_asynchronous: bool = False
+    was_asynchronous: bool | None = None
     kernel_us: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.backend.comes_after_layouts:  # GPUs run all programs so
-            self.was_asynchronous = is_asynchronous(self.module)
 
     def write(self) -> bytes:
         """Returns the module as bytes; one that XLA was to run in a thread of its own, so that the
@@ -251,6 +247,13 @@ class _Loops:
         data = module.to_bytes()
         remove_dispatch_mark(module)  # it may yet be fused anew
         return data
+
+    def _add_time(self, kernel_us: float) -> None:
+        """Takes note of a kernel that is to be added, and how the module runs without any."""
+        if self.was_asynchronous is None:  # GPUs run all programs so
+            is_cpu = self.backend.comes_after_layouts
+            self.was_asynchronous = is_cpu and is_asynchronous(self.module)
+        self.kernel_us += kernel_us
 
     def run(self) -> bool:
         """Visits the loops, outermost first; those inside a replaced one not at all.
@@ -361,7 +364,7 @@ class _Loops:
         decision = describe(program, self._source(loop), numbers)
         self._record(loop, program, decision, call.key)
         is_counted = loop.computation is self.module.entry and program.trip_count is not None
-        self.kernel_us += gain.kernel_us if is_counted else math.inf
+        self._add_time(gain.kernel_us if is_counted else math.inf)
         if self.options.verify:
             checks = self._check_calls(plan)
             replace_and_check(self.module, loop, program, call.attributes, checks)
@@ -414,8 +417,8 @@ class _Loops:
         sentence = f"Straight-line code, {count} fusions of XLA's, runs as one native kernel."
         decision = replace(decision, sentence=sentence)
         self._record(loop, call.program, decision, call.key)
+        self._add_time(gain.kernel_us)
         made = replace_loop(loop, call.program, call.target, call.attributes)
-        self.kernel_us += gain.kernel_us
         self.has_changed = True
         return replace(decision, instruction=made.name)
 

@@ -164,7 +164,11 @@ def _three() -> tuple[jax.Array, ...]:
 
 PROBES: Final = (
     Probe(
-        names=("thunk_us", "library_us"), step=_attract, state=_three, steps=2000, usual_us=0.107
+        names=("thunk_us", "queued_thunk_us", "library_us"),
+        step=_attract,
+        state=_three,
+        steps=2000,
+        usual_us=0.107,
     ),
     Probe(
         names=("xla_operation_us",),

@@ -18,7 +18,8 @@ class MachineCosts:
     library. An operation is one cheap instruction on one vector register (`analysis.cost`).
 
     Attributes:
-        thunk_us: XLA starts a thunk.
+        thunk_us: XLA starts a thunk of a sequence that it runs in order.
+        queued_thunk_us: XLA starts a thunk of a sequence in which any may run that is ready.
         library_us: What a thunk that calls a library (dot, large reduce) takes besides.
         task_us: XLA hands parts of a thunk to other threads and waits for them.
         xla_operation_us: An operation of XLA's code on a register of 256 bits.
@@ -36,6 +37,7 @@ class MachineCosts:
     """
 
     thunk_us: float = 0.012
+    queued_thunk_us: float = 0.048
     library_us: float = 0.1
     task_us: float = 2.5
     xla_operation_us: float = 0.17e-3

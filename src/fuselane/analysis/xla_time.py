@@ -1,10 +1,12 @@
 """How long XLA:CPU takes for a loop: thunk by thunk, from the module as XLA leaves it.
 
 XLA runs a loop's body as a sequence of thunks. Each costs its dispatch, which is most of it where
-arrays are small, and the work inside. A fusion computes each element of its result from scratch:
-what it broadcasts or gathers from is computed again for every use. XLA vectorises elementwise code,
-calls a library for the functions in `_CALLS`, and leaves reductions, gathers and what is put
-together from parts to scalar code.
+arrays are small, and the work inside. A sequence of many thunks on larger arrays is not run in
+order: what is ready goes through a queue, at several times the cost. A fusion computes each element
+of its result from scratch: what it broadcasts or gathers from is computed again for every use. XLA
+vectorises elementwise code unless its loops are unrolled or branch, calls a library for the
+functions in `_CALLS`, and leaves reductions, gathers and what is put together from parts to scalar
+code.
 """
 
 from __future__ import annotations
@@ -18,12 +20,20 @@ from typing import Final, final
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, FREE_OPCODES
+from fuselane.analysis.scalar_code import (
+    holds_indices,
+    is_parameter,
+    is_scalar_code,
+    is_updated_anew,
+)
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
+from fuselane.analysis.waiting import estimate_chain_us
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.indexed import indexed
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
 from fuselane.hlo.window import get_window
 
 _FUNCTIONS: Final[Mapping[str, tuple[float, float]]] = {
@@ -94,11 +104,17 @@ _INTEGER_DIVISION: Final = 4.0
 _SCALAR_MOVES: Final[Mapping[str, float]] = {
     "dynamic-slice": 0.5,
     "dynamic-update-slice": 0.5,
-    "gather": 3.0,
+    "gather": 1.2,
     "scatter": 8.0,
 }
-_MOVED: Final = 0.3
+_MOVED: Final = 0.2
 """Of neighbours in one window of a gather, whose place is worked out once."""
+
+_IN_ORDER_THUNKS: Final = 8
+_IN_ORDER_BYTES: Final = 512
+"""XLA runs the thunks of a sequence in order if there are no more, or no array is larger.
+
+Source: XLA backends/cpu/runtime/thunk_executor.h, ThunkExecutor::Options."""
 
 _UNKNOWN: Final = 4.0
 _SHORT_RUN: Final = 4.0
@@ -106,6 +122,9 @@ _ROW: Final = 16.0
 _MATRIX: Final = 30.0
 _MIN_FUNCTIONS: Final = 4.0
 """A function of one element takes as long as those of a few: nothing hides its latency."""
+_MIN_CALLS: Final = 2.0
+"""The same of a call beside others that do not wait for it."""
+
 _SHORT_RACE: Final = 0.6
 """Operations for each element of a reduction of several operands that is unrolled, and its vectors'
 elements compared side by side: measured, 0.3 ns."""
@@ -117,6 +136,11 @@ _SCALAR_CALL: Final = 3.0
 """Reductions of several operands, such as arg-maxima, over more elements are not unrolled, so that
 what goes into them is scalar code, too: how much longer the reduction itself and functions take."""
 
+
+_INDEPENDENT: Final = 0.3
+_INDEPENDENT_INTEGRAL: Final = 0.15
+"""Scalar operations of one that waits for none before, of floats and of integers: measured, 0.15
+and 0.07 ns."""
 
 _LIBRARY_PRODUCT: Final = 1.25
 _SHORT_SUM: Final = 8.0
@@ -174,6 +198,7 @@ class _Clock:
     footprint: Bytes of all that the outermost loop carries.
     is_compiled: Whether XLA compiles what is looked at into one function.
     num_cores: Cores that libraries may use.
+    is_queued: Whether what is looked at are thunks that go through a queue.
     is_library_code: Whether a library runs the fusion that is looked at.
     is_scalar_code: Whether what is looked at is not vectorised.
     """
@@ -182,21 +207,27 @@ class _Clock:
     footprint: int
     is_compiled: bool
     num_cores: int
+    is_queued: bool = False
     is_library_code: bool = False
     is_scalar_code: bool = False
 
     def step(self, loop: HloInstruction) -> float:
         """Returns the time of one iteration."""
         work = self.computation(loop.condition) + self.computation(loop.body)
-        return work + self._dispatch
+        if self.is_compiled:
+            return max(work, estimate_chain_us(loop.body, self.costs))
+        return work + self.costs.thunk_us
 
     @property
     def _dispatch(self) -> float:
-        return 0.0 if self.is_compiled else self.costs.thunk_us
+        if self.is_compiled:
+            return 0.0
+        return self.costs.queued_thunk_us if self.is_queued else self.costs.thunk_us
 
     def computation(self, computation: HloComputation) -> float:
         """Returns the time of one run of a computation."""
-        return sum(self.instruction(i) for i in computation.instructions)
+        clock = replace(self, is_queued=_is_queued(computation))
+        return sum(clock.instruction(i) for i in computation.instructions)
 
     def instruction(self, instruction: HloInstruction) -> float:
         """Returns the time of one run of an instruction, loops and branches included."""
@@ -244,12 +275,14 @@ class _Clock:
         whole = {inner: float(_result_elements(inner)) for inner in body.instructions}
         runs = whole if self.is_library_code else count_runs(body)
         raced = frozenset[HloInstruction]() if self.is_library_code else _find_raced(runs)
+        is_scalar = not self.is_library_code and is_scalar_code(body, runs)
         time = 0.0
         for inner, times in runs.items():
-            self.is_scalar_code = inner in raced
+            self.is_scalar_code = is_scalar or inner in raced
             time += self._time(inner, times)
         self.is_scalar_code = False
-        return time
+        moves = _result_elements(instruction) if is_scalar else 0
+        return time + moves * _INDEPENDENT_INTEGRAL * self.costs.xla_scalar_us
 
     def _time(self, instruction: HloInstruction, count: float) -> float:
         """Returns the time to compute so many elements of an instruction's result."""
@@ -275,12 +308,13 @@ class _Clock:
             return count * _INTEGER_DIVISION * (1 + 6 * is_wide) * self.costs.xla_scalar_us
         element = instruction.operands[-1].shape.element_type
         if not element.is_complex:
-            return self._real(opcode, instruction.shape.element_type.bits, count)
+            kind = instruction.shape.element_type
+            return self._real(opcode, kind.bits, count, is_floating=kind.is_floating)
         real = _COMPLEX.get(opcode, {opcode: 2.0})
         bits = element.bits // 2
         return sum(times * self._real(name, bits, count) for name, times in real.items())
 
-    def _real(self, opcode: str, bits: int, count: float) -> float:
+    def _real(self, opcode: str, bits: int, count: float, *, is_floating: bool = True) -> float:
         """Returns the time to compute so many elements by an opcode on real numbers."""
         costs = self.costs
         is_double = bits > _SINGLE_BITS
@@ -290,12 +324,30 @@ class _Clock:
             elements = max(count * (_SCALAR_FUNCTION if self.is_scalar_code else 1), _MIN_FUNCTIONS)
             return elements * _FUNCTIONS[opcode][is_double] * costs.xla_function_us
         if opcode in _CALLS:
-            elements = max(count * (_SCALAR_CALL if self.is_scalar_code else 1), _MIN_FUNCTIONS)
+            least = _MIN_CALLS if self.is_compiled else _MIN_FUNCTIONS
+            elements = max(count * (_SCALAR_CALL if self.is_scalar_code else 1), least)
             return elements * _CALLS[opcode][is_double] * costs.xla_call_us
+        independent = _INDEPENDENT if is_floating else _INDEPENDENT_INTEGRAL
         if self.is_scalar_code:
-            return OPCODE_COST[opcode] * count * costs.xla_scalar_us
+            return OPCODE_COST[opcode] * count * independent * costs.xla_scalar_us
         vectors = count * max(bits, 8) / _VECTOR_BITS
-        return OPCODE_COST[opcode] * max(costs.xla_scalar_us, vectors * costs.xla_operation_us)
+        one = costs.xla_scalar_us * (independent if self.is_compiled else 1)
+        return OPCODE_COST[opcode] * max(one, vectors * costs.xla_operation_us)
+
+
+def _is_queued(computation: HloComputation) -> bool:
+    """Whether XLA runs the thunks of a computation as they become ready, instead of in order."""
+    thunks = [i for i in computation.instructions if i.opcode not in FREE_OPCODES]
+    if len(thunks) <= _IN_ORDER_THUNKS:
+        return False
+    used = (value.shape for thunk in thunks for value in (thunk, *thunk.operands))
+    return any(_largest_bytes(shape) > _IN_ORDER_BYTES for shape in used)
+
+
+def _largest_bytes(shape: Shape) -> int:
+    """Returns the size of the largest array of a shape."""
+    parts = shape.tuple_shapes if shape.is_tuple else ()
+    return max(map(_largest_bytes, parts), default=0) if shape.is_tuple else shape.byte_size
 
 
 def _is_integer_division(instruction: HloInstruction) -> bool:
@@ -326,7 +378,7 @@ def _scalar_operations(instruction: HloInstruction) -> float:
         return (_SCALAR_MOVES[opcode] + _MOVED * (run - 1)) / run
     if opcode == "reduce-window":
         return math.prod(w.size for w in get_window(instruction)) * _combination(instruction)
-    if opcode == "concatenate" and _holds_indices(instruction):
+    if opcode == "concatenate" and holds_indices(instruction):
         return 0.0
     if opcode in ("concatenate", "pad"):
         return 0.1 + _SHORT_RUN / max(1, _run_length(instruction))
@@ -365,16 +417,6 @@ def _window_run(gather: HloInstruction) -> int:
     where = indexed(gather)
     minor = gather.shape.rank - 1
     return math.prod(where.window_sizes) if minor in where.window_positions else 1
-
-
-def _holds_indices(instruction: HloInstruction) -> bool:
-    """Whether a value only tells gathers where to read, which take its parts one by one."""
-    return bool(instruction.users) and all(
-        _holds_indices(user)
-        if user.opcode in ("bitcast", "reshape")
-        else user.opcode == "gather" and user.operands[0] is not instruction
-        for user in instruction.users
-    )
 
 
 def _holds_dot(instruction: HloInstruction) -> bool:
@@ -425,9 +467,11 @@ def _in_place(instruction: HloInstruction) -> HloInstruction:
         root = instruction.called_computations[0].root
     while root.opcode == "bitcast":
         root = root.operands[0]
-    if root.opcode == "dynamic-update-slice":
-        return root.operands[1]
-    return root.operands[-1] if root.opcode == "scatter" else instruction
+    if root.opcode not in ("dynamic-update-slice", "scatter"):
+        return instruction
+    if instruction.opcode == "fusion" and is_updated_anew(root):
+        return instruction
+    return root.operands[1 if root.opcode == "dynamic-update-slice" else -1]
 
 
 def _result_bytes(instruction: HloInstruction) -> int:
@@ -450,7 +494,9 @@ def count_runs(computation: HloComputation) -> Mapping[HloInstruction, float]:
     runs: dict[HloInstruction, float] = {}
     for instruction in reversed(computation.post_order()):
         if instruction is computation.root or instruction.opcode == "tuple":
-            runs[instruction] = _result_elements(instruction)
+            is_anew = is_updated_anew(instruction)
+            elements = instruction.shape.num_elements if is_anew else _result_elements(instruction)
+            runs[instruction] = elements
             continue
         same_place, elsewhere = 0.0, 0.0
         for user in instruction.users:
@@ -477,7 +523,7 @@ def _needed(user: HloInstruction, operand: HloInstruction, runs: float) -> float
         case "concatenate":
             return runs * operand.shape.num_elements / max(1, user.shape.num_elements)
         case "dynamic-update-slice" | "scatter" if operand is user.operands[0]:
-            return 0
+            return 0 if is_parameter(operand) else runs
         case "dynamic-update-slice" if operand is not user.operands[1]:
             return 1
         case "dynamic-slice" if operand is not user.operands[0]:

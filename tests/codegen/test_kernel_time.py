@@ -183,8 +183,8 @@ def test_arrays_whose_elements_branch_are_computed_one_by_one() -> None:
 
 
 def test_a_chain_of_scalars_takes_as_long_as_each_waits_for_the_one_before() -> None:
-    chain = "a = f32[] multiply(e0, e0)\nb = f32[] add(a, e0)\ny = f32[] subtract(b, a)"
-    one = scalars("y = f32[] negate(e0)", "f32[]")
+    chain = "a = f32[] multiply(e0, e0)\nb = f32[] multiply(a, e0)\ny = f32[] multiply(b, a)"
+    one = scalars("y = f32[] multiply(e0, e0)", "f32[]")
     assert scalars(chain, "f32[]") == pytest.approx(3 * one)
 
 
@@ -192,7 +192,7 @@ def test_what_does_not_wait_runs_side_by_side() -> None:
     wide = "\n".join(f"a{k} = f32[] multiply(e0, c{k})" for k in range(2))
     constants = "c0 = f32[] constant(3)\nc1 = f32[] constant(5)"
     one = scalars("y = f32[] multiply(e0, e0)", "f32[]")
-    both = scalars(f"{constants}\n{wide}\ny = f32[] add(a0, a1)", "f32[]")
+    both = scalars(f"{constants}\n{wide}\ny = f32[] multiply(a0, a1)", "f32[]")
     assert both == pytest.approx(2 * one)
 
 
@@ -263,3 +263,59 @@ def test_where_lanes_lie(
     """Rows are transposed; lanes side by side are found again row after row."""
     shape = Shape.array(PrimitiveType.F32, sizes)
     assert (is_in_rows(shape, lane), is_leaping(shape, lane)) == (in_rows, leaps)
+
+
+def test_what_does_not_wait_for_the_last_step_begins_before_it_is_over() -> None:
+    """A chain of six functions: of the counter, or of what the last step has made."""
+
+    def taken(operand: str) -> float:
+        first = f"a0 = f32[] {'convert(i)' if operand == 'i' else 'negate(e0)'}"
+        roots = "\n".join(f"a{k + 1} = f32[] tanh(a{k})" for k in range(6))
+        return scalars(f"{first}\n{roots}\ny = f32[] add(a6, e0)", "f32[]")
+
+    assert taken("i") < taken("e0") / 2
+
+
+def test_a_division_by_a_constant_is_none() -> None:
+    divided = "c = s32[] constant(97)\na = s32[] remainder({0}, {1})\ny = s32[] add(a, e0)"
+    known, unknown = (scalars(divided.format(*two), "s32[]") for two in (("e0", "c"), ("c", "e0")))
+    assert known < unknown / 2
+
+
+def test_a_row_written_by_all_lanes_together_is_no_larger_than_it_is() -> None:
+    """Of a stream with a thousand rows."""
+    row = """s = f32[24] reduce(e0, f0), dimensions={0}, to_apply=add_f32
+      m = f32[24] multiply(s, c)
+      b = f32[64,24] broadcast(m), dimensions={1}
+      x = f32[64,24] subtract(e0, b)
+      r = f32[1,24] reshape(m)
+      w = f32[%d,24] dynamic-update-slice(e1, r, i, zero)"""
+    constants = """f0 = f32[] constant(0)
+      k = f32[] constant(0.01)
+      c = f32[24] broadcast(k), dimensions={}
+      """
+
+    def taken(rows: int) -> float:
+        shapes = ["f32[64,24]", f"f32[{rows},24]"]
+        return step_us(counting_loop(constants + row % rows, ["x", "w"], shapes, trip_count=rows))
+
+    assert taken(1000) < 1.2 * taken(10)
+
+
+def test_powers_of_a_constant_need_no_logarithm() -> None:
+    def power(base: str) -> float:
+        body = "c = f32[] constant(1.01)\nb = f32[4096] broadcast(c), dimensions={}\n"
+        return step_us(counting_loop(f"{body}y = f32[4096] power({base})", ["y"], ["f32[4096]"]))
+
+    assert power("b, e0") < power("e0, b") / 2
+
+
+def test_lanes_that_read_at_one_place_load_neighbours() -> None:
+    numbers = """offset_dims={{0}}, collapsed_slice_dims={{1}}, start_index_map={{1}},
+        index_vector_dim=1, slice_sizes={{{lanes},1}}"""
+    body = f"w = s32[200,1] negate(e1)\nx = f32[64,200] gather(e0, w), {numbers.format(lanes=64)}"
+    module = counting_loop(body, ["x", "w"], ["f32[64,200]", "s32[200,1]"])
+    program = form_program(module)
+    assert program.num_lanes == 64
+    loads = 200 * 64 / 8
+    assert step_us(module) < loads * 10 * COSTS.kernel_cycle_us

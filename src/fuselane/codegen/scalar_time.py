@@ -1,22 +1,26 @@
 """How long a step takes whose values all lanes share: alone in a kernel without lanes, or once for
 every tile.
 
-Such a step is bound by how much there is to compute, or by how long each operation waits for the
-one before, whichever takes longer.
+Such a step is bound by how much there is to compute, or by how long operations wait for those
+before, in this step or the last, whichever takes longer: what waits for nothing of the last step
+begins before that is over.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.dot_shape import DotShape
 from fuselane.codegen.dots import is_looped_dot
+from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.schedule import inner_runs, needs_lanes
+from fuselane.codegen.vector_timing import timing_of
+from fuselane.codegen.views import is_view
 from fuselane.codegen.wide_dots import choose_side, count_wide_work
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
@@ -38,16 +42,19 @@ _BRANCHING: Final = frozenset(
 """Opcodes whose code branches to rare cases, of which LLVM makes no vectors: nor of what else is
 computed for each element of such an array."""
 
-_IN_MEMORY: Final = 4.0
+_IN_MEMORY: Final = 1.5
 """Scalar operations that loads, stores and indices take of what is done to an element of an array
-in memory: measured on the shared work of a backward solve of diffrax's."""
+in memory, if it is stored: measured on random bits that all lanes share."""
+
+_MIN_BITS: Final = 16
+"""Bytes take as long as elements of so many bits: masks of theirs are widened and narrowed."""
 
 _ROW_END: Final = 24.0
 """Rows of so many elements take vectors twice as long, for what is left over at their ends."""
 
 _PRODUCT: Final = 0.4
 _SUM: Final = 0.35
-"""Scalar operations that a product of a dot, and an element of a long sum, take."""
+"""Scalar operations that a product of a dot, and an element of a sum, take."""
 
 _LOOSE: Final = 1.5
 """The same of a product of a matrix without lanes, of which there are no vectors."""
@@ -59,11 +66,12 @@ _FEW_PRODUCTS: Final = 60.0
 """Vector operations that a dot of vectors takes beside its products."""
 
 _LATENCY: Final = 4.0
-_FUNCTION_LATENCY: Final = 2.5
-"""How much longer it takes until an operation is done than until the next can begin."""
+"""Scalar operations until an element is taken in by what waits for the one before."""
 
-_DIVIDER_LATENCY: Final[Mapping[str, float]] = {"divide": 15.0, "rsqrt": 30.0, "sqrt": 15.0}
-"""Scalar operations until what the divider makes is done."""
+_EXCHANGE: Final = 0.45
+"""Scalar operations that one of a sort takes, none of which waits for the one before."""
+
+_NUM_STEPS: Final = 3
 
 
 def operation_us(instruction: HloInstruction, costs: MachineCosts) -> float:
@@ -79,7 +87,9 @@ def estimate_shared_us(
     shared = [i for i in computation.instructions if has_work(i) and not needs_lanes(i, program)]
     branching = {i.shape.dimensions for i in shared if i.opcode in _BRANCHING}
     work = sum(_work_us(i, program, plan, costs, branching) for i in shared)
-    waiting = 0.0 if program.has_lanes else _waiting_us(shared, program, plan, costs)
+    waiting = 0.0
+    if not program.has_lanes:
+        waiting = _waiting_cycles(computation, shared, program, plan) * costs.kernel_cycle_us
     nested = sum(
         times * estimate_shared_us(program, plan, inner, costs)
         for instruction in computation.instructions
@@ -115,8 +125,9 @@ def _work_us(
     operations = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
     match instruction.opcode:
         case "reduce":
-            is_long = instruction.operands[0].shape.num_elements > plan.max_unrolled
-            return operations * costs.kernel_scalar_us * (_SUM if is_long else 1.0)
+            return operations * costs.kernel_scalar_us * _SUM
+        case "reduce-window":
+            return operations * costs.kernel_scalar_us * _LATENCY
         case "dot":
             wide = _count_wide(instruction, program, plan)
             if wide is not None:
@@ -124,29 +135,70 @@ def _work_us(
             is_scalar = not program.has_lanes and is_looped_dot(instruction, program)
             return operations * costs.kernel_scalar_us * (_LOOSE if is_scalar else _PRODUCT)
         case "sort":
-            return operations * costs.kernel_scalar_us
+            return operations * costs.kernel_scalar_us * _EXCHANGE
     shape = instruction.shape
-    if shape.num_elements < _INDEPENDENT or program.has_lanes:
-        if operations and shape.num_elements > plan.max_unrolled:
-            operations += _IN_MEMORY * shape.num_elements
-        return operations * max(costs.kernel_scalar_us, operation_us(instruction, costs))
-    if shape.dimensions in branching:
-        return operations * max(costs.kernel_scalar_us, operation_us(instruction, costs))
-    share = 2 * shape.element_type.bits / SHARED_BITS
+    is_small = shape.num_elements < _INDEPENDENT
+    if is_small or program.has_lanes or shape.dimensions in branching:
+        count = _count_elements(instruction, operations)
+        in_memory = 0.0
+        if shape.num_elements > plan.max_unrolled and not _is_view(instruction, program, plan):
+            in_memory = _IN_MEMORY * count * costs.kernel_scalar_us
+        return count * timing_of(instruction).work * costs.kernel_cycle_us + in_memory
+    share = 2 * max(shape.element_type.bits, _MIN_BITS) / SHARED_BITS
     if shape.num_elements > plan.max_unrolled:
         share *= 1 + _ROW_END / shape.dimensions[-1]
     return operations * share * operation_us(instruction, costs)
 
 
-def _waiting_us(
-    instructions: Iterable[HloInstruction], program: LaneProgram, plan: Plan, costs: MachineCosts
+def _is_view(instruction: HloInstruction, program: LaneProgram, plan: Plan) -> bool:
+    return is_view(instruction, program, plan.max_unrolled)
+
+
+def _count_elements(instruction: HloInstruction, operations: float) -> float:
+    """Returns how many elements an instruction computes or moves."""
+    return operations / max(1.0, OPCODE_COST.get(instruction.opcode, 1.0))
+
+
+def _waiting_cycles(
+    computation: HloComputation,
+    instructions: Iterable[HloInstruction],
+    program: LaneProgram,
+    plan: Plan,
 ) -> float:
-    """Returns the longest chain of operations that wait for each other."""
+    """Returns the time of a step in which operations only wait for others, of this step and the
+    last, as far as a processor looks ahead."""
+    working = set(instructions)
+    carried = _find_carried(computation)
     done: dict[HloInstruction, float] = {}
-    for instruction in instructions:
-        start = max((done.get(operand, 0.0) for operand in instruction.operands), default=0.0)
-        done[instruction] = start + _latency_us(instruction, program, plan, costs)
-    return max(done.values(), default=0.0)
+    begin: dict[HloInstruction, float] = {}
+    ahead = Lookahead()
+    finished = []
+    for _ in range(_NUM_STEPS):
+        for instruction in computation.instructions:
+            start = begin.get(instruction, 0.0)
+            start = max([start, *(done.get(operand, 0.0) for operand in instruction.operands)])
+            if instruction in working:
+                start = max(start, ahead.opening())
+                latency, length = _latency_cycles(instruction, program, plan)
+                start += latency
+                ahead.push(length, 0.0, start)
+            done[instruction] = start
+        begin = {first: done[last] for first, last in carried.items()}
+        finished.append(ahead.end)
+    return (finished[-1] - finished[0]) / (_NUM_STEPS - 1)
+
+
+def _find_carried(body: HloComputation) -> dict[HloInstruction, HloInstruction]:
+    """Returns, by each value that a loop's body reads of the last step, what that is at the end."""
+    root = body.root
+    if root.opcode != "tuple":
+        return {}
+    readers = (user for parameter in body.parameters for user in parameter.users)
+    return {
+        user: root.operands[user.tuple_index]
+        for user in readers
+        if user.opcode == "get-tuple-element"
+    }
 
 
 def _count_wide(
@@ -161,25 +213,29 @@ def _count_wide(
     return None if side is None else count_wide_work(shape, side, width)
 
 
-def _latency_us(
-    instruction: HloInstruction, program: LaneProgram, plan: Plan, costs: MachineCosts
-) -> float:
-    one = _LATENCY * costs.kernel_scalar_us
+def _latency_cycles(
+    instruction: HloInstruction, program: LaneProgram, plan: Plan
+) -> tuple[float, float]:
+    """Returns in how many cycles what an instruction makes of its operands is there, and how many
+    instructions of the processor's that is."""
+    count = _count_elements(
+        instruction, instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
+    )
+    if not count:
+        return 0.0, 0.0
+    timing = timing_of(instruction)
+    length = timing.instructions * count
     match instruction.opcode:
         case "reduce":
             size = instruction.operands[0].shape.num_elements
-            return one * math.log2(size + 1) if size <= plan.max_unrolled else 0.0
+            is_short = size <= plan.max_unrolled
+            return (_LATENCY * math.log2(size + 1) if is_short else 0.0), length
         case "dot":
             wide = _count_wide(instruction, program, plan)
             if wide is not None:
-                return one * wide[1]
+                return _LATENCY * wide[1], length
             size = DotDimensions.of(instruction).contracted_size(instruction)
-            return one * math.log2(size + 1)
-        case "sort":
-            return 0.0
-    if instruction.opcode in _DIVIDER_LATENCY:
-        return _DIVIDER_LATENCY[instruction.opcode] * costs.kernel_scalar_us
-    cost = OPCODE_COST.get(instruction.opcode, 1.0)
-    if cost > CHEAP:
-        return cost * _FUNCTION_LATENCY * costs.kernel_function_us
-    return one if cost > 0 else 0.0
+            return _LATENCY * math.log2(size + 1), length
+        case "sort" | "reduce-window":
+            return 0.0, length
+    return timing.latency, length

@@ -24,6 +24,7 @@ from typing import Final, final
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.vector_timing import NOTHING, PRODUCT, Timing, timing_of
 from fuselane.codegen.views import is_view
@@ -36,9 +37,6 @@ from fuselane.lanes.program import ElementKind, LaneProgram
 _SHARPNESS: Final = 4.0
 """How little smaller bounds add to the largest: the exponent of a norm."""
 
-_WINDOW: Final = 128.0
-"""Vector instructions that may be under way: there are so many registers behind the named ones."""
-
 _LOADS_PER_CYCLE: Final = 2.0
 _FETCHED_PER_CYCLE: Final = 5.0
 _MAX_DECODED: Final = 2500.0
@@ -47,9 +45,12 @@ _DECODING: Final = 0.4
 
 _STEP: Final = 2.0
 _ELEMENT: Final = 0.5
-_BYTE: Final = 3.0
+_BYTE: Final = 1.0
 """Cycles of a loop's own instructions: of a step, of an element of an array that registers have no
 room for, stored or not, of one whose elements are bytes, which are widened and narrowed."""
+
+_ROW_LOAD: Final = Timing(2.5, 12)
+"""A gather of what lies at the same place in all lanes, with what its index takes."""
 
 _BYTE_BITS: Final = 8
 _SMALL_DOT: Final = 64
@@ -258,7 +259,7 @@ class VectorBlock:
         if opcode == "gather" and instruction.operands[0].opcode == "concatenate":
             # Of each part, to select from.
             count *= len(instruction.operands[0].operands)
-        one, size = timing_of(instruction), self._size(instruction)
+        one, size = self._timing(instruction), self._size(instruction)
         timing = Timing(one.work * count, one.latency * _chain(instruction), one.temporaries)
         instructions = one.instructions * count
         if opcode == "dot" and operations > _SMALL_DOT:
@@ -278,6 +279,14 @@ class VectorBlock:
             moved=(stored + loaded) * count if is_looped else 0.0,
             looping=loop if is_looped else 0.0,
         )
+
+    def _timing(self, instruction: HloInstruction) -> Timing:
+        """Returns `timing_of`; lanes that all read at the same place are neighbours."""
+        if instruction.opcode == "gather" and not needs_lanes(
+            instruction.operands[1], self._program
+        ):
+            return _ROW_LOAD
+        return timing_of(instruction)
 
     def _is_view(self, instruction: HloInstruction) -> bool:
         return is_view(instruction, self._program, self._unit.max_unrolled)
@@ -367,7 +376,7 @@ class VectorBlock:
         ]
         done = [0.0] * len(operations)
         begin: dict[int, float] = {}
-        window = _Window()
+        window = Lookahead()
         finished = []
         for _ in range(_NUM_STEPS):
             for number, operation in enumerate(operations):
@@ -421,37 +430,6 @@ class VectorBlock:
                 first: operations[first].size for first, last in carried.items() if last in held
             }
         return stores, loads
-
-
-@final
-class _Window:
-    """The instructions that a processor has before it: those behind the oldest unfinished one."""
-
-    def __init__(self) -> None:
-        self.end = 0.0
-        self._position = 0.0
-        self._positions = [0.0]
-        self._ends = [0.0]
-        self._oldest = 0
-
-    def push(self, length: float, work: float, done: float) -> None:
-        """Adds instructions that take so much work and are done at a time."""
-        self.end = max(self.end + work, done)
-        if length:
-            self._position += length
-            self._positions.append(self._position)
-            self._ends.append(self.end)
-
-    def opening(self) -> float:
-        """Returns from when on the next instruction is in the window."""
-        behind = self._position - _WINDOW
-        if behind <= 0:
-            return 0.0
-        while self._positions[self._oldest + 1] <= behind:
-            self._oldest += 1
-        first, last = self._positions[self._oldest : self._oldest + 2]
-        begin, end = self._ends[self._oldest : self._oldest + 2]
-        return begin + (end - begin) * (behind - first) / (last - first)
 
 
 def _norm(*bounds: float) -> float:

@@ -44,6 +44,8 @@ _LOGICAL: Final = Timing(0.3, 1)
 _INTEGER_PRODUCT: Final = Timing(0.5, 3)
 _LONG_PRODUCT: Final = Timing(1.8, 7, 2)
 _INTEGER_DIVISION: Final = Timing(11, 37, 4)
+_KNOWN_DIVISION: Final = Timing(4, 11, 2)
+"""By a constant: a product of which the upper half counts, and shifts."""
 
 _MEMORY: Final[Mapping[str, Timing]] = {
     "dynamic-slice": Timing(0.5, 7),
@@ -79,6 +81,9 @@ _SEQUENCES: Final[Mapping[str, Timing]] = {
 }
 """Of f32."""
 
+_POWER_OF_KNOWN: Final = Timing(14, 56, 5)
+"""Of a constant: LLVM works out its logarithm."""
+
 _DOUBLE_WORK: Final = 1.6
 _DOUBLE_LATENCY: Final = 1.2
 """How much more polynomials of f64 take."""
@@ -108,11 +113,14 @@ def timing_of(instruction: HloInstruction) -> Timing:
         return _MEMORY[opcode]
     is_wide = shape.is_array and shape.element_type.bits == 64
     if shape.is_array and not shape.element_type.is_floating:
+        if opcode in ("divide", "remainder") and is_known(instruction.operands[1]):
+            return _KNOWN_DIVISION
         if opcode == "multiply":
             return _LONG_PRODUCT if is_wide else _INTEGER_PRODUCT
         return _INTEGERS.get(opcode, _LOGICAL)
     if opcode in _SEQUENCES:
-        timing = _SEQUENCES[opcode]
+        has_known_base = opcode == "power" and is_known(instruction.operands[0])
+        timing = _POWER_OF_KNOWN if has_known_base else _SEQUENCES[opcode]
         if not is_wide:
             return timing
         work, latency = timing.work * _DOUBLE_WORK, timing.latency * _DOUBLE_LATENCY
@@ -124,6 +132,13 @@ def timing_of(instruction: HloInstruction) -> Timing:
     if _is_fused(instruction):
         return NOTHING
     return _CONVERSION if opcode in _CONVERSIONS else PRODUCT
+
+
+def is_known(value: HloInstruction) -> bool:
+    """Whether a value is a constant, or many copies of one."""
+    while value.opcode in ("broadcast", "reshape"):
+        value = value.operands[0]
+    return value.opcode == "constant"
 
 
 def _is_fused(instruction: HloInstruction) -> bool:

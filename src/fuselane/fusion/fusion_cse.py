@@ -56,12 +56,14 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
         if others is None:
             alike[key] = [member]
             continue
-        same = next((other for other in others if _do_the_same(other, member, works)), None)
-        if same is None:
+        for other in others:
+            if _do_the_same(other, member, works):
+                if not member.is_root:
+                    member.replace_all_uses_with(other)
+                    changed = True
+                break
+        else:
             others.append(member)
-        elif not member.is_root:
-            member.replace_all_uses_with(same)
-            changed = True
     if changed:
         body.remove_dead_instructions()
     return changed
@@ -69,7 +71,7 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
 
 def _do_the_same(one: HloInstruction, other: HloInstruction, works: Works) -> bool:
     """Whether two instructions with equal operands have equal results."""
-    if one.shape != other.shape:
+    if one.shape is not other.shape and one.shape != other.shape:
         return False
     is_copy = one.is_copy_of(other) and one.called_computations == other.called_computations
     return is_copy or works.of(one) == works.of(other)

@@ -123,7 +123,8 @@ class _Walk:
         if not self.options.priced:
             return self.fuser.fuse(producer, user, kind)[0]
         opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
-        cost, places = fuse_cost(producer, user, self.model.cost(user))
+        costs = self.model.cost(producer), self.model.cost(user)
+        cost, places = fuse_cost(producer, user, *costs)
         fusion, _ = self.fuser.fuse(producer, user, kind)
         cost.settle([places[operand] for operand in fusion.operands])
         self.model.forget(user)

@@ -254,7 +254,8 @@ class _Walk:
         kind = INPUT if into.is_input_fusible or other.is_input_fusible else LOOP
         has_control_edges = second.control_predecessors or second.control_successors
         is_returned = second.users != [first] or bool(has_control_edges)
-        cost, places = fuse_cost(second, first, self.model.cost(first), is_returned=is_returned)
+        costs = self.model.cost(second), self.model.cost(first)
+        cost, places = fuse_cost(second, first, *costs, is_returned=is_returned)
         opcodes = self.model.opcodes(first) | self.model.opcodes(second)
         if is_returned:
             opcodes |= {"tuple"}

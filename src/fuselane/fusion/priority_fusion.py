@@ -147,10 +147,13 @@ class _Queue:
         if is_free_bitcast(producer):
             priority = _FIRST
         else:
-            of, pairs = self.model.kernel(producer), self.pairs.setdefault(producer, {})
-            if not self._can_fuse(of, pairs):
+            of, known = self.model.kernel(producer), self.pairs.get(producer)
+            pairs = self.pairs[producer] = {} if known is None else known
+            is_new = not new or before is None
+            users = producer.users if is_new or known is None else new  # the others don't refuse
+            if not self._can_fuse(of, pairs, users):
                 return
-            if not new or before is None:
+            if is_new or before is None:
                 priority = LAUNCH + self._gain(of, pairs, producer.users)
             else:
                 priority = before - removed + self._gain(of, pairs, new)
@@ -160,16 +163,18 @@ class _Queue:
         self.priority[producer] = priority
         heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
 
-    def _can_fuse(self, of: Kernel, pairs: _Pairs) -> bool:
-        """Whether a producer can be fused into all its users but bitcasts, of which one is none."""
+    def _can_fuse(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> bool:
+        """Whether a producer can be fused into users of it but bitcasts, of which one is none."""
         producer = of.instruction
         is_read = False
-        for user in producer.users:
+        for user in users:
             if user.opcode == "bitcast" and is_free_bitcast(user):
                 continue
             is_read = True
             refusal = (pairs.get(user) or self._pair(of, user, pairs)).refusal
             if refusal is not None:
+                if users is not producer.users:  # the first of all is to be noted
+                    return self._can_fuse(of, pairs, producer.users)
                 self.log.note(self.options.name, producer, user, refusal)
                 return False
         if not is_read:
@@ -248,7 +253,7 @@ class _Queue:
                 continue
             into = model.kernel(user)
             demands = self._demands_of(into).plus(self._demands_of(of))
-            cost, places = fuse_cost(producer, user, model.cost_of(into))
+            cost, places = fuse_cost(producer, user, model.cost_of(of), model.cost_of(into))
             plan, pair = model.plan_of(into), known.get(user)
             fused_plan = (pair and pair.plan) or model.plan_of(into, of)
             stays = fused_plan is plan
@@ -298,7 +303,7 @@ class _Queue:
         fusion, _ = self.fuser.fuse(producer, user, kind)
         if fusion is not user:
             for reader in fusion.users:
-                self.model.forget_operands(reader)
+                self.model.exchange_operand(reader, user, fusion)
         self.log.note(self.options.name, producer, user, decision, fusion)
         self.changed = True
         return fusion

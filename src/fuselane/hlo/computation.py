@@ -237,33 +237,35 @@ class HloComputation:
 
         Takes time linear in the number of instructions.
         """
-        live = self._live_instructions()
-        dead = [instruction for instruction in self.instructions if instruction not in live]
+        dead = self._dead_instructions()
         if not dead:
             return 0
-        self.instructions[:] = [i for i in self.instructions if i in live]
-        gone = set(dead)
-        for value in {operand: None for i in dead for operand in i.operands}:
-            value.users[:] = [user for user in value.users if user not in gone]
-        for instruction in reversed(dead):
+        gone = [instruction for instruction in self.instructions if instruction in dead]
+        self.instructions[:] = [i for i in self.instructions if i not in dead]
+        for value in {operand: None for i in gone for operand in i.operands}:
+            value.users[:] = [user for user in value.users if user not in dead]
+        for instruction in reversed(gone):
             self._detach(instruction)
-        return len(dead)
+        return len(gone)
 
-    def _live_instructions(self) -> set[HloInstruction]:
-        stack = [
-            i
-            for i in self.instructions
-            if (i.called_computations or i.opcode in _KEPT)
-            and (i.opcode == "parameter" or i.has_side_effect)
-        ]
-        stack.append(self.root)
-        live: set[HloInstruction] = set()
+    def _dead_instructions(self) -> set[HloInstruction]:
+        """Returns what nothing needs, and what then is not needed any more."""
+        dead: set[HloInstruction] = set()
+        needed: dict[HloInstruction, int] = {}
+        """What something dead needed, and how many instructions that stay do."""
+        stack = [i for i in self.instructions if not (i.users or i.control_successors)]
         while stack:
             instruction = stack.pop()
-            if instruction not in live:
-                live.add(instruction)
-                stack.extend(_dependencies(instruction))
-        return live
+            if instruction is self._root or _is_kept(instruction):
+                continue
+            dead.add(instruction)
+            for other in (*dict.fromkeys(instruction.operands), *instruction.control_predecessors):
+                if other not in needed:
+                    needed[other] = len(other.users) + len(other.control_successors)
+                needed[other] -= 1
+                if not needed[other]:
+                    stack.append(other)
+        return dead
 
     def _check_removable(self, instruction: HloInstruction) -> None:
         if instruction.computation is not self:
@@ -350,6 +352,13 @@ _control_predecessors: Final = attrgetter("control_predecessors")
 
 _KEPT: Final = SIDE_EFFECT_OPCODES | {"custom-call", "parameter"}
 """Opcodes of instructions that may not be dropped though nobody reads them."""
+
+
+def _is_kept(instruction: HloInstruction) -> bool:
+    """Whether it may not be dropped though nobody reads it."""
+    if not (instruction.called_computations or instruction.opcode in _KEPT):
+        return False
+    return instruction.opcode == "parameter" or instruction.has_side_effect
 
 
 def _parameter_number(parameter: HloInstruction) -> int:

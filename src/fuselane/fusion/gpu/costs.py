@@ -87,6 +87,11 @@ class KernelCost:
         return self.result >= 0
 
     @property
+    def is_uniform(self) -> bool:
+        """Whether it is a fusion's in which all is read element by element from the result."""
+        return len(self.utilization) == 1
+
+    @property
     def is_exact(self) -> bool:
         """Whether no sum was rounded, in whichever order its terms were added.
 
@@ -106,6 +111,29 @@ class KernelCost:
                 times = sum([self.emissions[root] for root in roots])
             operand.emissions = times
             self.code_size += times
+
+    def take(self, of: KernelCost, value: Operand, read: Sequence[Operand]) -> bool:
+        """Adds the members of a fusion that becomes part of this one, if that can be told from its
+        cost: it is uniform, computed once for each element, and no sum is rounded. Returns whether.
+
+        Args:
+            of: The cost of the fusion that is taken in.
+            value: How its result is used.
+            read: How its operands are used, in order; brought up to date.
+        """
+        roots = value.roots
+        if not of.is_uniform or sum([self.utilization[root] for root in roots]) != 1.0:
+            return False
+        bits = self.flop_bits | of.flop_bits
+        flops = self.flops + of.flops
+        if self.has_fractions or of.has_fractions or flops > (bits & -bits) * EXACT_IN_F32:
+            return False
+        self.flops, self.flop_bits = flops, bits
+        self.member_size += of.member_size * sum([self.emissions[root] for root in roots])
+        for operand, before in zip(of.operands, read, strict=True):
+            if operand.roots and before.roots is not roots:
+                before.roots = before.roots | roots if before.roots else roots
+        return True
 
     def common(self, left: Operand, right: Operand) -> float:
         """Returns the utilization that two operands of a fusion share."""
@@ -145,11 +173,13 @@ def _cost_of_body(body: HloComputation) -> KernelCost:
 def fuse_cost(
     producer: HloInstruction,
     consumer: HloInstruction,
+    of: KernelCost,
     into: KernelCost,
     *,
     is_returned: bool = False,
 ) -> tuple[KernelCost, dict[HloInstruction, Operand]]:
-    """Returns the cost of a fusion of two, in time proportional to the producer.
+    """Returns the cost of a fusion of two, in time proportional to the producer, or to its operands
+    where it `is_uniform`.
 
     Operations are summed in another order than in `compute_cost`; unless the cost `is_exact`, that
     can differ by an ulp of f32.
@@ -157,6 +187,7 @@ def fuse_cost(
     Args:
         producer: An operand of `consumer`, or a sibling of it.
         consumer: A fusion or any other instruction; neither is changed.
+        of: The producer's cost.
         into: The consumer's cost, which is used up: most of it becomes part of the result.
         is_returned: Whether the producer's value becomes a result as well.
     Returns:
@@ -186,10 +217,12 @@ def fuse_cost(
         inside[producer] = value
         _walk(cost, [producer], inside)
     else:
-        body = producer.to_apply
-        inside = {p: places[o] for p, o in zip(body.parameters, producer.operands, strict=True)}
-        inside[body.root] = value
-        _walk(cost, _members(body), inside)
+        read = [places[operand] for operand in producer.operands]
+        if not cost.take(of, value, read):
+            body = producer.to_apply
+            inside = dict(zip(body.parameters, read, strict=True))
+            inside[body.root] = value
+            _walk(cost, _members(body), inside)
     for operand in producer.operands:
         _count(cost, operand, places[operand])
     return cost, places

@@ -24,7 +24,7 @@ from fuselane.fusion.gpu.costs import (
     to_f32,
 )
 from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
-from fuselane.fusion.gpu.region import Opcodes, Region, opcodes_of
+from fuselane.fusion.gpu.region import Opcodes, Region, is_custom, opcodes_of
 from fuselane.fusion.gpu.rules import is_plain
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
@@ -122,6 +122,8 @@ class PerformanceModel:
         self._kernels: dict[HloInstruction, Kernel] = {}
         self._ticks: dict[tuple[int, int, int, int], int] = {}
         self._writes: dict[int, int] = {}
+        self._loops: dict[tuple[int, int], Plan] = {}
+        """How kernels are made in which nothing but the size of their result decides, by that."""
 
     def forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that was changed."""
@@ -133,6 +135,14 @@ class PerformanceModel:
         if kernel is not None:
             kernel.places = kernel.reading = None
             kernel.readings.clear()
+
+    def exchange_operand(
+        self, instruction: HloInstruction, old: HloInstruction, new: HloInstruction
+    ) -> None:
+        """Takes note that an operand of an instruction gave way to another of the same shape."""
+        kernel = self._kernels.get(instruction)
+        if kernel is not None and kernel.places is not None:
+            kernel.places[new] = kernel.places.pop(old)
 
     def learn(
         self,
@@ -165,11 +175,22 @@ class PerformanceModel:
         """As `plan`."""
         alone = into.plan
         if alone is None:
-            alone = into.plan = Plan(Region(into.instruction, None, into.opcodes))
+            alone = into.plan = self._plan_alone(into)
         if of is None or (alone.is_steady and not of.is_shaping):
             return alone
         region = Region(into.instruction, of.instruction, into.opcodes | of.opcodes)
         return Plan(region, (self.plan_of(of), alone))
+
+    def _plan_alone(self, kernel: Kernel) -> Plan:
+        instruction, shape = kernel.instruction, kernel.instruction.shape
+        if kernel.is_shaping or shape.is_tuple or is_custom(instruction):
+            return Plan(Region(instruction, None, kernel.opcodes))
+        size = shape.num_elements, shape.element_type.bits
+        plan = self._loops.get(size)
+        if plan is None:
+            plan = self._loops[size] = Plan(Region(instruction, None, kernel.opcodes))
+            plan.running(self.gpu)
+        return plan
 
     def cost(self, instruction: HloInstruction) -> KernelCost:
         """Returns what a kernel of its own computes, reads and writes."""

@@ -102,5 +102,10 @@ def opcodes_of(instruction: HloInstruction) -> Opcodes:
     return frozenset([member.opcode for member in instruction.to_apply.instructions])
 
 
+def is_custom(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a fusion that XLA has code of its own for."""
+    return instruction.opcode == "fusion" and instruction.fusion_kind == "kCustom"
+
+
 def _value(instruction: HloInstruction) -> HloInstruction:
     return instruction.to_apply.root if instruction.opcode == "fusion" else instruction

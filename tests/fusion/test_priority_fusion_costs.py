@@ -9,8 +9,9 @@ from typing import Final
 import pytest
 
 from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.gpu.costs import KernelCost, compute_cost
+from fuselane.fusion.gpu.costs import compute_cost
 from fuselane.fusion.gpu.emitters import choose_emitter
+from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.launch import Launch, compute_launch
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
 from fuselane.fusion.gpu.plans import Plan

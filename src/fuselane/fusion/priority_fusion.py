@@ -19,8 +19,9 @@ from typing import ClassVar, Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
-from fuselane.fusion.gpu.costs import KernelCost, fuse_cost
+from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.emitters import Emitter
+from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, Kernel, PerformanceModel
 from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes

@@ -11,7 +11,6 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 
-
 _SHAPED: Final = frozenset({"call", "fusion", "get-tuple-element", "tuple", "while"})
 """Opcodes of instructions whose shapes are known from their operands' or what they call."""
 

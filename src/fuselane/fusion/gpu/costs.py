@@ -11,11 +11,18 @@ Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc and xla/service/hlo_cost_
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final
 
+from fuselane.fusion.gpu.kernel_cost import (
+    EXACT_IN_F32,
+    NO_ROOTS,
+    KernelCost,
+    Operand,
+    Roots,
+    round_half_up,
+    to_f32,
+)
 from fuselane.fusion.gpu.profiles import flops_per_element
 from fuselane.fusion.opcodes import ELEMENTWISE, is_elementwise, leaf_shapes
 from fuselane.hlo.computation import HloComputation
@@ -24,123 +31,6 @@ from fuselane.hlo.shape import Shape
 
 _CONCAT_FLOPS: Final = 6
 _SLOW_CONCAT_FLOPS: Final = 400
-
-Roots = frozenset[int]
-"""Values of a kernel, by number, from which another one is read element by element."""
-
-_NO_ROOTS: Final[Roots] = frozenset()
-
-
-@final
-@dataclass(slots=True)
-class Operand:
-    """How a kernel uses one of its operands.
-
-    Attributes:
-        value: Its number among the kernel's values; -1 for operands of what is no fusion, and for
-            those only read element by element.
-        roots: What it is read element by element from; itself where it is read otherwise.
-        utilization: How often each element is read, on average.
-        bytes_read: Repeated reads included.
-        emissions: How often its code would stand in the kernel's.
-    """
-
-    value: int = -1
-    roots: Roots = _NO_ROOTS
-    utilization: float = 0.0
-    bytes_read: int = 0
-    emissions: int = 1
-
-
-@final
-@dataclass(slots=True)
-class KernelCost:
-    """What one launch of an instruction costs.
-
-    Attributes:
-        flops: Operations, each element of each member as often as it is computed.
-        bytes_written: Size of the results, or of the update for a dynamic-update-slice.
-        operands: How each operand is read.
-        code_size: Instructions whose code is emitted, parameters and repetitions included.
-        member_size: For a fusion: the same without parameters.
-        utilization: For a fusion: how often the roots are computed; else nothing.
-        emissions: For a fusion: how often the code of the roots stands in it; else nothing.
-        result: For a fusion: its value's number, which is a root of its own; else -1.
-        flop_bits: For a fusion: the bits that are set in any of the numbers summed up to `flops`.
-        has_fractions: For a fusion: whether any number summed up is no integer.
-    """
-
-    flops: float
-    bytes_written: int
-    operands: list[Operand] = field(default_factory=list)
-    code_size: int = 1
-    member_size: int = 0
-    utilization: dict[int, float] = field(default_factory=dict)
-    emissions: dict[int, int] = field(default_factory=dict)
-    result: int = -1
-    flop_bits: int = 0
-    has_fractions: bool = False
-
-    @property
-    def is_fusion(self) -> bool:
-        """Whether it is a fusion's."""
-        return self.result >= 0
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether it is a fusion's in which all is read element by element from the result."""
-        return len(self.utilization) == 1
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether no sum was rounded, in whichever order its terms were added.
-
-        They are multiples of a power of two then, and fewer of it than f32 has integers.
-        """
-        unit = self.flop_bits & -self.flop_bits
-        return not self.has_fractions and self.flops <= unit * EXACT_IN_F32
-
-    def settle(self, operands: list[Operand]) -> None:
-        """Takes a fusion's operands, in order."""
-        self.operands = operands
-        self.code_size = self.member_size
-        roots, times = _NO_ROOTS, 0
-        for operand in operands:
-            if operand.roots is not roots:
-                roots = operand.roots
-                times = sum([self.emissions[root] for root in roots])
-            operand.emissions = times
-            self.code_size += times
-
-    def take(self, of: KernelCost, value: Operand, read: Sequence[Operand]) -> bool:
-        """Adds the members of a fusion that becomes part of this one, if that can be told from its
-        cost: it is uniform, computed once for each element, and no sum is rounded. Returns whether.
-
-        Args:
-            of: The cost of the fusion that is taken in.
-            value: How its result is used.
-            read: How its operands are used, in order; brought up to date.
-        """
-        roots = value.roots
-        if not of.is_uniform or sum([self.utilization[root] for root in roots]) != 1.0:
-            return False
-        bits = self.flop_bits | of.flop_bits
-        flops = self.flops + of.flops
-        if self.has_fractions or of.has_fractions or flops > (bits & -bits) * EXACT_IN_F32:
-            return False
-        self.flops, self.flop_bits = flops, bits
-        self.member_size += of.member_size * sum([self.emissions[root] for root in roots])
-        for operand, before in zip(of.operands, read, strict=True):
-            if operand.roots and before.roots is not roots:
-                before.roots = before.roots | roots if before.roots else roots
-        return True
-
-    def common(self, left: Operand, right: Operand) -> float:
-        """Returns the utilization that two operands of a fusion share."""
-        if left.roots is right.roots:
-            return left.utilization
-        shared = left.roots & right.roots
-        return to_f32(sum([self.utilization[root] for root in shared])) if shared else 0.0
 
 
 def compute_cost(instruction: HloInstruction) -> KernelCost:
@@ -178,8 +68,8 @@ def fuse_cost(
     *,
     is_returned: bool = False,
 ) -> tuple[KernelCost, dict[HloInstruction, Operand]]:
-    """Returns the cost of a fusion of two, in time proportional to the producer, or to its operands
-    where it `is_uniform`.
+    """Returns the cost of a fusion of two, in time proportional to the producer, or to what it
+    reads where its cost says all.
 
     Operations are summed in another order than in `compute_cost`; unless the cost `is_exact`, that
     can differ by an ulp of f32.
@@ -217,9 +107,10 @@ def fuse_cost(
         inside[producer] = value
         _walk(cost, [producer], inside)
     else:
+        body = producer.to_apply
         read = [places[operand] for operand in producer.operands]
-        if not cost.take(of, value, read):
-            body = producer.to_apply
+        is_simple = len(set(producer.operands)) == len(read) and not _updates(body.root)
+        if not (is_simple and cost.take(of, value, read)):
             inside = dict(zip(body.parameters, read, strict=True))
             inside[body.root] = value
             _walk(cost, _members(body), inside)
@@ -273,10 +164,10 @@ def _walk(
     utilization, emissions = cost.utilization, cost.emissions
     read = {instruction: place.roots for instruction, place in places.items()}
     value_of = {i: place.value for i, place in places.items() if place.value >= 0}
-    roots, used, times = _NO_ROOTS, 0.0, 0
+    roots, used, times = NO_ROOTS, 0.0, 0
     total, bits = cost.flops, cost.flop_bits
     for member in reversed(members):
-        asking = read.get(member, _NO_ROOTS)
+        asking = read.get(member, NO_ROOTS)
         if asking is not roots:
             roots = asking
             used = to_f32(sum([utilization[root] for root in roots]))
@@ -303,7 +194,7 @@ def _walk(
             if value < 0:
                 value = value_of[operand] = len(utilization)
                 utilization[value], emissions[value] = 0.0, 0
-                read[operand] = read.get(operand, _NO_ROOTS) | {value}
+                read[operand] = read.get(operand, NO_ROOTS) | {value}
             asked = 0.0
             if index or member not in updates:
                 asked = to_f32(used * operand_utilization(member, index))
@@ -322,26 +213,6 @@ def _count(cost: KernelCost, operand: HloInstruction, read: Operand) -> None:
     """Sums up how much of an operand a fusion reads."""
     read.utilization = to_f32(sum([cost.utilization[root] for root in read.roots]))
     read.bytes_read = round_half_up(to_f32(operand.shape.byte_size * read.utilization))
-
-
-def to_f32(value: float) -> float:
-    """Rounds to the type XLA counts in."""
-    if -EXACT_IN_F32 < value < EXACT_IN_F32 and value == int(value):
-        return value
-    result: float
-    (result,) = _unpack(_pack(value))
-    return result
-
-
-def round_half_up(value: float) -> int:
-    """Rounds to the nearest integer, halves up."""
-    return math.floor(value + 0.5)
-
-
-_F32: Final = struct.Struct("f")
-_pack, _unpack = _F32.pack, _F32.unpack
-EXACT_IN_F32: Final = 1 << 24
-"""Integers below are what they are in f32."""
 
 
 def _passes_on(member: HloInstruction) -> bool:

@@ -15,11 +15,11 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple, final
 
-from fuselane.fusion.gpu.costs import (
+from fuselane.fusion.gpu.costs import compute_cost
+from fuselane.fusion.gpu.kernel_cost import (
     EXACT_IN_F32,
     KernelCost,
     Operand,
-    compute_cost,
     round_half_up,
     to_f32,
 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, final
 
-from fuselane.fusion.gpu.costs import to_f32
 from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
+from fuselane.fusion.gpu.kernel_cost import to_f32
 from fuselane.fusion.gpu.launch import HOSTILE, compute_launch
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.opcodes import is_elementwise

@@ -12,8 +12,8 @@ from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
-from fuselane.fusion.gpu.costs import KernelCost
 from fuselane.fusion.gpu.emitters import Emitter
+from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.region import Opcodes, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
 from fuselane.fusion.in_place import check_in_place, members

@@ -1,0 +1,169 @@
+"""What XLA:GPU's cost analysis says of one kernel, and sums of it.
+
+Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc, by `xla_fusion_facts.md` section 3.9.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+Roots = frozenset[int]
+"""Values of a kernel, by number, from which another one is read element by element."""
+
+NO_ROOTS: Final[Roots] = frozenset()
+
+
+@final
+@dataclass(slots=True)
+class Operand:
+    """How a kernel uses one of its operands.
+
+    Attributes:
+        value: Its number among the kernel's values; -1 for operands of what is no fusion, and for
+            those only read element by element.
+        roots: What it is read element by element from; itself where it is read otherwise.
+        utilization: How often each element is read, on average.
+        bytes_read: Repeated reads included.
+        emissions: How often its code would stand in the kernel's.
+    """
+
+    value: int = -1
+    roots: Roots = NO_ROOTS
+    utilization: float = 0.0
+    bytes_read: int = 0
+    emissions: int = 1
+
+
+@final
+@dataclass(slots=True)
+class KernelCost:
+    """What one launch of an instruction costs.
+
+    Attributes:
+        flops: Operations, each element of each member as often as it is computed.
+        bytes_written: Size of the results, or of the update for a dynamic-update-slice.
+        operands: How each operand is read.
+        code_size: Instructions whose code is emitted, parameters and repetitions included.
+        member_size: For a fusion: the same without parameters.
+        utilization: For a fusion: how often the roots are computed; else nothing.
+        emissions: For a fusion: how often the code of the roots stands in it; else nothing.
+        result: For a fusion: its value's number, which is a root of its own; else -1.
+        flop_bits: For a fusion: bits of the numbers summed up to `flops`, of which the lowest tells
+            the largest power of two that divides them all.
+        has_fractions: For a fusion: whether any number summed up is no integer.
+    """
+
+    flops: float
+    bytes_written: int
+    operands: list[Operand] = field(default_factory=list)
+    code_size: int = 1
+    member_size: int = 0
+    utilization: dict[int, float] = field(default_factory=dict)
+    emissions: dict[int, int] = field(default_factory=dict)
+    result: int = -1
+    flop_bits: int = 0
+    has_fractions: bool = False
+
+    @property
+    def is_fusion(self) -> bool:
+        """Whether it is a fusion's."""
+        return self.result >= 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no sum was rounded, in whichever order its terms were added.
+
+        They are multiples of a power of two then, and fewer of it than f32 has integers.
+        """
+        return not self.has_fractions and self.flops <= _unit(self.flop_bits) * EXACT_IN_F32
+
+    def settle(self, operands: list[Operand]) -> None:
+        """Takes a fusion's operands, in order."""
+        self.operands = operands
+        self.code_size = self.member_size
+        roots, times = NO_ROOTS, 0
+        for operand in operands:
+            if operand.roots is not roots:
+                roots = operand.roots
+                times = sum([self.emissions[root] for root in roots])
+            operand.emissions = times
+            self.code_size += times
+
+    def take(self, of: KernelCost, value: Operand, read: Sequence[Operand]) -> bool:
+        """Adds the members of another fusion, if its cost tells all about them: where they are
+        computed a whole number of times and no sum is rounded, all of it is multiplied by that.
+
+        Args:
+            of: The other's cost, without results that are updated in place.
+            value: How its result is used.
+            read: How its operands, each of them once, are used in this fusion; brought up to date.
+        Returns:
+            Whether it was possible; if not, nothing has changed.
+        """
+        used = sum([self.utilization[root] for root in value.roots])
+        if self.has_fractions or of.has_fractions or used != int(used) or not used:
+            return False
+        bits = self.flop_bits | _unit(int(used)) * _unit(of.flop_bits)
+        flops = self.flops + used * of.flops
+        most = max(self.utilization.values()) + used * max(of.utilization.values())
+        if flops > _unit(bits) * EXACT_IN_F32 or most >= EXACT_IN_F32:
+            return False
+        times = sum([self.emissions[root] for root in value.roots])
+        self.flops, self.flop_bits = flops, bits
+        self.member_size += times * of.member_size
+        known = {theirs.value: mine.value for theirs, mine in zip(of.operands, read, strict=True)}
+        roots_of = {of.result: value.roots}
+        """For each value of the other fusion, what stands for it in this one."""
+        for number in of.utilization:
+            if number == of.result:
+                continue
+            mine = known.get(number, -1)
+            if mine < 0:
+                mine = len(self.utilization)
+                self.utilization[mine], self.emissions[mine] = 0.0, 0
+            self.utilization[mine] += used * of.utilization[number]
+            self.emissions[mine] += times * of.emissions[number]
+            roots_of[number] = frozenset((mine,))
+        for theirs, operand in zip(of.operands, read, strict=True):
+            for roots in map(roots_of.__getitem__, theirs.roots):
+                if operand.roots is not roots:
+                    operand.roots = operand.roots | roots if operand.roots else roots
+            if theirs.value >= 0:
+                (operand.value,) = roots_of[theirs.value]
+        return True
+
+    def common(self, left: Operand, right: Operand) -> float:
+        """Returns the utilization that two operands of a fusion share."""
+        if left.roots is right.roots:
+            return left.utilization
+        shared = left.roots & right.roots
+        return to_f32(sum([self.utilization[root] for root in shared])) if shared else 0.0
+
+
+def to_f32(value: float) -> float:
+    """Rounds to the type XLA counts in."""
+    if -EXACT_IN_F32 < value < EXACT_IN_F32 and value == int(value):
+        return value
+    result: float
+    (result,) = _unpack(_pack(value))
+    return result
+
+
+def round_half_up(value: float) -> int:
+    """Rounds to the nearest integer, halves up."""
+    return math.floor(value + 0.5)
+
+
+def _unit(bits: int) -> int:
+    """Returns the largest power of two that divides a number."""
+    return bits & -bits
+
+
+_F32: Final = struct.Struct("f")
+_pack, _unpack = _F32.pack, _F32.unpack
+EXACT_IN_F32: Final = 1 << 24
+"""Integers below are what they are in f32."""

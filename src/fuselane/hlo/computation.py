@@ -333,12 +333,7 @@ def _clone(
 
 
 def _callees(computation: HloComputation) -> list[HloComputation]:
-    return [
-        callee
-        for instruction in computation.instructions
-        if instruction.called_computations
-        for callee in instruction.called_computations
-    ]
+    return list(itertools.chain.from_iterable(map(_called, computation.instructions)))
 
 
 def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
@@ -349,6 +344,7 @@ def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
 
 _operands: Final[Callable[[HloInstruction], list[HloInstruction]]] = attrgetter("operands")
 _control_predecessors: Final = attrgetter("control_predecessors")
+_called: Final[Callable[[HloInstruction], list[HloComputation]]] = attrgetter("called_computations")
 
 _KEPT: Final = SIDE_EFFECT_OPCODES | {"custom-call", "parameter"}
 """Opcodes of instructions that may not be dropped though nobody reads them."""

@@ -302,7 +302,7 @@ class HloInstruction:
             return
         if self.shape is not new.shape and not self.shape.is_compatible(new.shape):
             raise VerificationError(f"{new!r} cannot take the place of {self!r}.")
-        keep = [user for user in self.users if user is new]
+        keep = [new] if new in self.users else []
         has_users = bool(new.users)
         for user in self.users:
             if user is new:
@@ -342,6 +342,8 @@ class HloInstruction:
 
     def drop_control_edges(self) -> None:
         """Takes all control edges off this instruction."""
+        if not (self.control_predecessors or self.control_successors):
+            return
         for predecessor in self.control_predecessors:
             predecessor.control_successors.remove(self)
         for successor in self.control_successors:

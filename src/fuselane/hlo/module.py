@@ -141,7 +141,7 @@ class HloModule:
             instruction.id = new_id
             name = instruction.name
             if name in names:
-                name = instruction.name = _unique(name, names)
+                name = instruction.name = _numbered(name, names)
             names.add(name)
 
     def _adopt_computation(self, computation: HloComputation) -> None:
@@ -212,8 +212,11 @@ class _Ids:
 
 def _unique(name: str, taken: set[str]) -> str:
     """Returns `name`, or `name` with a number, that is not taken."""
-    if name not in taken:
-        return name
+    return _numbered(name, taken) if name in taken else name
+
+
+def _numbered(name: str, taken: set[str]) -> str:
+    """Returns `name` with a number so that it is not taken."""
     number = len(taken)
     while (candidate := f"{name}.{number}") in taken:
         number += 1

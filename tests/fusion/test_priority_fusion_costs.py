@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.gpu.costs import compute_cost
+from fuselane.fusion.gpu.costs import compute_cost, fuse_cost
 from fuselane.fusion.gpu.emitters import choose_emitter
 from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.launch import Launch, compute_launch
@@ -182,6 +183,69 @@ def test_gains_are_running_sums() -> None:
     assert steps[2].decision.numbers["gain_us"] == (gain + old) / TICKS_PER_US
 
 
+@pytest.mark.parametrize(
+    ("members", "consumer", "is_whole"),
+    [
+        ("n = f32[64,32] sine(a) ROOT s = f32[64,32] add(n, a)", "tanh(p)", True),
+        (  # both read `y` in rows, and once element by element
+            "w = f32[64,32] broadcast(b), dimensions={1} ROOT s = f32[64,32] multiply(w, a)",
+            "add(p, e)",
+            True,
+        ),
+        (  # each element 32 times
+            "w = f32[64,32] broadcast(b), dimensions={1} ROOT s = f32[64,32] multiply(w, a)",
+            "broadcast(q), dimensions={0}",
+            True,
+        ),
+        (  # half of each element, on average
+            "h = f32[32,32] slice(a), slice={[0:32], [0:32]}"
+            " k = f32[] constant(0) ROOT s = f32[64,32] pad(h, k), padding=0_32x0_0",
+            "tanh(p)",
+            False,
+        ),
+        (  # what is updated is not read where the update is the result
+            "r = f32[1,32] reshape(b) ROOT s = f32[64,32] dynamic-update-slice(a, r, i, i)",
+            "tanh(p)",
+            False,
+        ),
+    ],
+)
+def test_costs_of_producers_are_taken_whole_if_that_is_exact(
+    members: str, consumer: str, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a producer's cost tells of its members in a consumer is what each of them says."""
+    text = f"""f {{ a = f32[64,32] parameter(0) b = f32[32] parameter(1) i = s32[] parameter(2)
+        {members} }}
+    g {{ p = f32[64,32] parameter(0) y = f32[32] parameter(1)
+        z = f32[] constant(0) q = f32[64] reduce(p, z), dimensions={{1}}, to_apply=sum
+        e = f32[64,32] broadcast(y), dimensions={{1}} ROOT c = f32[64,32] {consumer} }}"""
+    entry = """x = f32[64,32] parameter(0) y = f32[32] parameter(1) i = s32[] parameter(2)
+    of = f32[64,32] fusion(x, y, i), kind=kLoop, calls=f
+    ROOT into = f32[64,32] fusion(of, y), kind=kLoop, calls=g"""
+    module, answers = parse(entry, text), list[bool]()
+    of, into = find(module, "of"), find(module, "into")
+    original = KernelCost.take
+
+    def take(cost: KernelCost, *arguments: Any) -> bool:
+        answers.append(original(cost, *arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(KernelCost, "take", take)
+    whole = _fused(of, into)
+    assert any(answers) == is_whole
+    monkeypatch.setattr(KernelCost, "take", lambda *_: False)
+    assert whole == _fused(of, into)
+
+
+def _fused(of: HloInstruction, into: HloInstruction) -> tuple[object, ...]:
+    """Returns what two instructions cost in one kernel."""
+    costs = compute_cost(of), copy.deepcopy(compute_cost(into))
+    cost, places = fuse_cost(of, into, *costs)
+    cost.settle(list(places.values()))
+    reads = [(read.utilization, read.bytes_read, read.emissions) for read in cost.operands]
+    return cost.flops, cost.code_size, cost.is_exact, reads
+
+
 def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of a fusion after one more producer equals what looking at all of it says."""
     checked = 0
@@ -208,7 +272,7 @@ def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPat
         if plan is not None:
             kept.append(plan)
             afresh = Plan(Region(fusion))
-            assert plan.emission == afresh.emission
+            assert plan.emission.emitter is afresh.emission.emitter
             assert plan.running(GPU) == afresh.running(GPU)
         original(model, fusion, cost, opcodes, plan)
 

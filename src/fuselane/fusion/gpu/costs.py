@@ -98,20 +98,19 @@ def fuse_cost(
         cost.bytes_written += producer.shape.byte_size
         if not consumer.shape.is_tuple:
             cost.member_size += 1
-    inside: dict[HloInstruction, Operand]
     for operand in producer.operands:
         if operand not in places:
             places[operand] = Operand()
+    inputs = [places[operand] for operand in producer.operands]
     if producer.opcode != "fusion":
-        inside = {operand: places[operand] for operand in producer.operands}
+        inside = dict(zip(producer.operands, inputs, strict=True))
         inside[producer] = value
         _walk(cost, [producer], inside)
     else:
         body = producer.to_apply
-        read = [places[operand] for operand in producer.operands]
-        is_simple = len(set(producer.operands)) == len(read) and not _updates(body.root)
-        if not (is_simple and cost.take(of, value, read)):
-            inside = dict(zip(body.parameters, read, strict=True))
+        is_simple = len(set(producer.operands)) == len(inputs) and not _updates(body.root)
+        if not (is_simple and cost.take(of, value, inputs)):
+            inside = dict(zip(body.parameters, inputs, strict=True))
             inside[body.root] = value
             _walk(cost, _members(body), inside)
     for operand in producer.operands:

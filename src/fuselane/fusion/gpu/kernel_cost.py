@@ -94,8 +94,8 @@ class KernelCost:
             self.code_size += times
 
     def take(self, of: KernelCost, value: Operand, read: Sequence[Operand]) -> bool:
-        """Adds the members of another fusion, if its cost tells all about them: where they are
-        computed a whole number of times and no sum is rounded, all of it is multiplied by that.
+        """Adds the members of another fusion, if its cost tells all about them: where no sum is
+        rounded, and its result is computed a power of two times, so is all else in it.
 
         Args:
             of: The other's cost, without results that are updated in place.
@@ -105,9 +105,9 @@ class KernelCost:
             Whether it was possible; if not, nothing has changed.
         """
         used = sum([self.utilization[root] for root in value.roots])
-        if self.has_fractions or of.has_fractions or used != int(used) or not used:
+        if self.has_fractions or of.has_fractions or not used or _unit(int(used)) != used:
             return False
-        bits = self.flop_bits | _unit(int(used)) * _unit(of.flop_bits)
+        bits = self.flop_bits | int(used) * _unit(of.flop_bits)
         flops = self.flops + used * of.flops
         most = max(self.utilization.values()) + used * max(of.utilization.values())
         if flops > _unit(bits) * EXACT_IN_F32 or most >= EXACT_IN_F32:

@@ -39,7 +39,7 @@ from fuselane.analysis.gain import FEW_TRIPS, Gain, check_duration
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.while_loops import compute_trip_count
-from fuselane.backends.backend import Backend
+from fuselane.backends.backend import Backend, pick
 from fuselane.backends.cpu import CpuBackend
 from fuselane.codegen.plan import Plan
 from fuselane.config import Options
@@ -341,7 +341,7 @@ class _Loops:
                 program = form(self.module, loop, residuals)
                 self._check_region(program)
                 self._check_donation(loop)
-                plan = self.backend.plan(program)
+                program, plan = pick(program, self.backend)
                 gain = self._choose(loop, program, plan, place)
                 call = self.backend.compile(program, plan)
                 program = call.program
@@ -428,8 +428,7 @@ class _Loops:
 
         def compile_step(loop: HloInstruction) -> tuple[LaneProgram, Attributes] | None:
             try:
-                program = form(self.module, loop)
-                call = backend.compile(program, backend.plan(program))
+                call = backend.compile(*pick(form(self.module, loop), backend))
             except UnsupportedError:
                 return None
             return call.program, call.attributes
@@ -475,8 +474,9 @@ class _Loops:
 
     def _check_region(self, program: LaneProgram) -> None:
         if self.options.verify_hlo or self.options.verify:
-            for computation in reachable_computations([program.region]):
-                verify_computation(computation)
+            for rival in filter(None, (program, program.rival)):
+                for computation in reachable_computations([rival.region]):
+                    verify_computation(computation)
 
     def _check_donation(self, loop: HloInstruction) -> None:
         """Refuses all loops of a module whose donated arguments are large."""

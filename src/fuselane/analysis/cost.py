@@ -68,6 +68,7 @@ OPCODE_COST: Final[dict[str, float]] = {
     "broadcast": 0,
     "concatenate": 0,
     "constant": 0,
+    "copy": 1,
     "dot": 1,
     "dynamic-slice": 1,
     "dynamic-update-slice": 1,
@@ -142,6 +143,9 @@ def instruction_cost(
         return 0 if opcode != "reduce" else _operand_elements(instruction, lane_dimension)
     if opcode == "reduce":
         return _operand_elements(instruction, lane_dimension)
+    if opcode == "copy":
+        source = instruction.operands[0]
+        return weight * residual_elements(source, lane_dimension(source))
     if opcode == "dot":
         products = DotDimensions.of(instruction).contracted_size(instruction)
         return weight * products * residual_elements(instruction, lane_dimension(instruction))

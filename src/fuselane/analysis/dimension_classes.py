@@ -180,6 +180,12 @@ class DimensionClasses:
                 return nodes
         return self.nodes[user.operands[index]]
 
+    def places(self, value: HloInstruction, lane_class: int) -> tuple[int, ...]:
+        """Returns the dimensions of a value that are of a class."""
+        return tuple(
+            d for d, node in enumerate(self.nodes.get(value, ())) if self.find(node) == lane_class
+        )
+
     def has(self, value: HloInstruction, lane_class: int) -> bool:
         """Whether some dimension of a value is of a class."""
         elements = self.elements.get(value) or [self.nodes.get(value, ())]
@@ -192,6 +198,10 @@ class DimensionClasses:
         """
         if lane_class in self._repeated:
             return None
+        return self.marks(lane_class)
+
+    def marks(self, lane_class: int) -> list[HloInstruction]:
+        """Returns the instructions that mix data along a class; not what has it twice."""
         return [by for node, by, _ in self._marks if self.find(node) == lane_class]
 
     # Choosing.

@@ -31,24 +31,33 @@ def assign_classes(classes: DimensionClasses, computation: HloComputation) -> No
         UnsupportedError: UNSUPPORTED_OPCODE for an opcode without a rule.
     """
     for instruction in computation.instructions:
-        opcode = instruction.opcode
-        if opcode in ELEMENTWISE_OPCODES:
-            classes.nodes[instruction] = _elementwise(classes, instruction)
-        elif is_leaf(instruction):
+        assign_class(classes, instruction)
+
+
+def assign_class(classes: DimensionClasses, instruction: HloInstruction) -> None:
+    """Gives one value its classes, and unites those of its operands, which have theirs.
+
+    Raises:
+        UnsupportedError: UNSUPPORTED_OPCODE for an opcode without a rule.
+    """
+    opcode = instruction.opcode
+    if opcode in ELEMENTWISE_OPCODES:
+        classes.nodes[instruction] = _elementwise(classes, instruction)
+    elif is_leaf(instruction):
+        classes.nodes[instruction] = classes.fresh(instruction.shape)
+    elif opcode == "parameter":
+        if instruction.shape.is_array:
             classes.nodes[instruction] = classes.fresh(instruction.shape)
-        elif opcode == "parameter":
-            if instruction.shape.is_array:
-                classes.nodes[instruction] = classes.fresh(instruction.shape)
-        elif opcode == "get-tuple-element":
-            elements = classes.elements[instruction.operands[0]]
-            classes.nodes[instruction] = elements[instruction.tuple_index]
-        elif opcode in _TUPLE_RULES:
-            _add_result(classes, instruction, _TUPLE_RULES[opcode](classes, instruction))
-        elif opcode != "tuple":
-            rule = _RULES.get(opcode)
-            if rule is None:
-                raise refuse(Reason.UNSUPPORTED_OPCODE, instruction, opcode=opcode)
-            classes.nodes[instruction] = rule(classes, instruction)
+    elif opcode == "get-tuple-element":
+        elements = classes.elements[instruction.operands[0]]
+        classes.nodes[instruction] = elements[instruction.tuple_index]
+    elif opcode in _TUPLE_RULES:
+        _add_result(classes, instruction, _TUPLE_RULES[opcode](classes, instruction))
+    elif opcode != "tuple":
+        rule = _RULES.get(opcode)
+        if rule is None:
+            raise refuse(Reason.UNSUPPORTED_OPCODE, instruction, opcode=opcode)
+        classes.nodes[instruction] = rule(classes, instruction)
 
 
 def _add_result(
@@ -131,6 +140,13 @@ def _rearranging(
     for dimension in touched:
         classes.mark(result[dimension], instruction, "moves data along it")
     return result
+
+
+def _copy(classes: DimensionClasses, instruction: HloInstruction) -> Nodes:
+    """Handles what is made known to all lanes; see `fuselane.lanes.sharing`."""
+    for node in classes.use(instruction, 0):
+        classes.mark(node, instruction, "shares it")
+    return classes.fresh(instruction.shape)
 
 
 def _slice(classes: DimensionClasses, instruction: HloInstruction) -> Nodes:
@@ -334,6 +350,7 @@ def matching_dimensions(source: Sequence[int], target: Sequence[int]) -> Iterato
 _RULES: Final[Mapping[str, Rule]] = {
     "broadcast": _broadcast,
     "concatenate": _along_its_dimensions,
+    "copy": _copy,
     "dot": _dot,
     "dynamic-slice": _slice,
     "dynamic-update-slice": _dynamic_update_slice,

@@ -54,6 +54,15 @@ _AT_A_STEP: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaneSeed:
+    """A value of a loop's body, no leaf, and the dimension along which its lanes are to lie."""
+
+    value: HloInstruction
+    dimension: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaneAnalysis:
     """Where the lanes are in a region.
 
@@ -295,7 +304,9 @@ def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError | None)
     )
 
 
-def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
+def find_meeting_lanes(
+    region: HloComputation, along: LaneSeed | None = None
+) -> LaneAnalysis | None:
     """Returns the largest class that only reductions of the outermost loop mix, or None; together
     with others of its size.
 
@@ -304,6 +315,10 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
 
     Their results may be needed by all lanes, in the body or in the condition: lanes that meet like
     this take each step together. In nested loops lanes are still on their own.
+
+    Args:
+        region: The region.
+        along: The lanes, if they are known.
     """
     classes = DimensionClasses()
     assign_classes(classes, region)
@@ -313,7 +328,12 @@ def find_meeting_lanes(region: HloComputation) -> LaneAnalysis | None:
     reduced = reduced_classes(classes, find_reductions(loop.body))
     candidates = {**reduced, **carried}
     proven, parallel = _find_parallel(classes, carried)
-    for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
+    order = sorted(candidates, key=lambda c: candidates[c], reverse=True)
+    if along is not None:
+        seed = classes.find(classes.nodes[along.value][along.dimension])
+        candidates.setdefault(seed, (along.value.shape.dimensions[along.dimension], 0))
+        order = [seed]
+    for lane_class in order:
         if not _meets(classes, loop, lane_class):
             continue
         ends = classes.reductions_at_ends(lane_class)
@@ -380,10 +400,13 @@ def _is_stage_of_meeting(reduction: Reduction) -> bool:
 def _meets(classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> bool:
     """Whether reductions of a loop's own, and nothing else, mix a class."""
     marking = classes.marking(lane_class)
-    return marking is not None and all(_is_meeting(by, loop) for by in marking)
+    return marking is not None and all(is_meeting(by, loop) for by in marking)
 
 
-def _is_meeting(instruction: HloInstruction, loop: HloInstruction) -> bool:
+def is_meeting(instruction: HloInstruction, loop: HloInstruction) -> bool:
+    """Whether all lanes of a loop may meet in an instruction of its own."""
+    if instruction.opcode == "copy":
+        return instruction.computation is loop.body
     return (
         instruction.opcode == "reduce"
         and instruction.shape.is_array

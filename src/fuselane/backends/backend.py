@@ -63,3 +63,14 @@ class Backend(Protocol):
             OutOfTimeError: if compiling would probably take longer than there is time.
         """
         ...
+
+
+def pick(program: LaneProgram, backend: Backend) -> tuple[LaneProgram, Plan]:
+    """Returns the program of a loop that takes less time by estimate, it or its rival."""
+    plan = backend.plan(program)
+    if program.rival is None:
+        return program, plan
+    rival_plan = backend.plan(program.rival)
+    step_us, _ = backend.kernel_us(program, plan)
+    rival_us, _ = backend.kernel_us(program.rival, rival_plan)
+    return (program.rival, rival_plan) if rival_us < step_us else (program, plan)

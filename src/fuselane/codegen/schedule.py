@@ -55,7 +55,7 @@ def needs_lanes(step: Step, program: LaneProgram) -> bool:
         return any(element.lane_dimension is not None for element in program.loops[step].elements)
     if step.opcode == "conditional":
         return any(needs_lanes(branch.root, program) for branch in step.called_computations)
-    if step.opcode in ("tuple", "reduce", "reduce-window", "scatter", "sort"):
+    if step.opcode in ("copy", "tuple", "reduce", "reduce-window", "scatter", "sort"):
         return any(_differs(operand, program) for operand in step.operands)
     return program.lane_dimensions.get(step) is not None
 

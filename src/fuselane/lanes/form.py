@@ -53,6 +53,7 @@ from fuselane.lanes.program import (
     Piecewise,
 )
 from fuselane.lanes.residuals import Residuals, recompute
+from fuselane.lanes.sharing import share_lanes
 from fuselane.lanes.size import check_size
 
 MAX_SCALAR_COST: Final = 200_000
@@ -113,7 +114,33 @@ def _form_normal(
         except UnsupportedError:
             continue
         return replace(program, num_recomputed=num_recomputed)
-    program = _form_found(user_loop, residuals, normal, leaving)
+    try:
+        program = _form_found(user_loop, residuals, normal, leaving)
+    except UnsupportedError:
+        shared = _form_shared(*_normalise(user_loop, residuals), user_loop.name)
+        if shared is None:
+            raise
+        return shared
+    if program.num_lanes < MIN_MEETING_LANES:
+        program = replace(
+            program, rival=_form_shared(*_normalise(user_loop, residuals), user_loop.name)
+        )
+    return replace(program, num_recomputed=num_recomputed)
+
+
+def _form_shared(normal: NormalLoop, num_recomputed: int, name: str) -> LaneProgram | None:
+    """Returns the program of a loop whose lanes see each other, None if there is none."""
+    loop = next(i for i in normal.region.instructions if i.opcode == "while")
+    lanes = share_lanes(normal.region)
+    if lanes is None:
+        return None
+    analysis = find_meeting_lanes(normal.region, lanes)
+    if analysis is None:
+        return None
+    try:
+        program = _form_lanes(normal, loop, analysis, name, None)
+    except UnsupportedError:
+        return None
     return replace(program, num_recomputed=num_recomputed)
 
 

@@ -212,6 +212,7 @@ class LaneProgram:
         meetings: Reductions over lanes in the outermost body or condition whose results the loop
             goes on with: all lanes take each step together.
         iterations: How many iterations of the original `while` are one step: they are lanes then.
+        rival: Another program of the same loop, with more lanes that see each other.
     """
 
     name: str
@@ -236,6 +237,7 @@ class LaneProgram:
     num_recomputed: int = 0
     meetings: frozenset[HloInstruction] = frozenset()
     iterations: int = 1
+    rival: LaneProgram | None = None
 
     @property
     def trip_count(self) -> int | None:

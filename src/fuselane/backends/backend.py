@@ -34,9 +34,11 @@ class Backend(Protocol):
 
     Attributes:
         comes_after_layouts: Whether modules always have their layouts when XLA shows them.
+        lets_lanes_see_others: Whether lanes may share what they have; see `lanes.sharing`.
     """
 
     comes_after_layouts: ClassVar[bool]
+    lets_lanes_see_others: ClassVar[bool]
 
     def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
         """Returns XLA's estimated time for one iteration of a `while`, in microseconds.
@@ -68,7 +70,7 @@ class Backend(Protocol):
 def pick(program: LaneProgram, backend: Backend) -> tuple[LaneProgram, Plan]:
     """Returns the program of a loop that takes less time by estimate, it or its rival."""
     plan = backend.plan(program)
-    if program.rival is None:
+    if program.rival is None or not backend.lets_lanes_see_others:
         return program, plan
     rival_plan = backend.plan(program.rival)
     step_us, _ = backend.kernel_us(program, plan)

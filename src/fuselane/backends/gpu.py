@@ -7,6 +7,7 @@ from typing import ClassVar, Final, final
 
 from fuselane import config
 from fuselane.analysis.gpu_time import CALL_US, estimate_launched_step_us
+from fuselane.analysis.refusal import refuse
 from fuselane.backends.backend import KernelCall
 from fuselane.codegen.llvm import check_time, compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import ThreadCode, build_threads
@@ -38,6 +39,7 @@ class GpuBackend:
     """
 
     comes_after_layouts: ClassVar[bool] = False
+    lets_lanes_see_others: ClassVar[bool] = False
 
     options: Options
     gpu: GpuDescription
@@ -50,6 +52,10 @@ class GpuBackend:
 
     def plan(self, program: LaneProgram) -> Plan:
         """Returns the layout: lanes of a thread, threads of a block."""
+        shared = next((i for i in program.meetings if i.opcode == "copy"), None)
+        if shared is not None:
+            detail = "on a GPU lanes don't see what other lanes have"
+            raise refuse(Reason.CROSS_LANE, shared, detail=detail)
         return make_thread_plan(program, self.gpu, self.options)
 
     def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:

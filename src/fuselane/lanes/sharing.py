@@ -23,14 +23,14 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes, is_leaf
 from fuselane.analysis.dimension_rules import assign_class, assign_classes
 from fuselane.analysis.lanes import LaneSeed, is_meeting
-from fuselane.analysis.leaving import find_reductions, reduced_classes
 from fuselane.analysis.while_loops import is_invariant
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
@@ -43,13 +43,19 @@ MAX_SHARED: Final = 65_536
 MIN_LANES: Final = 4
 """Fewer lanes are not worth it."""
 
+MAX_TRIED: Final = 3
+"""Classes of dimensions with the most work that are tried one after the other."""
+
+_MINOR: Final = 1.1
+"""How much more a class counts whose elements are neighbours in memory."""
+
 _OWNERS: Final = frozenset({"while", "conditional"})
 
 Lane = int | None
 
 
 def share_lanes(region: HloComputation) -> LaneSeed | None:
-    """Makes the largest class of dimensions a loop carries, or else reduces, its lanes, in place.
+    """Makes the class of dimensions with the most work in a loop its lanes, in place.
 
     Returns:
         The lanes, or None if that can't be; the region may be changed then all the same.
@@ -58,26 +64,40 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
     assign_classes(classes, region)
     classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
-    reduced = reduced_classes(classes, find_reductions(loop.body))
-    candidates = {**reduced, **_state_classes(classes, loop)}
-    for lane_class in sorted(candidates, key=lambda c: candidates[c], reverse=True):
-        if candidates[lane_class][0] >= MIN_LANES:
-            sharing = _Sharing(classes, loop, lane_class)
-            seed = sharing.run() if sharing.is_possible() else None
-            if seed is not None:
-                return seed
+    work = _find_work(classes, loop)
+    for lane_class in sorted(work, key=lambda c: work[c], reverse=True)[:MAX_TRIED]:
+        sharing = _Sharing(classes, loop, lane_class)
+        seed = sharing.run() if sharing.is_possible() else None
+        if seed is not None:
+            return seed
     return None
 
 
-def _state_classes(classes: DimensionClasses, loop: HloInstruction) -> dict[int, tuple[int, int]]:
-    """Returns the classes of what a loop computes anew in each step, with their ranks."""
-    anew = {
-        classes.find(node)
-        for index, nodes in enumerate(classes.elements[loop])
-        if loop.body.root.operands[index].opcode != "dynamic-update-slice"
-        for node in nodes
-    }
-    return {c: rank for c, rank in classes.carried_classes(loop).items() if c in anew}
+def _find_work(classes: DimensionClasses, loop: HloInstruction) -> dict[int, tuple[float, int]]:
+    """Returns the classes in a loop's body -> (operations of what has them, size)."""
+    work: dict[int, float] = {}
+    sizes: dict[int, int] = {}
+    minor: set[int] = set()
+    for instruction in _all_in(loop.body):
+        if not instruction.shape.is_array or is_leaf(instruction):
+            continue
+        operations = OPCODE_COST[instruction.opcode] * instruction.shape.num_elements
+        nodes = zip(classes.nodes[instruction], instruction.shape.dimensions, strict=True)
+        for lane_class, size in {classes.find(node): size for node, size in nodes}.items():
+            if size >= MIN_LANES:
+                work[lane_class] = work.get(lane_class, 0.0) + operations
+                sizes[lane_class] = size
+        minor.update(classes.find(node) for node in classes.nodes[instruction][-1:])
+    return {c: (work[c] * (_MINOR if c in minor else 1.0), sizes[c]) for c in work}
+
+
+def _all_in(computation: HloComputation) -> Iterator[HloInstruction]:
+    """Yields the instructions of a computation, of its branches, and of all loops in it."""
+    for instruction in instructions_with_branches(computation):
+        yield instruction
+        if instruction.opcode == "while":
+            for called in instruction.called_computations:
+                yield from _all_in(called)
 
 
 def _all_behind(root: HloInstruction) -> set[HloInstruction]:
@@ -93,17 +113,20 @@ def _all_behind(root: HloInstruction) -> set[HloInstruction]:
 
 @final
 class _Sharing:
-    """One loop whose body is rewritten for one class of lanes."""
+    """One loop whose body is rewritten for one class of lanes.
+
+    First, from the results up, what is wanted of each value: its lanes along some dimension, or
+    None for all of it in each lane. Then, from the parameters down, all that is wanted.
+    """
 
     def __init__(self, classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> None:
         self._classes = classes
         self._loop = loop
         self._class = lane_class
         self._builder = ComputationBuilder.extending(loop.body)
-        self._known: dict[tuple[HloInstruction, Lane], HloInstruction] = {}
-        self._fixed: dict[int, int] = {}
-        self._taken: dict[HloInstruction, Lane] = {}
+        self._element_lanes: dict[int, int] = {}
         self._mappings: dict[HloInstruction, _Mapping] = {}
+        self._made: dict[tuple[HloInstruction, Lane], HloInstruction] = {}
         self._mixing = {
             owner
             for owner in loop.body.instructions
@@ -111,41 +134,45 @@ class _Sharing:
         }
 
     def is_possible(self) -> bool:
-        """Whether nothing but the body mixes the lanes, or pairs them."""
-        marks = self._classes.marks(self._class)
+        """Whether nothing but the body, and reductions, mix the lanes or pair them."""
         condition = self._loop.condition
-        others = [by for by in marks if by.computation is condition]
-        if any(not is_meeting(by, self._loop) for by in others):
+        others = (by for by in self._classes.marks(self._class) if by.computation is condition)
+        if not all(is_meeting(by, self._loop) for by in others):
             return False
         return all(len(self._places(i)) < 2 for i in condition.instructions)
 
     def run(self) -> LaneSeed | None:
         """Rewrites the body, if its lanes see each other; returns where they are."""
         body = self._loop.body
-        old = body.root
+        wanted = self._find_wanted()
+        for value in list(body.instructions):
+            if value is not body.root:
+                self._make(value, wanted.get(value, {}))
+        lanes = (self._element_lane(index, None) for index in range(len(body.root.operands)))
         roots = [
-            self._get(root, self._element_lane(index, None))
-            for index, root in enumerate(old.operands)
+            self._made[_key(root, lane)]
+            for root, lane in zip(body.root.operands, lanes, strict=True)
         ]
         root = self._builder.make_tuple(roots)
         made = _all_behind(root)
-        copies = [value for value in made if value.opcode == "copy"]
+        shared = sum(value.shape.num_elements for value in made if value.opcode == "copy")
         seed = next(
             (
                 LaneSeed(value=value, dimension=lane)
-                for (_, lane), value in self._known.items()
+                for (_, lane), value in self._made.items()
                 if lane is not None and value in made
             ),
             None,
         )
-        is_worth = bool(copies) and sum(copy.shape.num_elements for copy in copies) <= MAX_SHARED
-        if is_worth and seed is not None:
+        if not 0 < shared <= MAX_SHARED:
+            seed = None
+        if seed is not None:
             body.root = root
             body.remove_dead_instructions()
             self._forget_needless()
         body.remove_dead_instructions()
         body.sort()
-        return seed if is_worth else None
+        return seed
 
     def _forget_needless(self) -> None:
         """Replaces copies of what the loop never changes and no lane has for its own."""
@@ -159,41 +186,44 @@ class _Sharing:
                 for copy in copies:
                     copy.replace_all_uses_with(element)
 
-    # Where a value's lanes are, or could be.
+    # Where the lanes of a value are, or could be.
 
     def _places(self, value: HloInstruction) -> tuple[int, ...]:
-        return self._classes.places(value, self._class)
+        """Returns the dimensions of a value, or of its first element, that are of the class."""
+        elements = self._classes.elements.get(value)
+        return (
+            self._places_among(elements[0])
+            if elements
+            else self._classes.places(value, self._class)
+        )
+
+    def _places_among(self, nodes: Nodes) -> tuple[int, ...]:
+        return tuple(d for d, n in enumerate(nodes) if self._classes.find(n) == self._class)
 
     def _element_lane(self, index: int, wanted: Lane) -> Lane:
-        """Returns where the lanes of a loop element are: the first that is asked for."""
-        if index not in self._fixed:
-            nodes = self._classes.elements[self._loop][index]
-            places = [d for d, n in enumerate(nodes) if self._classes.find(n) == self._class]
+        """Returns where the lanes of a loop element are: where they are first asked for."""
+        if index not in self._element_lanes:
+            places = self._places_among(self._classes.elements[self._loop][index])
             if not places:
                 return None
-            self._fixed[index] = wanted if wanted in places else places[0]
-        return self._fixed[index]
+            lane = places[0] if wanted is None or wanted not in places else wanted
+            self._element_lanes[index] = lane
+        return self._element_lanes[index]
 
     def _possible(self, value: HloInstruction, wanted: Lane) -> tuple[int, ...]:
         """Returns the dimensions along which the lanes of a value may lie."""
-        opcode = value.opcode
-        if opcode == "get-tuple-element":
+        if value.opcode in ("tuple", "parameter", *_OWNERS) or is_leaf(value):
+            return ()
+        if value.opcode == "get-tuple-element":
             owner = value.operands[0]
-            if owner is self._loop.body.parameters[0]:
+            if owner.opcode == "parameter":
                 lane = self._element_lane(value.tuple_index, wanted)
                 return () if lane is None else (lane,)
-            if owner in self._mixing:
-                return ()
-            places = self._places(value)[:1]
-            if places and owner.opcode not in _OWNERS:
-                lanes = self._mapping(owner).operand_lanes(places[0])
-                return () if lanes is None else places
-            return places
-        places = self._places(value)
-        if not places or opcode == "tuple":
-            return ()
+            if owner.opcode in _OWNERS:
+                return () if owner in self._mixing else self._places(value)
+            return self._possible(owner, wanted)[:1]
         mapping = self._mapping(value)
-        return tuple(d for d in places if mapping.operand_lanes(d) is not None)
+        return tuple(d for d in self._places(value) if mapping.operand_lanes(d) is not None)
 
     def _mapping(self, value: HloInstruction) -> _Mapping:
         if value not in self._mappings:
@@ -202,124 +232,83 @@ class _Sharing:
 
     def _is_mixed_in(self, owner: HloInstruction) -> bool:
         """Whether a loop or a conditional in the body mixes the lanes, or pairs them."""
-        inner: set[HloInstruction] = set()
-        stack = list(owner.called_computations)
-        while stack:
-            computation = stack.pop()
-            for instruction in instructions_with_branches(computation):
-                inner.add(instruction)
-                if instruction.opcode == "while":
-                    stack.extend(instruction.called_computations)
+        inner = {i for called in owner.called_computations for i in _all_in(called)}
         if any(by in inner for by in self._classes.marks(self._class)):
             return True
         elements = self._classes.elements.get(owner, [])
-        find = self._classes.find
-        return any(len(self._places(i)) > 1 for i in inner) or any(
-            sum(find(node) == self._class for node in nodes) > 1 for nodes in elements
+        return any(len(self._places_among(nodes)) > 1 for nodes in elements) or any(
+            len(self._classes.places(i, self._class)) > 1 for i in inner
         )
 
-    # The same value with its lanes along another dimension, or shared.
+    # What is wanted.
 
-    def _get(self, value: HloInstruction, lane: Lane) -> HloInstruction:
-        """Returns a value with its lanes along a dimension; with None one that all lanes share."""
-        if value.opcode in ("constant", "iota", "parameter"):
-            return value
-        if is_leaf(value):
-            # Each use of a scalar has dimensions of its own.
-            return self._rebuilt(value, None, [None])
-        key = (value, lane)
-        if key not in self._known:
-            self._known[key] = self._make(value, lane)
-        return self._known[key]
+    def _find_wanted(self) -> dict[HloInstruction, dict[Lane, None]]:
+        body = self._loop.body
+        wanted: dict[HloInstruction, dict[Lane, None]] = {}
 
-    def _make(self, value: HloInstruction, lane: Lane) -> HloInstruction:
-        possible = self._possible(value, lane)
-        if lane is None:
-            if not possible:
-                return self._shared(value)
-            return self._share(self._get(value, possible[0]))
-        if lane not in possible:
-            return self._own(self._get(value, None), lane)
-        if value.opcode == "get-tuple-element":
-            return self._element(value)
-        operand_lanes = self._mapping(value).operand_lanes(lane)
-        assert operand_lanes is not None, "lanes may lie where their operands' can"
-        return self._rebuilt(value, lane, operand_lanes)
+        def want(value: HloInstruction, lane: Lane) -> None:
+            value, lane = _key(value, lane)
+            wanted.setdefault(value, {})[lane] = None
 
-    def _element(self, value: HloInstruction) -> HloInstruction:
-        owner = value.operands[0]
-        if owner.opcode == "parameter":
-            return value
-        return self._builder.element(self._owner(owner), value.tuple_index)
+        for index, root in enumerate(body.root.operands):
+            want(root, self._element_lane(index, None))
+        for value in reversed(body.instructions):
+            for lane in self._own_lanes(value, wanted.get(value, {})):
+                for operand, at in zip(value.operands, self._needs(value, lane), strict=True):
+                    want(operand, at)
+        return wanted
 
-    def _owner(self, owner: HloInstruction) -> HloInstruction:
-        """Returns a loop, a conditional, or what else has several results, with its lanes."""
-        key = (owner, None)
-        if key in self._known:
-            return self._known[key]
-        if owner.opcode in _OWNERS:
-            is_mixing = owner in self._mixing
-            operands = [
-                self._tuple(operand, is_mixing)
-                if operand.opcode == "tuple"
-                else self._get(operand, None)
-                for operand in owner.operands
+    def _own_lanes(self, value: HloInstruction, wanted: Iterable[Lane]) -> tuple[Lane, ...]:
+        """Returns which of what is wanted of a value comes of its operands; the rest comes of
+        that."""
+        lanes = tuple(wanted)
+        if not lanes:
+            return ()
+        possible = self._possible(value, lanes[0]) if value.shape.is_array else ()
+        return tuple(lane for lane in lanes if lane in possible) or possible[:1] or (None,)
+
+    def _needs(self, value: HloInstruction, lane: Lane) -> Sequence[Lane]:
+        """Returns what an instruction needs of its operands for its lanes along a dimension."""
+        if value.opcode == "tuple":
+            is_shared = any(user in self._mixing for user in value.users)
+            return [
+                None if is_shared else next(iter(self._places_of_operand(value, index)), None)
+                for index in range(len(value.operands))
             ]
-            self._known[key] = self._with_operands(owner, None, operands)
-        else:
-            places = self._several(owner)
-            lanes = self._mapping(owner).operand_lanes(places[0]) if places else None
-            self._known[key] = (
-                self._rebuilt(owner, None, [None] * len(owner.operands))
-                if lanes is None
-                else self._rebuilt(owner, places[0], lanes)
-            )
-        return self._known[key]
+        if lane is None and is_meeting(value, self._loop):
+            source = value.operands[0]
+            possible = self._possible(source, None)
+            return [next((d for d in possible if d in value.dimensions), None), None]
+        if value.opcode in ("get-tuple-element", *_OWNERS) or is_leaf(value):
+            return [None] * len(value.operands)
+        if value.shape.is_tuple:
+            lane = next(iter(self._possible(value, None)), None)
+        lanes = None if lane is None else self._mapping(value).operand_lanes(lane)
+        return lanes or [None] * len(value.operands)
 
-    def _several(self, owner: HloInstruction) -> tuple[int, ...]:
-        nodes = self._classes.elements[owner][0]
-        return tuple(d for d, n in enumerate(nodes) if self._classes.find(n) == self._class)
+    def _places_of_operand(self, user: HloInstruction, index: int) -> tuple[int, ...]:
+        return self._places_among(self._classes.operand_nodes(user, index))
 
-    def _tuple(self, value: HloInstruction, is_shared: bool) -> HloInstruction:
-        elements = []
-        for operand in value.operands:
-            places = () if is_shared else self._operand_places(value, operand)
-            elements.append(self._get(operand, places[0] if places else None))
-        return self._with_operands(value, None, elements)
+    # Making it.
 
-    def _operand_places(self, user: HloInstruction, operand: HloInstruction) -> tuple[int, ...]:
-        nodes = self._classes.operand_nodes(user, user.operands.index(operand))
-        return tuple(d for d, n in enumerate(nodes) if self._classes.find(n) == self._class)
-
-    def _shared(self, value: HloInstruction) -> HloInstruction:
-        """Returns a value that all lanes share, made of what they share, or meet in."""
-        if value.opcode == "get-tuple-element":
-            return self._element(value)
-        if is_meeting(value, self._loop):
-            source, initial = value.operands
-            places = self._possible(source, None)
-            lane = next((d for d in places if d in value.dimensions), None)
-            if lane is not None:
-                operands = [self._get(source, lane), self._get(initial, None)]
-                return self._with_operands(value, None, operands)
-        return self._rebuilt(value, None, [None] * len(value.operands))
-
-    def _rebuilt(
-        self, value: HloInstruction, lane: Lane, operand_lanes: Sequence[Lane]
-    ) -> HloInstruction:
-        operands = [
-            self._get(operand, at)
-            for operand, at in zip(value.operands, operand_lanes, strict=True)
-        ]
-        return self._with_operands(value, lane, operands)
-
-    def _with_operands(
-        self, value: HloInstruction, lane: Lane, operands: Sequence[HloInstruction]
-    ) -> HloInstruction:
-        is_same = all(new is old for new, old in zip(operands, value.operands, strict=True))
-        if is_same and self._taken.setdefault(value, lane) == lane:
-            return value
-        return self._builder.computation.add(value.clone(operands, name=value.name))
+    def _make(self, value: HloInstruction, wanted: Iterable[Lane]) -> None:
+        """Makes a value with its lanes wherever they are wanted."""
+        lanes = self._own_lanes(value, wanted)
+        for lane in lanes:
+            needs = zip(value.operands, self._needs(value, lane), strict=True)
+            operands = [self._made[_key(operand, at)] for operand, at in needs]
+            is_same = all(new is old for new, old in zip(operands, value.operands, strict=True))
+            if not is_same or lane != lanes[0]:
+                made = self._builder.computation.add(value.clone(operands, name=value.name))
+            else:
+                made = value
+            self._made[value, lane] = made
+        for lane in wanted:
+            if lane not in lanes:
+                if None not in lanes and (value, None) not in self._made:
+                    self._made[value, None] = self._share(self._made[value, lanes[0]])
+                if lane is not None:
+                    self._made[value, lane] = self._own(self._made[value, None], lane)
 
     def _share(self, value: HloInstruction) -> HloInstruction:
         return self._builder.emit("copy", value.shape, (value,), origin=value)
@@ -327,16 +316,15 @@ class _Sharing:
     def _own(self, value: HloInstruction, lane: int) -> HloInstruction:
         """Returns what all lanes share with each lane's part of it as its own."""
         sizes = value.shape.dimensions
-        window = tuple(1 if d == lane else size for d, size in enumerate(sizes))
         numbers = (
             ("offset_dims", tuple(d for d in range(len(sizes)) if d != lane)),
             ("collapsed_slice_dims", (lane,)),
             ("start_index_map", (lane,)),
             ("index_vector_dim", 1),
         )
-        indices = self._builder.emit(
-            "iota", array_shape(PrimitiveType.S32, (sizes[lane],)), (), (("dimensions", (0,)),)
-        )
+        window = tuple(1 if d == lane else size for d, size in enumerate(sizes))
+        shape = array_shape(PrimitiveType.S32, (sizes[lane],))
+        indices = self._builder.emit("iota", shape, (), (("dimensions", (0,)),))
         return self._builder.emit(
             "gather",
             value.shape,
@@ -344,6 +332,12 @@ class _Sharing:
             (("gather_dimension_numbers", numbers), ("gather_slice_sizes", window)),
             origin=value,
         )
+
+
+def _key(value: HloInstruction, lane: Lane) -> tuple[HloInstruction, Lane]:
+    """Returns what tells versions of a value apart; each use of a leaf may have any lanes."""
+    has_versions = value.shape.is_array and not is_leaf(value)
+    return value, lane if has_versions else None
 
 
 @final

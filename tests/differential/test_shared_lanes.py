@@ -1,0 +1,283 @@
+"""Lanes that see each other: all pairs, neighbours, partners drawn at random, the best of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, random
+
+from fuselane import pipeline
+from fuselane.backends.backend import Backend
+from fuselane.codegen.plan import Plan
+from fuselane.lanes.program import LaneProgram
+from tests.differential.comparison import (
+    CLOSE,
+    CLOSE_DOUBLE,
+    EXACT,
+    Tolerance,
+    assert_same_results,
+)
+from tests.differential.harness import run_and_explain
+from tests.differential.values import NumpyArray
+
+SIZES = (5, 16, 37, 100)
+
+
+def normals(*shape: int, seed: int = 0) -> NumpyArray:
+    """Returns normal numbers."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _rivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets lanes see each other wherever they can, whatever the estimates say."""
+
+    def pick(program: LaneProgram, backend: Backend) -> tuple[LaneProgram, Plan]:
+        program = program.rival or program
+        return program, backend.plan(program)
+
+    monkeypatch.setattr(pipeline, "pick", pick)
+
+
+def check_lanes(
+    lanes: int, function: Any, *arguments: Any, tolerance: Tolerance = EXACT, x64: bool = False
+) -> None:
+    """Checks a program, and that its loop runs over so many lanes."""
+    with jax.enable_x64(x64):
+        expected = jax.block_until_ready(jax.jit(function)(*arguments))
+        actual, report = run_and_explain(function, *arguments, options={"min_gain": 0})
+    assert_same_results(expected, actual, tolerance)
+    assert lanes in [loop.lanes for loop in report.loops if loop.fused], report
+
+
+def n_body(x: jax.Array, v: jax.Array, mass: jax.Array) -> Any:
+    """Bodies that attract each other; their masses never change."""
+
+    def step(state: tuple[jax.Array, jax.Array], _: None) -> Any:
+        x, v = state
+        d = x[None] - x[:, None]
+        squares = (d * d).sum(-1) + 0.1
+        v = v + 0.01 * (d * (mass / squares**1.5)[..., None]).sum(1)
+        return (x + 0.01 * v, v), x
+
+    return lax.scan(step, (x, v), None, length=4)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_pairs(size: int) -> None:
+    mass = np.abs(normals(size, seed=2)) + 0.5
+    check_lanes(size, n_body, normals(size, 3), normals(size, 3, seed=1), mass, tolerance=CLOSE)
+
+
+def test_all_pairs_of_doubles() -> None:
+    x, v = (normals(12, 3, seed=seed).astype(np.float64) for seed in (0, 1))
+    mass = np.full(12, 0.7)
+    check_lanes(12, n_body, x, v, mass, tolerance=CLOSE_DOUBLE, x64=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sums_along_either_side_of_a_pair(size: int, axis: int) -> None:
+    def turn(angles: jax.Array, rates: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> Any:
+            pulls = jnp.sin(x[:, None] - 0.9 * x[None])
+            x = x + 0.05 * (rates + pulls.mean(axis))
+            return x, jnp.abs(jnp.exp(1j * x).mean())
+
+        return lax.scan(step, angles, None, length=5)
+
+    check_lanes(size, turn, normals(size), normals(size, seed=1), tolerance=CLOSE)
+
+
+def test_sums_along_both_sides_of_a_pair() -> None:
+    def balance(x: jax.Array) -> Any:
+        def step(_: int, x: jax.Array) -> jax.Array:
+            flows = jnp.tanh(x[:, None] - 2 * x[None])
+            return x + 0.1 * (flows.sum(0) - flows.sum(1)) / x.size
+
+        return lax.fori_loop(0, 5, step, x)
+
+    check_lanes(37, balance, normals(37), tolerance=CLOSE)
+
+
+def test_energies_of_all_pairs_are_one_sum() -> None:
+    def fall(x: jax.Array) -> Any:
+        def energy(x: jax.Array) -> jax.Array:
+            d = x[:, None] - x[None]
+            return jnp.log((d * d).sum(-1) + 0.5).sum()
+
+        def step(x: jax.Array, _: None) -> Any:
+            return x - 0.01 * jax.grad(energy)(x), energy(x)
+
+        return lax.scan(step, x, None, length=4)
+
+    check_lanes(20, fall, normals(20, 2), tolerance=CLOSE)
+
+
+def test_pairs_leave_the_loop() -> None:
+    def walk(x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> Any:
+            d = jnp.abs(x[:, None] - x[None])
+            return x + 0.1 * d.max(1), d
+
+        return lax.scan(step, x, None, length=3)
+
+    check_lanes(24, walk, normals(24), tolerance=CLOSE)
+
+
+def test_a_matrix_that_never_changes_is_read_by_rows_and_by_columns() -> None:
+    def play(payoff: jax.Array, x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> Any:
+            x = x * jnp.exp(0.1 * (payoff @ x) - 0.05 * (x @ payoff))
+            return x / x.sum(), x @ payoff @ x
+
+        return lax.scan(step, x, None, length=4)
+
+    payoff, shares = normals(24, 24), np.full(24, 1 / 24, np.float32)
+    check_lanes(24, play, payoff, shares, tolerance=CLOSE)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_neighbours_on_a_ring(size: int) -> None:
+    def couple(x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> Any:
+            near = jnp.sin(jnp.roll(x, 1) - x) + jnp.sin(jnp.roll(x, -1) - x)
+            return x + 0.1 * near + 0.01 * jnp.sin(x.mean() - x), x
+
+        return lax.scan(step, x, None, length=4)
+
+    check_lanes(size, couple, normals(size), tolerance=CLOSE)
+
+
+def test_partners_drawn_at_random() -> None:
+    """As differential evolution does it."""
+
+    def evolve(x: jax.Array, key: jax.Array) -> Any:
+        def cost(x: jax.Array) -> jax.Array:
+            return (x * x - jnp.cos(3 * x)).sum(-1)
+
+        def step(state: tuple[jax.Array, jax.Array], key: jax.Array) -> Any:
+            x, costs = state
+            of_partners, of_mixing = random.split(key)
+            a, b = random.randint(of_partners, (2, len(x)), 0, len(x))
+            trial = jnp.where(random.uniform(of_mixing, x.shape) < 0.8, x + 0.7 * (x[a] - x[b]), x)
+            is_better = cost(trial) < costs
+            x = jnp.where(is_better[:, None], trial, x)
+            return (x, jnp.where(is_better, cost(trial), costs)), costs.min()
+
+        return lax.scan(step, (x, cost(x)), random.split(key, 4))
+
+    check_lanes(40, evolve, normals(40, 3), random.key(0), tolerance=CLOSE)
+
+
+def test_the_best_of_all() -> None:
+    """As particle swarms do it."""
+
+    def swarm(x: jax.Array) -> Any:
+        def step(state: tuple[jax.Array, ...], _: None) -> Any:
+            x, v, best, least = state
+            costs = (x * x).sum(-1)
+            number = jnp.argmin(costs)
+            is_better = costs[number] < least
+            best = jnp.where(is_better, x[number], best)
+            v = 0.7 * v + 0.5 * (best - x)
+            return (x + v, v, best, jnp.minimum(costs[number], least)), number
+
+        start = x, jnp.zeros_like(x), x[0], jnp.float32(100.0)
+        return lax.scan(step, start, None, length=5)
+
+    check_lanes(37, swarm, normals(37, 4), tolerance=CLOSE)
+
+
+def test_ranks_of_all() -> None:
+    """As evolution strategies do it: the population is drawn anew in each step."""
+
+    def adapt(key: jax.Array) -> Any:
+        def step(state: tuple[jax.Array, jax.Array], key: jax.Array) -> Any:
+            mean, width = state
+            x = mean + width * random.normal(key, (32, 3))
+            best = x[jnp.argsort((x * x).sum(-1))[:8]]
+            return (best.mean(0), 0.9 * width + 0.1 * best.std(0)), x[0]
+
+        return lax.scan(step, (jnp.ones(3), jnp.ones(3)), random.split(key, 4))
+
+    check_lanes(32, adapt, random.key(0), tolerance=CLOSE)
+
+
+def test_running_sums_over_all() -> None:
+    def share(x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> Any:
+            sums = jnp.cumsum(jnp.abs(x))
+            return jnp.tanh(x + 0.1 * sums / sums[-1]), sums[-1]
+
+        return lax.scan(step, x, None, length=4)
+
+    check_lanes(37, share, normals(37), tolerance=CLOSE)
+
+
+def test_counts_of_neighbours_on_a_board() -> None:
+    def live(board: jax.Array) -> Any:
+        def step(_: int, board: jax.Array) -> jax.Array:
+            shifts = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+            near = sum(jnp.roll(board, shift, (0, 1)) for shift in shifts)
+            return ((near == 3) | ((board == 1) & (near == 2))).astype(board.dtype)
+
+        return lax.fori_loop(0, 6, step, board)
+
+    for dtype in (np.int32, np.uint8):
+        board = np.random.default_rng(0).integers(0, 2, (24, 19)).astype(dtype)
+        check_lanes(19, live, board)
+
+
+def test_lanes_go_on_until_all_have_met() -> None:
+    def settle(x: jax.Array) -> Any:
+        def is_apart(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return (state[1].max() - state[1].min() > 0.2) & (state[0] < 50)
+
+        def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            count, x = state
+            pulls = jnp.tanh(x[None] - x[:, None]).mean(1)
+            return count + 1, x + 0.2 * pulls
+
+        return lax.while_loop(is_apart, step, (jnp.int32(0), x))
+
+    check_lanes(21, settle, normals(21), tolerance=CLOSE)
+
+
+def test_loops_of_each_lane_between_meetings() -> None:
+    def orbit(x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> Any:
+            pull = jnp.sin(x[None] - x[:, None]).mean(1)
+            x = lax.fori_loop(0, 3, lambda _, y: y + 0.1 * jnp.cos(y) * pull, x)
+            return x, x.max()
+
+        return lax.scan(step, x, None, length=4)
+
+    check_lanes(19, orbit, normals(19), tolerance=CLOSE)
+
+
+def test_no_steps_leave_all_as_it_is() -> None:
+    def still(x: jax.Array, v: jax.Array, steps: jax.Array) -> Any:
+        def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, v = state
+            d = x[None] - x[:, None]
+            v = v + 0.01 * (d / ((d * d).sum(-1, keepdims=True) + 0.1)).sum(1)
+            return x + 0.01 * v, v
+
+        return lax.fori_loop(0, steps, step, (x, v))
+
+    for steps in (0, 1, 3):
+        arguments = normals(17, 3), normals(17, 3, seed=1), np.int32(steps)
+        check_lanes(17, still, *arguments, tolerance=CLOSE)
+
+
+def test_verification_knows_them() -> None:
+    arguments = normals(16, 3), normals(16, 3, seed=1), np.ones(16, np.float32)
+    options = {"min_gain": 0, "verify": True}
+    results, report = run_and_explain(n_body, *arguments, options=options)
+    assert [loop.lanes for loop in report.loops] == [16]
+    assert np.isfinite(np.asarray(results[1])).all()

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, final
 
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Memory, Registers, Scratch, View, pick
+from fuselane.codegen.arrays import (
+    Array,
+    Memory,
+    Registers,
+    Scratch,
+    View,
+    Written,
+    pick,
+    row_major_strides,
+)
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.slices import clamped_index
@@ -57,9 +67,12 @@ class _Gather:
         self.indices = get_indices(instruction)
         self.limits = {d: where.sizes[d] - where.window_sizes[d] for d in where.starts}
         self.operand = self._addressable(emitter.array(instruction.operands[0]))
+        self.own = self._own_lanes()
 
     def element(self, index: Element) -> ir.Value:
         """Returns an element of the result."""
+        if self.own is not None:
+            return self.own.get(self.emitter.place, index)
         where = self.where
         batch = [index[position] for position in where.batch_positions]
         window = [index[position] for position in where.window_positions]
@@ -68,6 +81,34 @@ class _Gather:
         if not varying or not self._are_few(varying):
             return self._read(batch, starts, window)
         return self._select(batch, starts, window, varying)
+
+    def _own_lanes(self) -> Array | None:
+        """Returns what is read if each lane reads its own element, %g = gather(%x, iota), which
+        lies next to those of its neighbours or at a constant distance; None if not."""
+        where, operand = self.where, self.operand
+        lane = self.emitter.lane(self.instruction)
+        is_own = (
+            self.indices.opcode == "iota"
+            and self.indices.shape.rank == 1
+            and self.emitter.lane(self.indices) == 0
+            and where.starts == (lane,)
+            and where.window_positions == where.window
+            and self.instruction.shape.dimensions == where.sizes
+        )
+        if not is_own or lane is None or operand.lane is not None:
+            return None
+        if isinstance(operand, Scratch) and operand.pitch == 1:
+            strides = row_major_strides(where.sizes)
+            return Memory(
+                shape=operand.shape,
+                lane=lane,
+                pointer=operand.pointer,
+                strides=strides,
+                written=Written.ANY_TIME,
+            )
+        if isinstance(operand, Memory):
+            return replace(operand, lane=lane, loaded={})
+        return None
 
     def _read(
         self, batch: Sequence[Index | None], starts: Starts, window: Sequence[Index | None]

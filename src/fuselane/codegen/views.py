@@ -45,6 +45,8 @@ def stays_view(
     if instruction.opcode == "gather" and instruction.operands[0] in program.mutable:
         return False
     readers = instruction.users
+    if _is_read_by_lane(instruction, program):
+        return False
     if instruction.opcode in _CHEAP_TO_REPEAT:
         return True
     is_shared = program.lane_dimensions.get(instruction) is None
@@ -64,6 +66,17 @@ def stays_view(
                 lambda i: i is update or is_view(i, program, max_unrolled, panels),
             )
     return readers[0].opcode in _READ_ONCE
+
+
+def _is_read_by_lane(instruction: HloInstruction, program: LaneProgram) -> bool:
+    """Whether each lane reads other elements of what all lanes share, which has to be in memory."""
+    lanes = program.lane_dimensions
+    return lanes.get(instruction) is None and any(
+        reader.opcode == "gather"
+        and reader.operands[0] is instruction
+        and lanes.get(reader) is not None
+        for reader in instruction.users
+    )
 
 
 def is_view(

@@ -21,6 +21,7 @@ BOARDS: Final = ((40,), (5, 13), (65,), (33,), (16, 4), (7, 9), (2, 3, 7), (36,)
 """Shapes of more elements than stay in registers."""
 FEW_LANES: Final = ((33,), (5,), (17,), (8,), (64,), (7, 5), (27,), (2, 11), (3,), (100,))
 MANY_POINTS: Final = (37, 16, 64, 100, 50, 23, 130)
+CROWDS: Final = ((5,), (8,), (17,), (33,), (64,), (16, 3), (9, 2), (40, 3), (12, 5))
 TABLES: Final = (100, 1000, 17, 4097, 300)
 ANY_OUTER: Final = ("scan", "scan", "scan", "counted", "while", "gradient")
 TOGETHER: Final = ("scan", "scan", "scan", "counted")
@@ -29,6 +30,8 @@ MOVES: Final = ("concatenate", "reverse", "stencil", "dynamic-update-slice", "sc
 """Steps that move a board's elements."""
 JOINS: Final = ("add", "subtract", "select", "maximum", "add", "subtract")
 """Steps that make one board of two."""
+OTHERS: Final = ("stencil", "concatenate", "sort", "reduce-window", "gather", "reverse")
+"""Steps by which what lies along the first dimension sees others there."""
 CURVES: Final = ("exponential", "tanh", "logistic", "sine", "sqrt", "log-plus-one", "cosine")
 ALONG_FIRST: Final = 2
 """The operand by which `reduce` reduces a matrix's first dimension."""
@@ -248,12 +251,38 @@ def change_tables(pen: Pen) -> Scene:
     )
 
 
+def see_each_other(pen: Pen) -> Scene:
+    """Numbers or rows each of which needs others in every step: all pairs, neighbours, ranks."""
+    draw = pen.random
+    dtype, kind = _numbers(pen)
+    crowd = Slot(dtype, draw.choice(CROWDS), kind, draw.randrange(64))
+    carries = (crowd, replace(crowd, shape=draw.choice((crowd.shape, crowd.shape[:1]))))
+    value, other = FIRST_CARRY, FIRST_CARRY + 1
+    for _ in range(draw.choice((1, 2, 2, 3))):
+        if draw.random() < 0.5:
+            seen = pen.add("outer", value, draw.choice((value, value, other)))
+            if draw.random() < 0.6:
+                seen = pen.add(draw.choice(CURVES), seen)
+            seen = pen.add("reduce", seen, draw.choice((1, ALONG_FIRST)))
+        else:
+            seen = pen.add(draw.choice(OTHERS), value, 0)
+        pen.wander((0, 0, 1))
+        value = pen.add(draw.choice(JOINS), value, seen)
+    return Scene(
+        lanes=(),
+        carries=carries,
+        updates=(value, draw.choice((other, value, seen))),
+        results=(seen, value),
+    )
+
+
 SCENES: Final = (
-    Sketch(reset_states, 0.1, ANY_OUTER),
+    Sketch(reset_states, 0.07, ANY_OUTER),
     Sketch(fit_to_data, 0.06, TOGETHER),
     Sketch(mix_without_lanes, 0.05, (*TOGETHER, "gradient")),
     Sketch(meet_in_stages, 0.07, (*TOGETHER, "gradient"), is_spread=False),
     Sketch(change_tables, 0.05, TOGETHER),
+    Sketch(see_each_other, 0.07, TOGETHER),
 )
 
 

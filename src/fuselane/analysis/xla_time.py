@@ -99,7 +99,13 @@ _SAME_PLACE: Final = ELEMENTWISE_OPCODES | _PARTS | {"bitcast", "copy", "reshape
 _VECTOR_BITS: Final = 256
 _SINGLE_BITS: Final = 32
 # Scalar operations per element.
-_SORT_EXCHANGE: Final = 36.0
+_SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
+    (False, False): 4.5,
+    (False, True): 24.0,
+    (True, False): 20.0,
+    (True, True): 34.0,
+}
+"""For each doubling of a row's size: of integers or floats, of one array or several."""
 _INTEGER_DIVISION: Final = 4.0
 _SCALAR_MOVES: Final[Mapping[str, float]] = {
     "dynamic-slice": 0.5,
@@ -384,7 +390,8 @@ def _scalar_operations(instruction: HloInstruction) -> float:
         return 0.1 + _SHORT_RUN / max(1, _run_length(instruction))
     if opcode == "sort":
         size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
-        return _SORT_EXCHANGE * math.log2(size + 1)
+        is_float = instruction.operands[0].shape.element_type.is_floating
+        return _SORT_EXCHANGE[is_float, len(instruction.operands) > 1] * math.log2(size + 1)
     return _SCALAR_MOVES.get(opcode, _UNKNOWN)
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from programs import (
     bystanders,
+    crowds,
     environments,
     fractals,
     gradients,
@@ -31,6 +32,7 @@ _ROOMS: Final = (
     gradients,
     scalar,
     shapes,
+    crowds,
     libraries,
     bystanders,
 )

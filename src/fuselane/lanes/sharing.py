@@ -58,7 +58,7 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
     """Makes the class of dimensions with the most work in a loop its lanes, in place.
 
     Returns:
-        The lanes, or None if that can't be; the region may be changed then all the same.
+        The lanes, or None if that can't be; the region is as it was then.
     """
     classes = DimensionClasses()
     assign_classes(classes, region)

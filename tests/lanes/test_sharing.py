@@ -1,0 +1,135 @@
+"""Loops whose lanes see each other: what is shared, where the lanes lie, what is left alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.normalise import normalise
+from fuselane.lanes.sharing import MIN_LANES, share_lanes
+from tests.lanes.loops import counting_loop, loop_of
+
+SHARED = ("copy", "gather")
+
+
+def shared_body(
+    body: str, results: list[str], carried: list[str], *, condition: str = ""
+) -> tuple[HloComputation, int | None]:
+    """Returns the body of a loop whose lanes share what they see, and the number of its lanes."""
+    how = {"condition": condition} if condition else {}
+    region = normalise(loop_of(counting_loop(body, results, carried, **how))).region
+    seed = share_lanes(region)
+    loop = next(i for i in region.instructions if i.opcode == "while")
+    return loop.body, seed and seed.value.shape.dimensions[seed.dimension]
+
+
+def count(body: HloComputation) -> Counter[str]:
+    """Returns how often lanes share a value, and take their own of what is shared."""
+    return Counter(i.opcode for i in body.instructions if i.opcode in SHARED)
+
+
+def find(body: HloComputation, opcode: str) -> HloInstruction:
+    return next(i for i in body.instructions if i.opcode == opcode)
+
+
+PAIRS = """
+  f0 = f32[] constant(0)
+  mine = f32[24,24] broadcast(e0), dimensions={mine}
+  theirs = f32[24,24] broadcast(e0), dimensions={theirs}
+  pulls = f32[24,24] subtract(mine, theirs)
+  bent = f32[24,24] sine(pulls)
+  total = f32[24] reduce(bent, f0), dimensions={{1}}, to_apply=add_f32
+  moved = f32[24] add(e0, total)
+"""
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("{0}", "{1}"), ("{1}", "{0}")])
+def test_of_a_pair_the_side_that_is_summed_over_is_shared(mine: str, theirs: str) -> None:
+    """The lanes lie along the dimension that is left."""
+    text = PAIRS.format(mine=mine, theirs=theirs)
+    body, lanes = shared_body(text, ["moved"], ["f32[24]"])
+    assert lanes == 24
+    assert count(body) == {"copy": 1}
+    broadcasts = [i for i in body.instructions if i.opcode == "broadcast"]
+    (shared,) = (i for i in broadcasts if i.operands[0].opcode == "copy")
+    assert tuple(shared.dimensions) == (1,)
+
+
+def test_what_both_sides_are_summed_over_is_computed_twice() -> None:
+    text = PAIRS.format(mine="{0}", theirs="{1}") + (
+        "  other = f32[24] reduce(bent, f0), dimensions={0}, to_apply=add_f32\n"
+        "  both = f32[24] subtract(moved, other)\n"
+    )
+    body, lanes = shared_body(text, ["both"], ["f32[24]"])
+    assert lanes == 24
+    assert sum(i.opcode == "sine" for i in body.instructions) == 2
+    assert count(body) == {"copy": 1}
+
+
+def test_what_never_changes_need_not_be_shared() -> None:
+    text = PAIRS.format(mine="{0}", theirs="{1}").replace(
+        "broadcast(e0), dimensions={1}", "WEIGHTS"
+    )
+    text = text.replace("WEIGHTS", "broadcast(e1), dimensions={1}")
+    body, lanes = shared_body(text, ["moved", "e1"], ["f32[24]", "f32[24]"])
+    assert (lanes, count(body)) == (None, {})
+
+
+def test_neighbours_are_moved_for_all_and_taken_by_each() -> None:
+    body, lanes = shared_body(
+        """
+  head = f32[23] slice(e0), slice={[1:24]}
+  tail = f32[1] slice(e0), slice={[0:1]}
+  turned = f32[24] concatenate(head, tail), dimensions={0}
+  moved = f32[24] add(e0, turned)
+""",
+        ["moved"],
+        ["f32[24]"],
+    )
+    assert lanes == 24
+    assert count(body) == {"copy": 1, "gather": 1}
+    assert find(body, "gather").operands[0].opcode == "concatenate"
+
+
+def test_a_loop_in_loop_of_that_sorts_all_is_done_once_for_all() -> None:
+    body, lanes = shared_body(
+        """
+  sorted = f32[24] sort(e0), dimensions={0}, to_apply=less_f32
+  moved = f32[24] add(e0, sorted)
+""",
+        ["moved"],
+        ["f32[24]"],
+    )
+    assert lanes == 24
+    assert find(body, "sort").operands[0].opcode == "copy"
+
+
+def test_lanes_that_need_nothing_of_others_share_nothing() -> None:
+    text = "  moved = f32[24] sine(e0)\n"
+    body, lanes = shared_body(text, ["moved"], ["f32[24]"])
+    assert (lanes, count(body)) == (None, {})
+
+
+def test_few_lanes_are_left_alone() -> None:
+    few = str(MIN_LANES - 1)
+    text = PAIRS.format(mine="{0}", theirs="{1}").replace("24", few)
+    body, lanes = shared_body(text, ["moved"], [f"f32[{few}]"])
+    assert (lanes, count(body)) == (None, {})
+
+
+def test_conditions_that_pair_lanes_are_left_alone() -> None:
+    """They would be asked for all lanes together; the body stays as it was."""
+    condition = """
+  f0 = f32[] constant(0)
+  mine = f32[24,24] broadcast(e0), dimensions={0}
+  theirs = f32[24,24] broadcast(e0), dimensions={1}
+  apart = f32[24,24] subtract(mine, theirs)
+  most = f32[] reduce(apart, f0), dimensions={0,1}, to_apply=max_f32
+  ROOT go = pred[] compare(most, f0), direction=GT
+"""
+    text = PAIRS.format(mine="{0}", theirs="{1}")
+    body, lanes = shared_body(text, ["moved"], ["f32[24]"], condition=condition)
+    assert (lanes, count(body)) == (None, {})

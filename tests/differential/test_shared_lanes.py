@@ -118,6 +118,20 @@ def test_energies_of_all_pairs_are_one_sum() -> None:
     check_lanes(20, fall, normals(20, 2), tolerance=CLOSE)
 
 
+def test_others_that_go_their_own_way_are_shared_by_nobody() -> None:
+    """What `y` is, all lanes compute alike: it has nothing of theirs."""
+
+    def follow(x: jax.Array, y: jax.Array) -> Any:
+        def step(state: tuple[jax.Array, jax.Array], _: None) -> Any:
+            x, y = state
+            pulls = jnp.tanh(y[None] - x[:, None]).mean(1) + jnp.tanh(x[None] - x[:, None]).sum(1)
+            return (x + 0.1 * pulls, jnp.sin(y) + 0.5), x.max()
+
+        return lax.scan(step, (x, y), None, length=4)
+
+    check_lanes(20, follow, normals(20), normals(20, seed=1), tolerance=CLOSE)
+
+
 def test_pairs_leave_the_loop() -> None:
     def walk(x: jax.Array) -> Any:
         def step(x: jax.Array, _: None) -> Any:

@@ -31,7 +31,6 @@ from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes, is_leaf
 from fuselane.analysis.dimension_rules import assign_class, assign_classes
 from fuselane.analysis.lanes import LaneSeed, is_meeting
-from fuselane.analysis.while_loops import is_invariant
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
@@ -60,17 +59,39 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
     Returns:
         The lanes, or None if that can't be; the region is as it was then.
     """
-    classes = DimensionClasses()
-    assign_classes(classes, region)
-    classes.mark_repeated()
     loop = next(i for i in region.instructions if i.opcode == "while")
+    classes = _find_classes(region)
     work = _find_work(classes, loop)
     for lane_class in sorted(work, key=lambda c: work[c], reverse=True)[:MAX_TRIED]:
         sharing = _Sharing(classes, loop, lane_class)
-        seed = sharing.run() if sharing.is_possible() else None
-        if seed is not None:
-            return seed
+        seeds = sharing.run() if sharing.is_possible() else []
+        if seeds:
+            return _settle(region, loop, seeds)
     return None
+
+
+def _settle(region: HloComputation, loop: HloInstruction, seeds: Sequence[LaneSeed]) -> LaneSeed:
+    """Returns the lanes with the most work, and drops copies of what has others or none: nothing
+    but copies may have made them one."""
+    classes = _find_classes(region)
+    work = _find_work(classes, loop)
+
+    def lane_class(seed: LaneSeed) -> int:
+        return classes.find(classes.nodes[seed.value][seed.dimension])
+
+    found = max(seeds, key=lambda seed: work.get(lane_class(seed), (0.0, 0)))
+    for copy in [i for i in loop.body.instructions if i.opcode == "copy"]:
+        if not classes.places(copy.operands[0], lane_class(found)):
+            copy.replace_all_uses_with(copy.operands[0])
+    loop.body.remove_dead_instructions()
+    return found
+
+
+def _find_classes(region: HloComputation) -> DimensionClasses:
+    classes = DimensionClasses()
+    assign_classes(classes, region)
+    classes.mark_repeated()
+    return classes
 
 
 def _find_work(classes: DimensionClasses, loop: HloInstruction) -> dict[int, tuple[float, int]]:
@@ -141,8 +162,8 @@ class _Sharing:
             return False
         return all(len(self._places(i)) < 2 for i in condition.instructions)
 
-    def run(self) -> LaneSeed | None:
-        """Rewrites the body, if its lanes see each other; returns where they are."""
+    def run(self) -> list[LaneSeed]:
+        """Rewrites the body, if its lanes see each other; returns where they are in its values."""
         body = self._loop.body
         wanted = self._find_wanted()
         for value in list(body.instructions):
@@ -156,35 +177,18 @@ class _Sharing:
         root = self._builder.make_tuple(roots)
         made = _all_behind(root)
         shared = sum(value.shape.num_elements for value in made if value.opcode == "copy")
-        seed = next(
-            (
-                LaneSeed(value=value, dimension=lane)
-                for (_, lane), value in self._made.items()
-                if lane is not None and value in made
-            ),
-            None,
-        )
+        seeds = [
+            LaneSeed(value=value, dimension=lane)
+            for (_, lane), value in self._made.items()
+            if lane is not None and value in made
+        ]
         if not 0 < shared <= MAX_SHARED:
-            seed = None
-        if seed is not None:
+            seeds = []
+        if seeds:
             body.root = root
-            body.remove_dead_instructions()
-            self._forget_needless()
         body.remove_dead_instructions()
         body.sort()
-        return seed
-
-    def _forget_needless(self) -> None:
-        """Replaces copies of what the loop never changes and no lane has for its own."""
-        body = self._loop.body
-        for element in body.parameters[0].users:
-            if element.opcode != "get-tuple-element":
-                continue
-            copies = [user for user in element.users if user.opcode == "copy"]
-            others = {user for user in element.users if user not in copies}
-            if others <= {body.root} and is_invariant(self._loop, element.tuple_index):
-                for copy in copies:
-                    copy.replace_all_uses_with(element)
+        return seeds
 
     # Where the lanes of a value are, or could be.
 

@@ -94,7 +94,31 @@ def test_neighbours_are_moved_for_all_and_taken_by_each() -> None:
     assert find(body, "gather").operands[0].opcode == "concatenate"
 
 
-def test_a_loop_in_loop_of_that_sorts_all_is_done_once_for_all() -> None:
+def test_what_has_no_lanes_is_not_shared() -> None:
+    """The places to sort are the same for all lanes; only what is made of them is each lane's."""
+    body, lanes = shared_body(
+        """
+  places = s32[24] iota(), iota_dimension=0
+  step = s32[24] broadcast(i), dimensions={}
+  mixed = s32[24] multiply(places, step)
+  numbers = f32[24] convert(mixed)
+  order = f32[24] sort(numbers), dimensions={0}, to_apply=less_f32
+  head = f32[23] slice(e0), slice={[1:24]}
+  tail = f32[1] slice(e0), slice={[0:1]}
+  turned = f32[24] concatenate(head, tail), dimensions={0}
+  bent = f32[24] sine(turned)
+  sum = f32[24] add(bent, order)
+  moved = f32[24] add(e0, sum)
+""",
+        ["moved"],
+        ["f32[24]"],
+    )
+    assert lanes == 24
+    assert count(body) == {"copy": 1, "gather": 2}
+    assert find(body, "copy").operands[0].opcode == "get-tuple-element"
+
+
+def test_what_sorts_all_is_done_once_for_all() -> None:
     body, lanes = shared_body(
         """
   sorted = f32[24] sort(e0), dimensions={0}, to_apply=less_f32

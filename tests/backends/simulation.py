@@ -91,6 +91,7 @@ def simulate(
             has_dots=False,
         )
 
+    monkeypatch.setattr(cpu.CpuBackend, "lets_lanes_see_others", False)
     monkeypatch.setattr(cpu, "make_plan", plan)
     monkeypatch.setattr(cpu, "build_planned", build)
     monkeypatch.setenv("FUSELANE_MIN_GAIN", "0")

@@ -60,8 +60,8 @@ MIXING: Final[dict[str, tuple[Program, str]]] = {
     "cumulative_sum": (lambda x, i: jnp.cumsum(x), "cross-lane"),
     "sort": (lambda x, i: jnp.sort(x ^ i), "cross-lane"),
     "top_k": (lambda x, i: x - lax.top_k(x, 3)[0].sum(), "cross-lane"),
-    "gather": (gather_at_own_index, "cross-lane"),
-    "scatter": (scatter_at_own_index, "cross-lane"),
+    "gather": (gather_at_own_index, "not-profitable"),
+    "scatter": (scatter_at_own_index, "not-profitable"),
     "permutation": (
         lambda x, i: jax.random.permutation(jax.random.key(i), x),
         "cross-lane",
@@ -81,7 +81,7 @@ def test_matrix_product() -> None:
     def program(x: jax.Array) -> Any:
         return lax.scan(lambda x, _: (jnp.tanh(matrix @ x), None), x, length=4)
 
-    check(program, linear_values((LANES,)) / LANES, refused="cross-lane", tolerance=CLOSE)
+    check(program, linear_values((LANES,)) / LANES, refused="not-profitable", tolerance=CLOSE)
 
 
 def test_convolution_over_lanes() -> None:

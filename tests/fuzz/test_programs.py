@@ -26,6 +26,7 @@ from fuselane.fuzz.scenes import (
     meet_in_stages,
     mix_without_lanes,
     reset_states,
+    see_each_other,
 )
 from fuselane.fuzz.shrink import shrink, smaller
 
@@ -188,8 +189,9 @@ def test_scenes_have_the_share_they_are_to_have() -> None:
         reset_states: sum(found.count("reset") > 1 for found in names),
         meet_in_stages: sum("meet" in found for found in names),
         change_tables: sum(program.table is not None for program in programs),
-        fit_to_data: len(alone) / 2,
-        mix_without_lanes: len(alone) / 2,
+        fit_to_data: len(alone) / 3,
+        mix_without_lanes: len(alone) / 3,
+        see_each_other: len(alone) / 3,
     }
     assert {sketch.draw for sketch in SCENES} == set(shares)
     for sketch in SCENES:

@@ -16,6 +16,7 @@ from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
+from fuselane.lanes import sharing
 from fuselane.lanes.small_calls import take_out_loops
 from fuselane.runtime.ffi import TARGET
 from tests.hlo.xla import module_of
@@ -75,6 +76,12 @@ ENTRY main {
 
 _INNER: Final = "condition=inner_condition, body=inner"
 ROOT: Final = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _outer_loops_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do whose lanes see too much of each other."""
+    monkeypatch.setattr(sharing, "MAX_SHARED", 0)
 
 
 def outer(num_around: int) -> HloModule:

@@ -60,6 +60,9 @@ MAX_SCALAR_COST: Final = 200_000
 """Operations of one step without lanes above which loops in the loop had better run by
 themselves, where they may have lanes."""
 
+_LANES: Final = 8
+"""Of a vector, more or less."""
+
 MIN_MEETING_LANES: Final = 16
 """Lanes that meet in every step are worth vectors from this many on."""
 
@@ -140,6 +143,9 @@ def _form_shared(normal: NormalLoop, num_recomputed: int, name: str) -> LaneProg
     try:
         program = _form_lanes(normal, loop, analysis, name, None)
     except UnsupportedError:
+        return None
+    # One thread takes all lanes, where loops in the loop may have several.
+    if len(program.loops) > 1 and program.cost * program.num_lanes / _LANES > MAX_SCALAR_COST:
         return None
     return replace(program, num_recomputed=num_recomputed)
 

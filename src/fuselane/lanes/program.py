@@ -3,7 +3,8 @@
 A lane program is what forming hands to code generation. Its region is a detached HLO computation:
 parameters are arrays, then come cheap instructions that make initial values, one `while`, and a
 root tuple of `get-tuple-element`s. Every computation is in post order and holds only the opcodes in
-`fuselane.analysis.opcodes.LANE_OPCODES`.
+`fuselane.analysis.opcodes.LANE_OPCODES`; the outermost body may also hold `copy`s, of what lanes
+share.
 """
 
 from __future__ import annotations

@@ -52,10 +52,9 @@ class GpuBackend:
 
     def plan(self, program: LaneProgram) -> Plan:
         """Returns the layout: lanes of a thread, threads of a block."""
-        shared = next((i for i in program.meetings if i.opcode == "copy"), None)
-        if shared is not None:
+        if program.shared:
             detail = "on a GPU lanes don't see what other lanes have"
-            raise refuse(Reason.CROSS_LANE, shared, detail=detail)
+            raise refuse(Reason.CROSS_LANE, program.shared[0], detail=detail)
         return make_thread_plan(program, self.gpu, self.options)
 
     def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:

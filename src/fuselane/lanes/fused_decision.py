@@ -40,7 +40,7 @@ def describe(
         numbers[RECOMPUTED] = float(program.num_recomputed)
     numbers.update(estimates)
     extent = f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes"
-    if any(meeting.opcode == "copy" for meeting in program.meetings):
+    if program.shared:
         extent += " that see each other"
     return Reason.FUSED.decide(
         instruction=program.name,

@@ -252,6 +252,12 @@ class LaneProgram:
         return self.num_lanes > 1
 
     @property
+    def shared(self) -> tuple[HloInstruction, ...]:
+        """The `copy`s in which lanes meet, so that all of them see what each has."""
+        body = self.loop.instruction.body.instructions
+        return tuple(i for i in body if i.opcode == "copy" and i in self.meetings)
+
+    @property
     def is_straight(self) -> bool:
         """Whether it runs once, and reads nothing that it carries but a counter: straight-line
         code, with results instead of state."""

@@ -189,9 +189,12 @@ def _waiting_cycles(
 
 
 def _find_carried(body: HloComputation) -> dict[HloInstruction, HloInstruction]:
-    """Returns, by each value that a loop's body reads of the last step, what that is at the end."""
+    """Returns, by each value that a loop's body reads of the last step, what that is at the end.
+
+    A branch of a conditional, which leaves something else than it takes, has none.
+    """
     root = body.root
-    if root.opcode != "tuple":
+    if root.opcode != "tuple" or [p.shape for p in body.parameters] != [root.shape]:
         return {}
     readers = (user for parameter in body.parameters for user in parameter.users)
     return {

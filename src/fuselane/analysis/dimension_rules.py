@@ -34,6 +34,18 @@ def assign_classes(classes: DimensionClasses, computation: HloComputation) -> No
         assign_class(classes, instruction)
 
 
+def find_classes(region: HloComputation) -> DimensionClasses:
+    """Returns the classes of all values of a region, with what mixes which.
+
+    Raises:
+        UnsupportedError: UNSUPPORTED_OPCODE for an opcode without a rule.
+    """
+    classes = DimensionClasses()
+    assign_classes(classes, region)
+    classes.mark_repeated()
+    return classes
+
+
 def assign_class(classes: DimensionClasses, instruction: HloInstruction) -> None:
     """Gives one value its classes, and unites those of its operands, which have theirs.
 

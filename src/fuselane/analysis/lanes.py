@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit, Mergeable
-from fuselane.analysis.dimension_rules import assign_classes
+from fuselane.analysis.dimension_rules import find_classes
 from fuselane.analysis.lane_conditions import LaneCondition, Unproven, prove
 from fuselane.analysis.leaving import (
     LaneReduction,
@@ -106,9 +106,7 @@ def find_lanes(
             results leave the loop.
         along: A value whose first dimension is preferred to larger ones.
     """
-    classes = DimensionClasses()
-    assign_classes(classes, region)
-    classes.mark_repeated()
+    classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
     candidates = classes.carried_classes(loop)
     proven, parallel = _find_parallel(classes, candidates)
@@ -320,9 +318,7 @@ def find_meeting_lanes(
         region: The region.
         along: The lanes, if they are known.
     """
-    classes = DimensionClasses()
-    assign_classes(classes, region)
-    classes.mark_repeated()
+    classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
     carried = classes.carried_classes(loop)
     reduced = reduced_classes(classes, find_reductions(loop.body))
@@ -367,9 +363,7 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
     They are those of the largest class that only reductions of the outermost loop mix, and of
     others of its size.
     """
-    classes = DimensionClasses()
-    assign_classes(classes, region)
-    classes.mark_repeated()
+    classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
     reductions = [
         reduction

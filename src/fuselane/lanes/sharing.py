@@ -29,7 +29,7 @@ from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes, is_leaf
-from fuselane.analysis.dimension_rules import assign_class, assign_classes
+from fuselane.analysis.dimension_rules import assign_class, find_classes
 from fuselane.analysis.lanes import LaneSeed, is_meeting
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
@@ -60,7 +60,7 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
         The lanes, or None if that can't be; the region is as it was then.
     """
     loop = next(i for i in region.instructions if i.opcode == "while")
-    classes = _find_classes(region)
+    classes = find_classes(region)
     work = _find_work(classes, loop)
     for lane_class in sorted(work, key=lambda c: work[c], reverse=True)[:MAX_TRIED]:
         sharing = _Sharing(classes, loop, lane_class)
@@ -73,7 +73,7 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
 def _settle(region: HloComputation, loop: HloInstruction, seeds: Sequence[LaneSeed]) -> LaneSeed:
     """Returns the lanes with the most work, and drops copies of what has others or none: nothing
     but copies may have made them one."""
-    classes = _find_classes(region)
+    classes = find_classes(region)
     work = _find_work(classes, loop)
 
     def lane_class(seed: LaneSeed) -> int:
@@ -85,13 +85,6 @@ def _settle(region: HloComputation, loop: HloInstruction, seeds: Sequence[LaneSe
             copy.replace_all_uses_with(copy.operands[0])
     loop.body.remove_dead_instructions()
     return found
-
-
-def _find_classes(region: HloComputation) -> DimensionClasses:
-    classes = DimensionClasses()
-    assign_classes(classes, region)
-    classes.mark_repeated()
-    return classes
 
 
 def _find_work(classes: DimensionClasses, loop: HloInstruction) -> dict[int, tuple[float, int]]:

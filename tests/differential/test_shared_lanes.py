@@ -295,3 +295,32 @@ def test_verification_knows_them() -> None:
     results, report = run_and_explain(n_body, *arguments, options=options)
     assert [loop.lanes for loop in report.loops] == [16]
     assert np.isfinite(np.asarray(results[1])).all()
+
+
+def test_a_table_of_what_all_share_gets_a_column_of_each_lane() -> None:
+    def f(x: jax.Array, flags: jax.Array) -> Any:
+        def step(state: tuple[jax.Array, jax.Array], t: tuple[jax.Array, jax.Array]) -> Any:
+            x, at = state
+            table = jnp.tile(jnp.arange(7, dtype=jnp.int32) * t[0], (7, 1))
+            table = table.at[:, at].set(t[1].astype(jnp.int32))
+            return (x + (table[:, (at + t[0]) % 7] & 7), at * 5 + 3), None
+
+        state = (x, jnp.int32(2))
+        return lax.scan(step, state, (jnp.arange(6, dtype=jnp.int32), flags))[0]
+
+    flags = normals(6, 7) > 0
+    check_lanes(7, f, np.arange(7, dtype=np.float32), flags)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_table_of_what_all_share_is_read_by_rows(size: int) -> None:
+    def f(x: jax.Array) -> Any:
+        numbers = jnp.arange(size, dtype=jnp.int32)
+
+        def step(x: jax.Array, t: jax.Array) -> Any:
+            table = lax.sort(jnp.tile(numbers * t % 7, (size, 1)), dimension=1)
+            return x + (table * x[:, None] // 3).sum(1), None
+
+        return lax.scan(step, x, jnp.arange(5, dtype=jnp.int32))[0]
+
+    check_lanes(size, f, np.arange(size, dtype=np.int32))

@@ -51,7 +51,8 @@ def make_meeting(emitter: Emitter, instruction: HloInstruction, frame: Frame) ->
 class Shared:
     """A value of each lane that all lanes see, with the lanes innermost in memory.
 
-    What a loop never changes is in memory anyway.
+    Its lanes may lie along another dimension then: each has a column where it wrote a row. What a
+    loop never changes is in memory anyway.
     """
 
     def __init__(self, emitter: Emitter, copy: HloInstruction, frame: Frame) -> None:
@@ -71,7 +72,7 @@ class Shared:
         """Returns where the value is, if it is an array that the loop never changes."""
         array = self.emitter.values.get(self.source)
         if isinstance(array, Memory) and array.written is Written.NEVER:
-            return replace(array, lane=None, loaded={})
+            return replace(array, lane=self.emitter.lane(self.copy), loaded={})
         return None
 
     def add(self, block: Emitter, start: ir.Value) -> None:
@@ -95,7 +96,7 @@ class Shared:
             return
         self.emitter.values[self.copy] = Memory(
             shape=self.copy.shape,
-            lane=None,
+            lane=self.emitter.lane(self.copy),
             pointer=self.pointer,
             strides=self._strides(),
             written=Written.ANY_TIME,

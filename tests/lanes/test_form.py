@@ -11,7 +11,7 @@ from fuselane.hlo.module import HloModule
 from fuselane.lanes.form import form
 from fuselane.lanes.fused_decision import describe
 from fuselane.lanes.program import ElementKind, LaneProgram
-from fuselane.lanes.size import MAX_LANE_ELEMENTS
+from fuselane.lanes.size import MAX_ELEMENTS_ALONE, MAX_LANE_ELEMENTS
 from tests.lanes.loops import counting_loop, loop_of
 
 LINE = 'metadata={source_file="user.py" source_line=7}'
@@ -123,7 +123,7 @@ def test_loop_without_lanes() -> None:
 
 
 def test_obstacle_is_told_where_a_loop_without_lanes_is_too_large() -> None:
-    size = MAX_LANE_ELEMENTS + 1
+    size = MAX_ELEMENTS_ALONE // 2 + 1
     module = counting_loop(
         f"y = f32[{size}] reverse(e0), dimensions={{0}}", ["y"], [f"f32[{size}]"]
     )

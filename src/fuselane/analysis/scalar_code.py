@@ -26,6 +26,7 @@ _FUNCTIONS: Final = frozenset(
 )
 """Opcodes that XLA itself writes out, as vectors."""
 
+_UPDATING: Final = frozenset({"dynamic-update-slice", "scatter"})
 _NOT_LOADED: Final = ELEMENTWISE_OPCODES | {"broadcast", "constant", "iota"}
 _UNROLLED_INSTRUCTIONS: Final = 300.0
 _MIN_UNROLLED: Final = 9
@@ -48,9 +49,7 @@ def is_scalar_code(body: HloComputation, runs: Mapping[HloInstruction, float]) -
         body: The fused computation.
         runs: How many elements of each instruction are computed.
     """
-    root = body.root
-    while root.opcode == "bitcast":
-        root = root.operands[0]
+    root = find_written(body.root)
     if not root.shape.is_array or not root.shape.dimensions:
         return False
     elements = max(1, root.shape.num_elements)
@@ -94,10 +93,27 @@ def holds_indices(instruction: HloInstruction) -> bool:
     )
 
 
+def find_written(root: HloInstruction) -> HloInstruction:
+    """Returns what has as many elements as are written of a fusion's result: the update of what is
+    updated in place, else the result."""
+    while root.opcode == "bitcast":
+        root = root.operands[0]
+    return root if is_updated_anew(root) else update_of(root)
+
+
+def update_of(instruction: HloInstruction) -> HloInstruction:
+    """Returns what an instruction puts into its first operand; itself, if it does no such thing."""
+    match instruction.opcode:
+        case "dynamic-update-slice":
+            return instruction.operands[1]
+        case "scatter":
+            return instruction.operands[-1]
+    return instruction
+
+
 def is_updated_anew(instruction: HloInstruction) -> bool:
     """Whether an instruction of a fusion updates what the fusion computes itself."""
-    is_update = instruction.opcode in ("dynamic-update-slice", "scatter")
-    return is_update and not is_parameter(instruction.operands[0])
+    return instruction.opcode in _UPDATING and not is_parameter(instruction.operands[0])
 
 
 def is_parameter(value: HloInstruction) -> bool:

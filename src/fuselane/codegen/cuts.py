@@ -16,12 +16,13 @@ from typing import Final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.arrays import Array, View
+from fuselane.codegen.in_place import known_starts
 from fuselane.hlo.instruction import HloInstruction
 
 Cuts = dict[int, set[int]]
 """Dimension of an array -> first indices of the parts behind a cut."""
 
-_MAX_PARTS: Final = 16
+MAX_PARTS: Final = 16
 """The most loop nests that one becomes."""
 
 
@@ -32,16 +33,33 @@ def cuts_of(instruction: HloInstruction, operands: Sequence[Array]) -> Cuts:
         instruction: What is computed element by element.
         operands: What its operands stand for.
     """
+    cuts = _all_cuts(instruction, operands)
+    return cuts if _num_parts(cuts) <= MAX_PARTS else {}
+
+
+def has_too_many_parts(instruction: HloInstruction, operands: Sequence[Array]) -> bool:
+    """Returns whether a loop over an instruction's elements would be cut into too many parts."""
+    return _num_parts(_all_cuts(instruction, operands)) > MAX_PARTS
+
+
+def is_cut(array: Array) -> bool:
+    """Returns whether a loop over an array's elements is cut."""
+    return any(_cuts(array).values())
+
+
+def _all_cuts(instruction: HloInstruction, operands: Sequence[Array]) -> Cuts:
     opcode = "elementwise" if instruction.opcode in ELEMENTWISE_OPCODES else instruction.opcode
     rule = _RULES.get(opcode)
     cuts = {} if rule is None else rule(instruction, [_cuts(array) for array in operands])
     sizes = instruction.shape.dimensions
-    inside = {
+    return {
         axis: {place for place in places if 0 < place < sizes[axis]}
         for axis, places in cuts.items()
     }
-    parts = math.prod(len(places) + 1 for places in inside.values())
-    return inside if parts <= _MAX_PARTS else {}
+
+
+def _num_parts(cuts: Cuts) -> int:
+    return math.prod(len(places) + 1 for places in cuts.values())
 
 
 def per_dimension(array: Array) -> list[Sequence[int]]:
@@ -78,6 +96,16 @@ def _concatenate(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
         along.add(start)
         along.update(start + place for place in cuts.get(axis, ()))
         start += operand.shape.dimensions[axis]
+    return result
+
+
+def _update(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    result = _elementwise(instruction, operands[:1])
+    starts, sizes = known_starts(instruction), instruction.operands[1].shape.dimensions
+    assert starts is not None, "others are not made element by element"
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        places = {0, size, *operands[1].get(axis, ())}
+        result.setdefault(axis, set()).update(start + place for place in places)
     return result
 
 
@@ -122,6 +150,7 @@ def _broadcast(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
 _RULES: Final[Mapping[str, Callable[[HloInstruction, Sequence[Cuts]], Cuts]]] = {
     "broadcast": _broadcast,
     "concatenate": _concatenate,
+    "dynamic-update-slice": _update,
     "elementwise": _elementwise,
     "pad": _pad,
     "reverse": _reverse,

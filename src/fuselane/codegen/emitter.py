@@ -27,7 +27,7 @@ from fuselane.codegen.arrays import (
     widen,
 )
 from fuselane.codegen.contraction import contract
-from fuselane.codegen.cuts import cuts_of
+from fuselane.codegen.cuts import cuts_of, has_too_many_parts, is_cut
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.memory import LaneBlock
@@ -35,7 +35,7 @@ from fuselane.codegen.panels import Panels
 from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, parts_of
 from fuselane.codegen.types import is_vector
-from fuselane.codegen.views import is_view, stays_view
+from fuselane.codegen.views import is_made_anew, is_view, stays_view
 from fuselane.codegen.windows import store_window
 from fuselane.errors import CodegenError
 from fuselane.hlo.computation import HloComputation
@@ -179,6 +179,18 @@ class Emitter:
         else:
             self.values[instruction] = self.materialize(view)
 
+    def store_parts(self, instruction: HloInstruction) -> None:
+        """Stores operands that are put together from parts if, without lanes, there would be too
+        many for a loop each: one loop over all would work out every part at each element."""
+        size = residual_size(instruction.shape.dimensions, self.lane(instruction))
+        if self.program.has_lanes or size <= self.max_unrolled:
+            return
+        arrays = [self.array(o) for o in instruction.operands if o.shape.is_array]
+        if has_too_many_parts(instruction, arrays):
+            for operand, array in zip(instruction.operands, arrays, strict=True):
+                if is_cut(array):
+                    self.values[operand] = self.in_scratch(array)
+
     def _is_read_in_loops(self, instruction: HloInstruction, size: int) -> bool:
         """Whether a loop over more elements than there are registers reads those of straight-line
         code, which registers would have to be selected for."""
@@ -193,6 +205,10 @@ class Emitter:
     def stays_view(self, instruction: HloInstruction) -> bool:
         """Returns whether an instruction with too many elements for registers is never stored."""
         return stays_view(instruction, self.program, self.max_unrolled, self.panels)
+
+    def is_made_anew(self, instruction: HloInstruction) -> bool:
+        """Whether a dynamic-update-slice changes no array but makes one."""
+        return is_made_anew(instruction, self.program, self.max_unrolled, self.panels)
 
     def is_view(self, instruction: HloInstruction) -> bool:
         """Whether reading an instruction's value may be reading its operands."""

@@ -118,9 +118,9 @@ class Frame:
     def _allocate_outside(self, size: int) -> ir.Value:
         """Returns the address of scratch memory that the caller gives.
 
-        Only where all lanes are one tile: other tiles are better made smaller.
+        Only where all is one tile, whatever its size: others are better made smaller.
         """
-        if not self.program.meetings or self.scratch_bytes + size > self.entry.max_scratch_bytes:
+        if self.scratch_bytes + size > self._max_scratch_bytes:
             raise self._refusal(self._stack_bytes + self.scratch_bytes + size)
         builder = ir.IRBuilder(self._first_block)
         if self._scratch is None:
@@ -132,11 +132,15 @@ class Frame:
         self._arrays[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
         return slot
 
+    @property
+    def _max_scratch_bytes(self) -> int:
+        is_one_tile = self.program.meetings or not self.program.has_lanes
+        return self.entry.max_scratch_bytes if is_one_tile else 0
+
     def _refusal(self, num_bytes: int) -> UnsupportedError:
         """Returns the error for too much scratch memory, counted in 32-bit values of a lane."""
         lane_bytes = 4 * self.plan.tile_lanes
-        outside = self.entry.max_scratch_bytes if self.program.meetings else 0
-        limit = self.entry.max_stack_bytes + outside
+        limit = self.entry.max_stack_bytes + self._max_scratch_bytes
         decision = Reason.TOO_LARGE.decide(
             instruction=self.program.name,
             opcode="while",

@@ -42,7 +42,7 @@ def reads_in_place(writer: HloInstruction, value: HloInstruction, is_view: IsVie
     if writer.opcode == "scatter":
         return not any(map(reading.reaches, others))
     # Where the window starts is known before the first element is written.
-    starts = _known_starts(writer)
+    starts = known_starts(writer)
     return not reading.reaches(others[0]) if starts is None else reading.is_at(others[0], starts)
 
 
@@ -66,7 +66,7 @@ def copies_in_place(
     )
 
 
-def _known_starts(update: HloInstruction) -> tuple[int, ...] | None:
+def known_starts(update: HloInstruction) -> tuple[int, ...] | None:
     """Returns where the window of a dynamic-update-slice starts; None if that isn't known."""
     starts = []
     sizes = zip(update.shape.dimensions, update.operands[1].shape.dimensions, strict=True)

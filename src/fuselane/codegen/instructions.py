@@ -32,6 +32,7 @@ _MOVEMENT: Final[Mapping[str, Callable[[Emitter, HloInstruction], Elemental]]] =
     "pad": movement.pad,
     "iota": movement.iota,
     "dynamic-slice": slices.dynamic_slice,
+    "dynamic-update-slice": slices.put_together,
     "gather": gathers.gather,
 }
 
@@ -60,9 +61,10 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
         emit_sort(emitter, instruction)
     elif opcode == "scatter":
         emit_scatter(emitter, instruction)
-    elif opcode == "dynamic-update-slice":
+    elif opcode == "dynamic-update-slice" and not emitter.is_made_anew(instruction):
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
     else:
+        emitter.store_parts(instruction)
         emitter.define(
             instruction,
             elemental_of(emitter, instruction),

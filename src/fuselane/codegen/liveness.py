@@ -54,7 +54,7 @@ def overwritable(
 def find_home(
     emitter: Emitter, instruction: HloInstruction, first: HloInstruction | None = None
 ) -> Scratch | None:
-    """Returns the scratch memory in which an elementwise instruction's result belongs, or None.
+    """Returns the scratch memory in which belongs what is made element by element, or None.
 
     That is where its guard wants it, or where its loop carries it, if what is there is not needed
     any more. None where its own scratch, registers or nothing at all will do.
@@ -65,7 +65,8 @@ def find_home(
         first: Where what is emitted together with it, element by element, starts; by default there
             is nothing else.
     """
-    if instruction in emitter.homes or instruction.opcode not in ELEMENTWISE_OPCODES:
+    is_one_by_one = instruction.opcode in ELEMENTWISE_OPCODES or emitter.is_made_anew(instruction)
+    if instruction in emitter.homes or not is_one_by_one:
         return emitter.homes.get(instruction)
     size = residual_size(instruction.shape.dimensions, emitter.lane(instruction))
     if size <= emitter.max_unrolled or not _is_in_order(emitter, instruction):
@@ -188,6 +189,8 @@ def needs_spare(
         candidates: Those of its size.
     """
     value = body.root.operands[index]
+    if emitter.is_made_anew(value):
+        return True
     while value.opcode in _UPDATING and _is_free(emitter, value.operands[0], value):
         value = value.operands[0]
     if value.opcode in _ELSEWHERE or not _is_in_order(emitter, value):

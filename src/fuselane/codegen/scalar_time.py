@@ -14,6 +14,7 @@ from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.analysis.scalar_code import update_of
 from fuselane.codegen.dot_shape import DotShape
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.lookahead import Lookahead
@@ -71,6 +72,10 @@ _LATENCY: Final = 4.0
 _EXCHANGE: Final = 0.45
 """Scalar operations that one of a sort takes, none of which waits for the one before."""
 
+_STREAMS: Final = 3.0
+"""How often what is stored passes: another array is read for it, its old memory is fetched before
+it is written, and it is written."""
+
 _NUM_STEPS: Final = 3
 
 
@@ -87,16 +92,17 @@ def estimate_shared_us(
     shared = [i for i in computation.instructions if has_work(i) and not needs_lanes(i, program)]
     branching = {i.shape.dimensions for i in shared if i.opcode in _BRANCHING}
     work = sum(_work_us(i, program, plan, costs, branching) for i in shared)
-    waiting = 0.0
+    waiting = moving = 0.0
     if not program.has_lanes:
         waiting = _waiting_cycles(computation, shared, program, plan) * costs.kernel_cycle_us
+        moving = _moving_us(shared, program, plan, costs)
     nested = sum(
         times * estimate_shared_us(program, plan, inner, costs)
         for instruction in computation.instructions
         for inner, times in inner_runs(instruction, program)
     )
     copied = sum(_copied_bytes(i, program, plan) for i in computation.instructions)
-    return max(work, waiting) + nested + costs.moving_us(2 * copied, copied)
+    return max(work, waiting, moving) + nested + costs.moving_us(2 * copied, copied)
 
 
 def _copied_bytes(loop: HloInstruction, program: LaneProgram, plan: Plan) -> int:
@@ -106,6 +112,18 @@ def _copied_bytes(loop: HloInstruction, program: LaneProgram, plan: Plan) -> int
         return 0
     shapes = [e.shape for e in program.loops[loop].elements if e.kind is ElementKind.STATE]
     return 2 * sum(s.byte_size for s in shapes if s.num_elements > plan.max_unrolled)
+
+
+def _moving_us(
+    instructions: Iterable[HloInstruction], program: LaneProgram, plan: Plan, costs: MachineCosts
+) -> float:
+    """Returns the time to read and write the arrays in memory that instructions make."""
+    stored = [
+        update_of(i).shape.byte_size
+        for i in instructions
+        if _is_stored(i, program, plan) or any(user.is_root for user in i.users)
+    ]
+    return costs.moving_us(_STREAMS * sum(stored), sum(stored) + max(stored, default=0))
 
 
 def has_work(instruction: HloInstruction) -> bool:
@@ -141,7 +159,7 @@ def _work_us(
     if is_small or program.has_lanes or shape.dimensions in branching:
         count = _count_elements(instruction, operations)
         in_memory = 0.0
-        if shape.num_elements > plan.max_unrolled and not _is_view(instruction, program, plan):
+        if _is_stored(instruction, program, plan):
             in_memory = _IN_MEMORY * count * costs.kernel_scalar_us
         return count * timing_of(instruction).work * costs.kernel_cycle_us + in_memory
     share = 2 * max(shape.element_type.bits, _MIN_BITS) / SHARED_BITS
@@ -150,8 +168,11 @@ def _work_us(
     return operations * share * operation_us(instruction, costs)
 
 
-def _is_view(instruction: HloInstruction, program: LaneProgram, plan: Plan) -> bool:
-    return is_view(instruction, program, plan.max_unrolled)
+def _is_stored(instruction: HloInstruction, program: LaneProgram, plan: Plan) -> bool:
+    """Whether an instruction fills an array in memory."""
+    if not instruction.shape.is_array or instruction.shape.num_elements <= plan.max_unrolled:
+        return False
+    return not is_view(instruction, program, plan.max_unrolled)
 
 
 def _count_elements(instruction: HloInstruction, operations: float) -> float:

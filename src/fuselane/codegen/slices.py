@@ -51,11 +51,22 @@ def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array
         emitter.store(target, update, starts)
         return target
     if target.size <= emitter.max_unrolled and not isinstance(target, Scratch):
-        return _select_window(emitter, instruction, update, starts)
+        update = emitter.addressable(update, starts)
+        element = _select_window(emitter, target, update, starts)
+        lane = emitter.lane(instruction)
+        return emitter.materialize(View(shape=instruction.shape, lane=lane, element=element))
     operand, lane = instruction.operands[0], emitter.lane(instruction)
     scratch = overwritable(emitter, operand, instruction, lane)
     emitter.store(scratch, update, starts)
     return scratch
+
+
+def put_together(emitter: Emitter, instruction: HloInstruction) -> Elemental:
+    """Returns the rule of a dynamic-update-slice that makes an array element by element, at a place
+    that is known: `u[i, j] = y[i - 1, j - 1]` inside, `x[i, j]` outside."""
+    target, update = (emitter.array(operand) for operand in instruction.operands[:2])
+    starts = clamped_starts(emitter, instruction, 2, update.shape.dimensions)
+    return _select_window(emitter, target, update, starts)
 
 
 def clamped_starts(
@@ -148,12 +159,9 @@ def _to_index(builder: ir.IRBuilder, value: ir.Value, element: PrimitiveType) ->
 
 
 def _select_window(
-    emitter: Emitter, instruction: HloInstruction, update: Array, starts: Sequence[Index]
-) -> Array:
-    place = emitter.place
-    target = emitter.array(instruction.operands[0])
-    update = emitter.addressable(update, starts)
-    window = update.shape.dimensions
+    emitter: Emitter, target: Array, update: Array, starts: Sequence[Index]
+) -> Elemental:
+    place, window = emitter.place, update.shape.dimensions
 
     def element(index: Element) -> ir.Value:
         inside, at = window_position(emitter.builder, index, starts, window)
@@ -164,5 +172,4 @@ def _select_window(
             return new
         return choose(place, inside, new, target.get(place, index))
 
-    lane = emitter.lane(instruction)
-    return emitter.materialize(View(shape=instruction.shape, lane=lane, element=element))
+    return element

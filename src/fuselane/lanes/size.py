@@ -16,6 +16,9 @@ from fuselane.lanes.program import ElementKind, LaneLoop, LoopElement
 MAX_LANE_ELEMENTS: Final = 65_536
 """Values one lane may need at once: its state and the largest value in between."""
 
+MAX_ELEMENTS_ALONE: Final = 4_194_304
+"""The same of a loop without lanes, which has the machine's memory for itself."""
+
 
 def check_size(
     region: HloComputation,
@@ -24,6 +27,8 @@ def check_size(
     lane_dimensions: Mapping[HloInstruction, int | None],
 ) -> None:
     """Refuses what needs too many values per lane: all state, and the largest other value."""
+    has_lanes = any(lane is not None for lane in lane_dimensions.values())
+    limit = MAX_LANE_ELEMENTS if has_lanes else MAX_ELEMENTS_ALONE
     state = 0
     largest, culprit = 0, region.root
     for loop in loops.values():
@@ -38,10 +43,10 @@ def check_size(
             size = residual_elements(instruction, lane_dimensions[instruction])
             if size > largest:
                 largest, culprit = size, instruction
-    if state + largest > MAX_LANE_ELEMENTS:
+    if state + largest > limit:
         if state > largest:
             culprit = next(iter(loops))
-        raise refuse(Reason.TOO_LARGE, culprit, elements=state + largest, limit=MAX_LANE_ELEMENTS)
+        raise refuse(Reason.TOO_LARGE, culprit, elements=state + largest, limit=limit)
 
 
 def _element_size(element: LoopElement) -> int:

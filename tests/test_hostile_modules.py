@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from llvmlite import ir
 
-from fuselane import budget, pipeline
+from fuselane import budget, pipeline, replacing
 from fuselane.backends import cpu
 from fuselane.codegen import arrays, llvm
 from fuselane.codegen import builder as kernel_builder
@@ -234,7 +234,7 @@ def test_what_is_done_in_time_stays(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(budget.remaining_s())
         return form(module, loop, residuals)
 
-    monkeypatch.setattr(pipeline, "form", slow)
+    monkeypatch.setattr(replacing, "form", slow)
     log = DecisionLog()
     with pytest.warns(warning.FuselaneWarning, match="gave up on hostile after 5 s") as caught:
         options = Options(min_gain=0, cache_mib=0, max_compile_s=5)

@@ -53,6 +53,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
+from fuselane.lanes.checked_loop import is_reference
 from fuselane.lanes.dispatch import keep_asynchronous
 from fuselane.lanes.donation import (
     copy_donated_arguments,
@@ -64,7 +65,6 @@ from fuselane.lanes.residuals import Residuals, find_residuals
 from fuselane.lanes.small_calls import put_back_loops, take_out_loops
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.unassigned import forget_layouts, has_layouts
-from fuselane.lanes.verification import is_reference
 from fuselane.replacing import MAX_DONATED_BYTES, Kernels, Place
 from fuselane.runtime.warning import warn_once
 

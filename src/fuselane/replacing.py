@@ -33,13 +33,14 @@ from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify_computation
+from fuselane.lanes.checked_loop import CheckCalls
 from fuselane.lanes.donation import count_donated_bytes, forgetting_us
 from fuselane.lanes.form import form
 from fuselane.lanes.fused_decision import LEFT_OUT, describe
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals
-from fuselane.lanes.verification import CheckCalls, replace_and_check
+from fuselane.lanes.verification import replace_and_check
 from fuselane.runtime.ffi import TARGET
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once

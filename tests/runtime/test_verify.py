@@ -24,7 +24,7 @@ from fuselane import replacing
 from fuselane.codegen import math
 from fuselane.codegen.elemental import integer
 from fuselane.codegen.math.trigonometric import emit_sine
-from fuselane.lanes import verification
+from fuselane.lanes import checked_loop
 from fuselane.runtime import verify
 from tests.runtime.test_chains import PROGRAMS
 
@@ -295,7 +295,7 @@ def test_without_verification_nothing_is_said() -> None:
 def test_bugs_of_the_whole_kernel_alone(broken_sine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of single steps are right, the kernel that matters is not."""
 
-    def calls_of(self: Any, *arguments: Any) -> verification.CheckCalls:
+    def calls_of(self: Any, *arguments: Any) -> checked_loop.CheckCalls:
         calls = original(self, *arguments)
 
         def compile_step(loop: Any) -> Any:

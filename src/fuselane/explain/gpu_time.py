@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from fuselane.analysis.fusion_runs import count_runs
 from fuselane.analysis.gpu_time import XLA_LAUNCH_US
 from fuselane.analysis.hlo_cost import HloCost, compute_cost, parameter_bytes
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.analysis.xla_time import count_runs
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.xla.captured import KernelUsage

@@ -46,16 +46,10 @@ from fuselane.lanes.complex_parts import (
     split,
     with_parts,
 )
-from fuselane.lanes.values import Value, array_of, leaves_of
+from fuselane.lanes.values import Inline, Value, array_of, leaves_of
 
 Visit = Callable[[HloInstruction, Sequence[Value]], Value]
 """Emits an instruction of real arrays, given what its operands became."""
-
-Inline = Callable[[HloComputation, Sequence[Value], ComputationBuilder], Value]
-"""Emits all of a computation, given its arguments, and returns the value of its root."""
-
-COMPLEX_OPCODES: Final = frozenset({"complex", "imag", "real"})
-"""Opcodes that only complex numbers have."""
 
 
 def is_complex(instruction: HloInstruction) -> bool:

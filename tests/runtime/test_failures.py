@@ -19,6 +19,7 @@ from fuselane.codegen import llvm
 from fuselane.decisions import DecisionLog
 from fuselane.errors import CodegenError, VerificationError
 from fuselane.hlo.module import HloModule
+from fuselane.lanes import composition
 from fuselane.lanes import form as form_module
 from fuselane.runtime import cache, hook
 
@@ -30,7 +31,7 @@ _STAGES: list[tuple[Any, str]] = [
     (replacing, "form"),
     (form_module, "normalise"),
     (form_module, "find_lanes"),
-    (form_module, "find_streams"),
+    (composition, "find_streams"),
     (cpu, "make_plan"),
     (cpu, "host_device"),
     (cpu, "build_planned"),

@@ -25,7 +25,7 @@ from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.guards import find_guards
-from fuselane.lanes.normalise import NormalLoop
+from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.partials import PartialLoop, find_late, get_combiners
 from fuselane.lanes.pieces import find_pieces, without_pieces
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, LaneProgram, LoopElement, Piecewise

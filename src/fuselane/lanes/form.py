@@ -33,7 +33,8 @@ from fuselane.lanes.flatten import flatten
 from fuselane.lanes.frozen import end_when_frozen
 from fuselane.lanes.iterations import spread_iterations
 from fuselane.lanes.meetings import join_stages
-from fuselane.lanes.normalise import NormalLoop, normalise
+from fuselane.lanes.normal_loop import NormalLoop
+from fuselane.lanes.normalise import normalise
 from fuselane.lanes.partials import PartialLoop, get_combiners, take_out_reductions
 from fuselane.lanes.parting import part_lanes
 from fuselane.lanes.program import LaneProgram

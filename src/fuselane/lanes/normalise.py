@@ -20,9 +20,8 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
@@ -32,7 +31,7 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes import layout
 from fuselane.lanes.admission import Admission
-from fuselane.lanes.applied import lower_map
+from fuselane.lanes.applied import lower_map, normal_applied
 from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.complex import is_complex, lower_complex
@@ -44,10 +43,11 @@ from fuselane.lanes.factorisations import is_small_factorisation, lower_factoris
 from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.guarded_updates import select_updates
 from fuselane.lanes.index_vectors import is_folded_vector, is_index_vector, take_apart
+from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
-from fuselane.lanes.values import Value, array_of, arrays_of, elements_of, leaves_of
+from fuselane.lanes.values import Value, array_of, arrays_of, elements_of
 from fuselane.lanes.whiles import NormalWhile, lower_while
 from fuselane.lanes.windows import is_plain_window, lower_reduce_window
 
@@ -96,32 +96,6 @@ _PASSING_OPCODES: Final = frozenset(
     }
 )
 """Opcodes that pass values on, whatever their types."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NormalLoop:
-    """A loop in normal form and how it hangs together with the user's module.
-
-    Attributes:
-        region: The new computation; its root is the tuple of what is needed of the loop's result.
-        site: The instruction of the user's module that the region can replace.
-        operands: For each of the region's parameters the instruction of the user's module that
-            supplies it.
-        element_indices: For each element of the region's loop the tuple index of the user's
-            `while`.
-        output_indices: For each element of the root the tuple index of the user's `while`.
-        invariants: Tuple indices whose value never changes -> the instruction that supplies it.
-        iterations: How many iterations of the user's loop are one of the region's.
-    """
-
-    region: HloComputation
-    site: HloInstruction
-    operands: tuple[HloInstruction, ...]
-    element_indices: tuple[int, ...]
-    output_indices: tuple[int, ...]
-    invariants: Mapping[int, HloInstruction]
-    iterations: int = 1
 
 
 def normalise(loop: HloInstruction) -> NormalLoop:
@@ -397,27 +371,9 @@ class _Normaliser:
         (original,) = instruction.called_computations
         known = self._applied.get(original)
         if known is None:
-            known = self._applied[original] = self._clone_applied(instruction, original)
+            known = normal_applied(instruction, self._admission, self._inline)
+            self._applied[original] = known
         return known
-
-    def _clone_applied(self, applying: HloInstruction, original: HloComputation) -> HloComputation:
-        """Returns an applied computation in normal form: elementwise opcodes on scalars."""
-        builder = ComputationBuilder(original.name)
-        parameters = [
-            builder.parameter(i, self._admission.check_shape(p, p.shape), p)
-            for i, p in enumerate(original.parameters)
-        ]
-        value = self._inline(original, parameters, builder)
-        root = value if isinstance(value, HloInstruction) else builder.make_tuple(leaves_of(value))
-        result = builder.finish(root)
-        for instruction in result.instructions:
-            if instruction.opcode not in ELEMENTWISE_OPCODES | {"parameter", "constant", "tuple"}:
-                raise refuse(
-                    Reason.UNSUPPORTED_OPCODE,
-                    applying,
-                    detail=f" where its computation holds `{instruction.opcode}`",
-                )
-        return result
 
 
 _Visit = Callable[

@@ -14,8 +14,8 @@ from llvmlite import ir
 
 from fuselane import budget, pipeline, replacing
 from fuselane.backends import cpu
-from fuselane.codegen import arrays, llvm
 from fuselane.codegen import builder as kernel_builder
+from fuselane.codegen import literals, llvm
 from fuselane.codegen.entry import CpuEntry
 from fuselane.codegen.frame import Frame
 from fuselane.config import Options
@@ -133,7 +133,7 @@ def test_too_many_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_giant_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_MAX_CONSTANT_BYTES", 1024)
+    monkeypatch.setattr(literals, "_MAX_CONSTANT_BYTES", 1024)
     rows = ",".join("{" + ",".join(str(i + j) for j in range(64)) + "}" for i in range(100))
     body = f"""
       table = f32[100,64] constant({{{rows}}})

@@ -37,6 +37,17 @@ def test_table_of_opcodes_is_up_to_date() -> None:
     assert table == support_table()
 
 
+def test_the_map_names_all_rooms_and_nothing_else() -> None:
+    """CONTRIBUTING.md says where things are, and what it names is there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.split("## Where things are\n")[1].split("\n## ")[0]
+    named = {name for name in section.split("`")[1::2] if not name.startswith("src/")}
+    package = ROOT / "src" / "fuselane"
+    missing = [name for name in named if name != "while" and not (package / name).exists()]
+    rooms = {p.name for p in package.iterdir() if p.name[0] != "_" and p.name != "py.typed"}
+    assert (missing, rooms - named) == ([], set())
+
+
 def test_ci_finds_the_test_command_in_the_readme() -> None:
     """The README has the two commands, each on one line."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()

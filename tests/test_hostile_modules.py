@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 from llvmlite import ir
 
-from fuselane import budget, pipeline
+from fuselane import budget, pipeline, replacing
 from fuselane.backends import cpu
-from fuselane.codegen import arrays, llvm
 from fuselane.codegen import builder as kernel_builder
+from fuselane.codegen import literals, llvm
 from fuselane.codegen.entry import CpuEntry
 from fuselane.codegen.frame import Frame
 from fuselane.config import Options
@@ -133,7 +133,7 @@ def test_too_many_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_giant_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_MAX_CONSTANT_BYTES", 1024)
+    monkeypatch.setattr(literals, "_MAX_CONSTANT_BYTES", 1024)
     rows = ",".join("{" + ",".join(str(i + j) for j in range(64)) + "}" for i in range(100))
     body = f"""
       table = f32[100,64] constant({{{rows}}})
@@ -234,7 +234,7 @@ def test_what_is_done_in_time_stays(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(budget.remaining_s())
         return form(module, loop, residuals)
 
-    monkeypatch.setattr(pipeline, "form", slow)
+    monkeypatch.setattr(replacing, "form", slow)
     log = DecisionLog()
     with pytest.warns(warning.FuselaneWarning, match="gave up on hostile after 5 s") as caught:
         options = Options(min_gain=0, cache_mib=0, max_compile_s=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuselane import pipeline
+from fuselane import pipeline, replacing
 from fuselane.analysis.gain import MIN_XLA_TIME_US, Gain
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, Reason
@@ -91,8 +91,8 @@ def test_what_is_over_soon_is_not_brought_into_form(
         loops.append(arguments)
         raise AssertionError
 
-    monkeypatch.setattr(pipeline, "form", note)
-    monkeypatch.setattr(pipeline, "warn_once", lambda message: None)
+    monkeypatch.setattr(replacing, "form", note)
+    monkeypatch.setattr(replacing, "warn_once", lambda message: None)
     module = counting_loop("y = f32[8] sine(e0)", ["y"], ["f32[8]"], trip_count=trip_count)
     log = DecisionLog()
     assert pipeline.transform(module.to_bytes(), Options(), log) is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fuselane.analysis.dimension_rules import matching_dimensions
-from fuselane.analysis.lanes import LaneAnalysis, find_lanes, find_meeting_lanes
+from fuselane.analysis.lanes import LaneAnalysis, find_lanes
+from fuselane.analysis.meeting_lanes import find_meeting_lanes
 from fuselane.decisions import Decision, Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction

@@ -8,8 +8,9 @@ from typing import Final
 
 import pytest
 
+from fuselane.analysis.fusion_runs import count_runs
 from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
-from fuselane.analysis.xla_time import count_runs, estimate_step_us
+from fuselane.analysis.xla_time import estimate_step_us
 from fuselane.hlo.module import HloModule
 from tests.hlo.xla import module_of
 from tests.lanes.loops import counting_loop, loop_of

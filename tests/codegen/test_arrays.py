@@ -12,7 +12,6 @@ from llvmlite import ir
 from fuselane.codegen.arrays import (
     Array,
     Discarded,
-    Literal,
     Memory,
     Place,
     Registers,
@@ -24,6 +23,7 @@ from fuselane.codegen.arrays import (
     widen,
 )
 from fuselane.codegen.indexing import I64, LANE, i64
+from fuselane.codegen.literals import Literal
 from fuselane.codegen.memory import load, store
 from fuselane.codegen.types import constant, is_vector
 from fuselane.hlo.shape import PrimitiveType, Shape

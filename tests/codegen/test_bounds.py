@@ -15,9 +15,10 @@ import pytest
 from llvmlite import ir
 
 from fuselane.codegen import memory
-from fuselane.codegen.arrays import Memory, global_constant
+from fuselane.codegen.arrays import Memory
 from fuselane.codegen.bounds import Region, guard
 from fuselane.codegen.indexing import i64
+from fuselane.codegen.literals import global_constant
 from fuselane.codegen.llvm import compile_object, load_object
 from fuselane.codegen.memory import Addresses, LaneBlock
 from fuselane.codegen.types import splat

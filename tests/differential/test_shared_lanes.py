@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax import lax, random
 
-from fuselane import pipeline
-from fuselane.backends.backend import Backend
-from fuselane.codegen.plan import Plan
+from fuselane import replacing
+from fuselane.backends.backend import Backend, Planned, pick
 from fuselane.lanes.program import LaneProgram
 from tests.differential.comparison import (
     CLOSE,
@@ -36,11 +35,10 @@ def normals(*shape: int, seed: int = 0) -> NumpyArray:
 def _rivals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets lanes see each other wherever they can, whatever the estimates say."""
 
-    def pick(program: LaneProgram, backend: Backend) -> tuple[LaneProgram, Plan]:
-        program = program.rival or program
-        return program, backend.plan(program)
+    def pick_shared(program: LaneProgram, backend: Backend) -> Planned:
+        return pick(program.rival or program, backend)
 
-    monkeypatch.setattr(pipeline, "pick", pick)
+    monkeypatch.setattr(replacing, "pick", pick_shared)
 
 
 def check_lanes(

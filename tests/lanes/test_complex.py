@@ -10,7 +10,8 @@ from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.complex_parts import component_shape, joined_shape
-from fuselane.lanes.normalise import NormalLoop, normalise
+from fuselane.lanes.normal_loop import NormalLoop
+from fuselane.lanes.normalise import normalise
 from tests.hlo.xla import to_text
 from tests.lanes.loops import counting_loop, loop_of
 from tests.lanes.oracle import as_module

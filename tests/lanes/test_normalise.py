@@ -9,7 +9,8 @@ from fuselane.analysis.opcodes import LANE_OPCODES
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-from fuselane.lanes.normalise import NormalLoop, normalise
+from fuselane.lanes.normal_loop import NormalLoop
+from fuselane.lanes.normalise import normalise
 from tests.hlo.xla import module_of, to_text
 from tests.lanes.loops import counting_loop, loop_of
 from tests.lanes.oracle import as_module, run_module

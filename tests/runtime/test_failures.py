@@ -13,12 +13,13 @@ import pytest
 from jax import lax
 
 import fuselane
-from fuselane import pipeline
+from fuselane import pipeline, replacing
 from fuselane.backends import cpu
 from fuselane.codegen import llvm
 from fuselane.decisions import DecisionLog
 from fuselane.errors import CodegenError, VerificationError
 from fuselane.hlo.module import HloModule
+from fuselane.lanes import composition
 from fuselane.lanes import form as form_module
 from fuselane.runtime import cache, hook
 
@@ -27,10 +28,10 @@ _STAGES: list[tuple[Any, str]] = [
     (HloModule, "from_bytes"),
     (pipeline, "check"),
     (pipeline, "find_residuals"),
-    (pipeline, "form"),
+    (replacing, "form"),
     (form_module, "normalise"),
     (form_module, "find_lanes"),
-    (form_module, "find_streams"),
+    (composition, "find_streams"),
     (cpu, "make_plan"),
     (cpu, "host_device"),
     (cpu, "build_planned"),
@@ -41,9 +42,9 @@ _STAGES: list[tuple[Any, str]] = [
     (llvm, "_parse"),
     (llvm, "_optimise"),
     (llvm, "_emit"),
-    (pipeline, "describe"),
+    (replacing, "describe"),
     (cpu, "custom_call_attributes"),
-    (pipeline, "replace_loop"),
+    (replacing, "replace_loop"),
     (pipeline, "copy_donated_arguments"),
     (HloModule, "remove_unused_computations"),
     (HloModule, "to_bytes"),
@@ -104,7 +105,7 @@ def test_failures_of_every_kind(failure: BaseException, monkeypatch: pytest.Monk
     def fail(*_: Any) -> Any:
         raise failure
 
-    monkeypatch.setattr(pipeline, "form", fail)
+    monkeypatch.setattr(replacing, "form", fail)
     (message,) = run_with_warnings()
     assert type(failure).__name__ in message
 
@@ -113,7 +114,7 @@ def test_endless_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
     def recurse(*arguments: Any) -> Any:
         return recurse(*arguments)
 
-    monkeypatch.setattr(pipeline, "form", recurse)
+    monkeypatch.setattr(replacing, "form", recurse)
     (message,) = run_with_warnings()
     assert "RecursionError" in message
 
@@ -124,7 +125,7 @@ def test_warnings_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError
 
-    monkeypatch.setattr(pipeline, "form", fail)
+    monkeypatch.setattr(replacing, "form", fail)
     with warnings.catch_warnings(), fuselane.enabled():
         warnings.simplefilter("error")
         jax.jit(program)(argument())

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import fuselane
-from fuselane import pipeline
+from fuselane import replacing
 from fuselane.collector import paused
 from fuselane.lanes.form import form
 
@@ -34,7 +34,7 @@ def test_nothing_is_collected_while_a_loop_is_compiled(monkeypatch: pytest.Monke
         seen.append(gc.isenabled())
         return form(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pipeline, "form", spy)
+    monkeypatch.setattr(replacing, "form", spy)
 
     def program(x: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 1000, lambda _, y: jnp.sin(y) * 1.01, x)

@@ -20,11 +20,11 @@ from jax import lax
 from llvmlite import ir
 
 import fuselane
-from fuselane import pipeline
+from fuselane import replacing
 from fuselane.codegen import math
 from fuselane.codegen.elemental import integer
 from fuselane.codegen.math.trigonometric import emit_sine
-from fuselane.lanes import verification
+from fuselane.lanes import checked_loop
 from fuselane.runtime import verify
 from tests.runtime.test_chains import PROGRAMS
 
@@ -295,7 +295,7 @@ def test_without_verification_nothing_is_said() -> None:
 def test_bugs_of_the_whole_kernel_alone(broken_sine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of single steps are right, the kernel that matters is not."""
 
-    def calls_of(self: Any, *arguments: Any) -> verification.CheckCalls:
+    def calls_of(self: Any, *arguments: Any) -> checked_loop.CheckCalls:
         calls = original(self, *arguments)
 
         def compile_step(loop: Any) -> Any:
@@ -305,8 +305,8 @@ def test_bugs_of_the_whole_kernel_alone(broken_sine: None, monkeypatch: pytest.M
 
         return dataclasses.replace(calls, compile_step=compile_step)
 
-    original = pipeline._Loops._check_calls
-    monkeypatch.setattr(pipeline._Loops, "_check_calls", calls_of)
+    original = replacing.Kernels._check_calls
+    monkeypatch.setattr(replacing.Kernels, "_check_calls", calls_of)
     message = error_of(climb_fast, jnp.linspace(0.1, 0.9, 64))
     assert "after 40 steps" in message
 
@@ -319,9 +319,9 @@ def test_steps_of_another_loop_that_cannot_be_formed(
     broken_sine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a kernel of one step the whole is still compared."""
-    original = pipeline._Loops._check_calls
+    original = replacing.Kernels._check_calls
     monkeypatch.setattr(
-        pipeline._Loops,
+        replacing.Kernels,
         "_check_calls",
         lambda *arguments: dataclasses.replace(
             original(*arguments), compile_step=lambda loop: None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes
-from fuselane.analysis.dimension_rules import assign_classes
+from fuselane.analysis.dimension_rules import find_classes
 from fuselane.analysis.leaving import reshape_groups
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -65,9 +65,7 @@ def find_cuts(region: HloComputation, num_lanes: int) -> list[Cut]:
 
     None unless that promises more lanes than a number.
     """
-    classes = DimensionClasses()
-    assign_classes(classes, region)
-    classes.mark_repeated()
+    classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
     candidates = classes.carried_classes(loop)
     mixed = [c for c in candidates if c in classes.mixing and classes.marking(c)]

@@ -24,16 +24,6 @@ Rule = Callable[[DimensionClasses, HloInstruction], Nodes]
 TupleRule = Callable[[DimensionClasses, HloInstruction], list[Nodes]]
 
 
-def assign_classes(classes: DimensionClasses, computation: HloComputation) -> None:
-    """Gives all values of a computation their classes; a tuple parameter has them already.
-
-    Raises:
-        UnsupportedError: UNSUPPORTED_OPCODE for an opcode without a rule.
-    """
-    for instruction in computation.instructions:
-        assign_class(classes, instruction)
-
-
 def find_classes(region: HloComputation) -> DimensionClasses:
     """Returns the classes of all values of a region, with what mixes which.
 
@@ -41,9 +31,19 @@ def find_classes(region: HloComputation) -> DimensionClasses:
         UnsupportedError: UNSUPPORTED_OPCODE for an opcode without a rule.
     """
     classes = DimensionClasses()
-    assign_classes(classes, region)
+    _assign_classes(classes, region)
     classes.mark_repeated()
     return classes
+
+
+def _assign_classes(classes: DimensionClasses, computation: HloComputation) -> None:
+    """Gives all values of a computation their classes; a tuple parameter has them already.
+
+    Raises:
+        UnsupportedError: UNSUPPORTED_OPCODE for an opcode without a rule.
+    """
+    for instruction in computation.instructions:
+        assign_class(classes, instruction)
 
 
 def assign_class(classes: DimensionClasses, instruction: HloInstruction) -> None:
@@ -311,7 +311,7 @@ def _while(classes: DimensionClasses, loop: HloInstruction) -> list[Nodes]:
     classes.ends.update((reduction, loop) for reduction in find_ends(loop.condition))
     for computation in (loop.body, loop.condition):
         classes.elements[computation.parameters[0]] = elements
-        assign_classes(classes, computation)
+        _assign_classes(classes, computation)
     _unite_elements(classes, elements, loop.body.root)
     return elements
 
@@ -322,7 +322,7 @@ def _conditional(classes: DimensionClasses, instruction: HloInstruction) -> list
     for branch, argument in zip(branches, instruction.operands[1:], strict=True):
         passed = [classes.use(argument, index) for index in range(len(argument.operands))]
         classes.elements[branch.parameters[0]] = passed
-        assign_classes(classes, branch)
+        _assign_classes(classes, branch)
         _unite_elements(classes, elements, branch.root)
     return elements
 

@@ -10,34 +10,27 @@ Constants, iotas and broadcasts of scalars have no dimensions of their own: each
 classes, so that a zero array shared by two unrelated values does not tie these together. Where the
 uses disagree in the end, `LaneAnalysis.splits` says which of them need a copy.
 
-Source: the idea is that of dimension-wise parallelism analysis, as in the design's section 4.
+Source: the idea is that of dimension-wise parallelism analysis.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
 from fuselane.analysis.dimension_classes import DimensionClasses, LeafSplit, Mergeable
 from fuselane.analysis.dimension_rules import find_classes
-from fuselane.analysis.lane_conditions import LaneCondition, Unproven, prove
-from fuselane.analysis.leaving import (
-    LaneReduction,
-    Reduction,
-    find_leaving,
-    find_reductions,
-    reduced_classes,
-)
+from fuselane.analysis.lane_conditions import LaneCondition
+from fuselane.analysis.leaving import LaneReduction, find_leaving, find_reductions, reduced_classes
+from fuselane.analysis.parallel_classes import Joiner, find_parallel, meets
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
-from fuselane.hlo.combiners import match_combiner
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import WIDE_FLOATS
 
 _MAX_DISTANCE: Final = 16
 _FEW_LANES: Final = 4
@@ -45,20 +38,8 @@ _MANY_BESIDE_FEW: Final = 64
 _MAX_WITHOUT_LANES: Final = 16_384
 """A few lanes are better none if each holds many elements, but not too many all together."""
 
-_MAX_MET: Final = 64
-"""Results of a dot over lanes, each of which is a product of every lane."""
-
 _SCATTERED_WORTH: Final = 8
 _AT_A_STEP: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaneSeed:
-    """A value of a loop's body, no leaf, and the dimension along which its lanes are to lie."""
-
-    value: HloInstruction
-    dimension: int
 
 
 @final
@@ -109,7 +90,7 @@ def find_lanes(
     classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
     candidates = classes.carried_classes(loop)
-    proven, parallel = _find_parallel(classes, candidates)
+    proven, parallel = find_parallel(classes, candidates)
     if _is_byplay(classes, loop, candidates, parallel):
         parallel = []
     scattered = _find_scattered(classes, loop)
@@ -129,7 +110,7 @@ def find_lanes(
             return leaving
     if lane_class is None:
         return _without_lanes(classes, _describe_obstacle(region, loop, classes, candidates))
-    joiner = _Joiner(classes, parallel, proven)
+    joiner = Joiner(classes, parallel, proven)
     for one, other in itertools.permutations(parallel, 2):
         if candidates[one] == candidates[other]:
             joiner.join(one, other)
@@ -150,14 +131,6 @@ def find_lanes(
     )
 
 
-def _find_parallel(
-    classes: DimensionClasses, candidates: Collection[int]
-) -> tuple[dict[int, dict[HloInstruction, LaneCondition]], list[int]]:
-    """Returns the classes that nothing mixes, with when their lanes are done in which loops."""
-    proven = {c: _prove_ends(classes, c) for c in candidates if c not in classes.mixing}
-    return proven, [c for c in candidates if c not in classes.mixing]
-
-
 def _is_byplay(
     classes: DimensionClasses,
     loop: HloInstruction,
@@ -169,67 +142,11 @@ def _is_byplay(
         return False
     size = max(candidates[c][0] for c in parallel)
     side = {c for c in parallel if candidates[c][0] == size}
-    meeting = (c for c in candidates if candidates[c][0] == size and _meets(classes, loop, c))
+    meeting = (c for c in candidates if candidates[c][0] == size and meets(classes, loop, c))
     return any(
         classes.num_changing(loop, {c}, side) > classes.num_changing(loop, side, ())
         for c in meeting
     )
-
-
-@final
-class _Joiner:
-    """Makes one class of parallel ones that never meet.
-
-    Recurrences that have nothing to do with each other then run together. What is proven of loops
-    that lanes leave one by one stays so: these don't carry the class that is added.
-    """
-
-    def __init__(
-        self,
-        classes: DimensionClasses,
-        parallel: Sequence[int],
-        conditions: Mapping[int, Mapping[HloInstruction, LaneCondition]],
-    ) -> None:
-        self._classes = classes
-        self._conditions = conditions
-        self._meeting = classes.meeting(parallel)
-        self._groups = {lane_class: [lane_class] for lane_class in parallel}
-
-    def join(self, one: int, other: int) -> None:
-        """Adds a class to another, whose name stays, if that can be."""
-        mine, theirs = self._groups.get(one), self._groups.get(other)
-        if one == other or mine is None or theirs is None or self._conditions[other]:
-            return
-        if any((a, b) in self._meeting for a in mine for b in theirs) or self._carries(one, other):
-            return
-        self._classes.unite((one,), (other,))
-        mine.extend(self._groups.pop(other))
-
-    def _carries(self, one: int, other: int) -> bool:
-        """Whether a loop that lanes of one class leave one by one carries the other class."""
-        find, elements = self._classes.find, self._classes.elements
-        return any(
-            find(node) == other
-            for loop in self._conditions[one]
-            for nodes in elements[loop]
-            for node in nodes
-        )
-
-
-def _prove_ends(classes: DimensionClasses, lane_class: int) -> dict[HloInstruction, LaneCondition]:
-    """Returns when lanes are done in the loops that wait for all of them.
-
-    If one has to wait, the class is noted as mixing.
-    """
-    conditions: dict[HloInstruction, LaneCondition] = {}
-    for loop, reductions in classes.reductions_at_ends(lane_class).items():
-        condition = prove(classes, loop, reductions, lane_class)
-        if isinstance(condition, Unproven):
-            classes.mixing[lane_class] = (condition.culprit, condition.why)
-            classes.waiting.add(lane_class)
-            return {}
-        conditions[loop] = condition
-    return conditions
 
 
 def _find_leaving(
@@ -299,113 +216,6 @@ def _without_lanes(classes: DimensionClasses, obstacle: UnsupportedError | None)
         lane_dimensions=lane_dimensions,
         splits=splits,
         obstacle=obstacle,
-    )
-
-
-def find_meeting_lanes(
-    region: HloComputation, along: LaneSeed | None = None
-) -> LaneAnalysis | None:
-    """Returns the largest class that only reductions of the outermost loop mix, or None; together
-    with others of its size.
-
-    Either state has it, or what is reduced: a fit to data carries parameters, and its lanes are the
-    data's.
-
-    Their results may be needed by all lanes, in the body or in the condition: lanes that meet like
-    this take each step together. In nested loops lanes are still on their own.
-
-    Args:
-        region: The region.
-        along: The lanes, if they are known.
-    """
-    classes = find_classes(region)
-    loop = next(i for i in region.instructions if i.opcode == "while")
-    carried = classes.carried_classes(loop)
-    reduced = reduced_classes(classes, find_reductions(loop.body))
-    candidates = {**reduced, **carried}
-    proven, parallel = _find_parallel(classes, carried)
-    order = sorted(candidates, key=lambda c: candidates[c], reverse=True)
-    if along is not None:
-        seed = classes.find(classes.nodes[along.value][along.dimension])
-        candidates.setdefault(seed, (along.value.shape.dimensions[along.dimension], 0))
-        order = [seed]
-    for lane_class in order:
-        if not _meets(classes, loop, lane_class):
-            continue
-        ends = classes.reductions_at_ends(lane_class)
-        at_end = ends.pop(loop, ())
-        proofs = {inner: prove(classes, inner, at, lane_class) for inner, at in ends.items()}
-        conditions = {i: p for i, p in proofs.items() if isinstance(p, LaneCondition)}
-        if (classes.marking(lane_class) or at_end) and len(conditions) == len(proofs):
-            beside = [c for c in candidates if candidates[c][0] == candidates[lane_class][0]]
-            meeting = [c for c in beside if _meets(classes, loop, c) and c not in parallel]
-            meeting = [c for c in meeting if not classes.reductions_at_ends(c)]
-            known = {**proven, **{c: {} for c in meeting}, lane_class: conditions}
-            joiner = _Joiner(classes, [c for c in beside if c in known], known)
-            for other in beside:
-                joiner.join(lane_class, other)
-            meetings = {*(classes.marking(lane_class) or ()), *at_end}
-            lane_dimensions, splits = classes.lane_dimensions(lane_class)
-            return LaneAnalysis(
-                num_lanes=candidates[lane_class][0],
-                lane_dimensions=lane_dimensions,
-                splits=splits,
-                conditions=conditions,
-                meetings=frozenset(meetings),
-            )
-    return None
-
-
-def find_staged_meetings(region: HloComputation) -> list[Reduction]:
-    """Returns the reductions of several stages, and the dots, that lanes may meet in, once each is
-    one `reduce`.
-
-    They are those of the largest class that only reductions of the outermost loop mix, and of
-    others of its size.
-    """
-    classes = find_classes(region)
-    loop = next(i for i in region.instructions if i.opcode == "while")
-    reductions = [
-        reduction
-        for computation in (loop.body, loop.condition)
-        for reduction in find_reductions(computation)
-        if _is_stage_of_meeting(reduction)
-    ]
-    candidates = {**reduced_classes(classes, reductions), **classes.carried_classes(loop)}
-    members = {member for reduction in reductions for member in reduction.members}
-    markings = {c: set(classes.marking(c) or ()) for c in candidates}
-    mixed = [c for c, marking in markings.items() if marking and members.issuperset(marking)]
-    size = max((candidates[c][0] for c in mixed), default=0)
-    marking = set().union(*(markings[c] for c in mixed if candidates[c][0] == size))
-    taken = [r for r in reductions if not marking.isdisjoint(r.members)]
-    return [r for r in taken if len(r.members) > 1 or r.root.opcode == "dot"]
-
-
-def _is_stage_of_meeting(reduction: Reduction) -> bool:
-    """Whether a reduction can be one `reduce`; the products of a dot become as many elements of
-    each lane as it has results."""
-    if reduction.root.opcode == "reduce":
-        return reduction.source.opcode != "dot"
-    dot = reduction.root
-    is_wide = all(i.shape.element_type in WIDE_FLOATS for i in (dot, *dot.operands))
-    return dot.opcode == "dot" and is_wide and dot.shape.num_elements <= _MAX_MET
-
-
-def _meets(classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> bool:
-    """Whether reductions of a loop's own, and nothing else, mix a class."""
-    marking = classes.marking(lane_class)
-    return marking is not None and all(is_meeting(by, loop) for by in marking)
-
-
-def is_meeting(instruction: HloInstruction, loop: HloInstruction) -> bool:
-    """Whether all lanes of a loop may meet in an instruction of its own."""
-    if instruction.opcode == "copy":
-        return instruction.computation is loop.body
-    return (
-        instruction.opcode == "reduce"
-        and instruction.shape.is_array
-        and match_combiner(instruction.to_apply) is not None
-        and instruction.computation in (loop.body, loop.condition)
     )
 
 

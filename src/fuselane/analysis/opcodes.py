@@ -56,6 +56,9 @@ ELEMENTWISE_OPCODES: Final = frozenset(
 )
 """Opcodes whose result at an index depends on their operands at that index only."""
 
+COMPLEX_OPCODES: Final = frozenset({"complex", "imag", "real"})
+"""The same for those that only complex numbers have."""
+
 STRUCTURAL_OPCODES: Final = frozenset(
     {
         "parameter",

@@ -8,6 +8,7 @@ from typing import Final
 from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.indexed import update_of
 from fuselane.hlo.instruction import HloInstruction
 
 _FUNCTIONS: Final = frozenset(
@@ -99,16 +100,6 @@ def find_written(root: HloInstruction) -> HloInstruction:
     while root.opcode == "bitcast":
         root = root.operands[0]
     return root if is_updated_anew(root) else update_of(root)
-
-
-def update_of(instruction: HloInstruction) -> HloInstruction:
-    """Returns what an instruction puts into its first operand; itself, if it does no such thing."""
-    match instruction.opcode:
-        case "dynamic-update-slice":
-            return instruction.operands[1]
-        case "scatter":
-            return instruction.operands[-1]
-    return instruction
 
 
 def is_updated_anew(instruction: HloInstruction) -> bool:

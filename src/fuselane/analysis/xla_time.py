@@ -13,30 +13,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
+from fuselane.analysis.fusion_runs import count_runs, result_bytes, result_elements
 from fuselane.analysis.machine_costs import MachineCosts
-from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, FREE_OPCODES
-from fuselane.analysis.scalar_code import (
-    find_written,
-    holds_indices,
-    is_parameter,
-    is_scalar_code,
-    is_updated_anew,
-    update_of,
-)
+from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES, FREE_OPCODES
+from fuselane.analysis.scalar_code import is_scalar_code
+from fuselane.analysis.scalar_operations import find_raced, scalar_operations
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.waiting import estimate_chain_us
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
-from fuselane.hlo.indexed import indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
-from fuselane.hlo.window import get_window
 
 _FUNCTIONS: Final[Mapping[str, tuple[float, float]]] = {
     "erf": (1.0, 9.0),
@@ -91,32 +84,14 @@ _COMPLEX: Final[Mapping[str, Mapping[str, float]]] = {
 """Operations on real numbers that XLA does for one on complex numbers; for all others two."""
 
 _LIBRARY: Final = frozenset({"convolution", "custom-call", "dot", "fft"})
-_PARTS: Final = frozenset({"complex", "imag", "real"})
 _NO_WORK: Final = (
     FREE_OPCODES
-    | _PARTS
+    | COMPLEX_OPCODES
     | {"broadcast", "copy", "iota", "reshape", "reverse", "slice", "transpose"}
 )
-_SAME_PLACE: Final = ELEMENTWISE_OPCODES | _PARTS | {"bitcast", "copy", "reshape", "tuple"}
 _VECTOR_BITS: Final = 256
 _SINGLE_BITS: Final = 32
-# Scalar operations per element.
-_SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
-    (False, False): 4.5,
-    (False, True): 24.0,
-    (True, False): 20.0,
-    (True, True): 34.0,
-}
-"""For each doubling of a row's size: of integers or floats, of one array or several."""
 _INTEGER_DIVISION: Final = 4.0
-_SCALAR_MOVES: Final[Mapping[str, float]] = {
-    "dynamic-slice": 0.5,
-    "gather": 1.2,
-    "scatter": 8.0,
-}
-_MAX_UPDATED: Final = 0.5
-_MOVED: Final = 0.2
-"""Of neighbours in one window of a gather, whose place is worked out once."""
 
 _IN_ORDER_THUNKS: Final = 8
 _IN_ORDER_BYTES: Final = 512
@@ -124,8 +99,6 @@ _IN_ORDER_BYTES: Final = 512
 
 Source: XLA backends/cpu/runtime/thunk_executor.h, ThunkExecutor::Options."""
 
-_UNKNOWN: Final = 4.0
-_SHORT_RUN: Final = 4.0
 _ROW: Final = 16.0
 _COLUMN_ELEMENT: Final = 0.28
 """Library reductions: scalar operations for each row, and for each element of columns, which lie
@@ -136,17 +109,9 @@ _MIN_FUNCTIONS: Final = 4.0
 _MIN_CALLS: Final = 2.0
 """The same of a call beside others that do not wait for it."""
 
-_SHORT_RACE: Final = 0.6
-"""Operations for each element of a reduction of several operands that is unrolled, and its vectors'
-elements compared side by side: measured, 0.3 ns."""
-
-_LONG_RACE: Final = 16
-_RACE: Final = 2.0
 _SCALAR_FUNCTION: Final = 6.0
 _SCALAR_CALL: Final = 3.0
-"""Reductions of several operands, such as arg-maxima, over more elements are not unrolled, so that
-what goes into them is scalar code, too: how much longer the reduction itself and functions take."""
-
+"""How much longer functions and calls take in scalar code."""
 
 _INDEPENDENT: Final = 0.3
 _INDEPENDENT_INTEGRAL: Final = 0.15
@@ -273,26 +238,26 @@ class _Clock:
 
     def _traffic(self, instruction: HloInstruction) -> float:
         """Returns the time to read and write a thunk's arrays."""
-        written = _result_bytes(instruction)
+        written = result_bytes(instruction)
         read = sum(min(o.shape.byte_size, 4 * written) for o in instruction.operands)
         return self.costs.moving_us(written + read, self.footprint)
 
     def _work(self, instruction: HloInstruction) -> float:
         self.is_library_code = instruction.fusion_kind == "kCustom"
         if instruction.opcode != "fusion":
-            return self._time(instruction, _result_elements(instruction))
+            return self._time(instruction, result_elements(instruction))
         body = instruction.called_computations[0]
         # A library computes each array once.
-        whole = {inner: float(_result_elements(inner)) for inner in body.instructions}
+        whole = {inner: float(result_elements(inner)) for inner in body.instructions}
         runs = whole if self.is_library_code else count_runs(body)
-        raced = frozenset[HloInstruction]() if self.is_library_code else _find_raced(runs)
+        raced = frozenset[HloInstruction]() if self.is_library_code else find_raced(runs)
         is_scalar = not self.is_library_code and is_scalar_code(body, runs)
         time = 0.0
         for inner, times in runs.items():
             self.is_scalar_code = is_scalar or inner in raced
             time += self._time(inner, times)
         self.is_scalar_code = False
-        moves = _result_elements(instruction) if is_scalar else 0
+        moves = result_elements(instruction) if is_scalar else 0
         return time + moves * _INDEPENDENT_INTEGRAL * self.costs.xla_scalar_us
 
     def _time(self, instruction: HloInstruction, count: float) -> float:
@@ -316,7 +281,7 @@ class _Clock:
                 return elements * _COLUMN_ELEMENT * costs.xla_scalar_us
             inner = instruction.operands[0].shape.num_elements * _share(instruction)
             return inner * costs.xla_operation_us + count * _ROW * costs.xla_scalar_us
-        return count * _scalar_operations(instruction) * costs.xla_scalar_us
+        return count * scalar_operations(instruction) * costs.xla_scalar_us
 
     def _elementwise(self, instruction: HloInstruction, count: float) -> float:
         opcode = instruction.opcode
@@ -381,69 +346,11 @@ def _share(instruction: HloInstruction) -> float:
     return max(instruction.shape.element_type.bits, 8) / _VECTOR_BITS
 
 
-def _scalar_operations(instruction: HloInstruction) -> float:
-    """Returns the operations of scalar code for one element of an instruction's result."""
-    opcode = instruction.opcode
-    if opcode == "reduce":
-        if _is_race(instruction):
-            return _row_length(instruction) * _combination(instruction) * _RACE
-        if instruction.shape.is_tuple:
-            return _row_length(instruction) * _SHORT_RACE
-        return _row_length(instruction) * _combination(instruction)
-    if opcode == "gather":
-        run = _window_run(instruction)
-        return (_SCALAR_MOVES[opcode] + _MOVED * (run - 1)) / run
-    if opcode == "reduce-window":
-        return math.prod(w.size for w in get_window(instruction)) * _combination(instruction)
-    if opcode == "concatenate" and holds_indices(instruction):
-        return 0.0
-    if opcode in ("concatenate", "pad"):
-        return 0.1 + _SHORT_RUN / max(1, _run_length(instruction))
-    if opcode == "dynamic-update-slice":
-        return min(0.1 + _SHORT_RUN / max(1, _updated_run(instruction)), _MAX_UPDATED)
-    if opcode == "sort":
-        size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
-        is_float = instruction.operands[0].shape.element_type.is_floating
-        return _SORT_EXCHANGE[is_float, len(instruction.operands) > 1] * math.log2(size + 1)
-    return _SCALAR_MOVES.get(opcode, _UNKNOWN)
-
-
 def _is_row_wise(reduction: HloInstruction) -> bool:
     """Whether a reduction makes one of elements that are neighbours in memory."""
     shape = reduction.operands[0].shape
     long = [d for d, size in enumerate(shape.dimensions) if size > 1]
     return bool(long) and min(long, key=lambda d: shape.strides[d]) in reduction.dimensions
-
-
-def _row_length(reduction: HloInstruction) -> float:
-    """Returns how many elements a reduction makes one of."""
-    return reduction.operands[0].shape.num_elements / max(1, _result_elements(reduction))
-
-
-def _is_race(instruction: HloInstruction) -> bool:
-    """Whether an instruction is a long reduction of several operands."""
-    is_variadic = instruction.opcode == "reduce" and instruction.shape.is_tuple
-    return is_variadic and _row_length(instruction) > _LONG_RACE
-
-
-def _find_raced(members: Iterable[HloInstruction]) -> frozenset[HloInstruction]:
-    """Returns what a fusion computes inside the scalar loops of long arg-maxima and the like.
-
-    Args:
-        members: Those of the fusion, users first.
-    """
-    raced: set[HloInstruction] = set()
-    for instruction in members:
-        if any(user in raced or _is_race(user) for user in instruction.users):
-            raced.add(instruction)
-    return frozenset(raced)
-
-
-def _window_run(gather: HloInstruction) -> int:
-    """Returns how many neighbours in a gather's result come from one window."""
-    where = indexed(gather)
-    minor = gather.shape.rank - 1
-    return math.prod(where.window_sizes) if minor in where.window_positions else 1
 
 
 def _holds_dot(instruction: HloInstruction) -> bool:
@@ -459,37 +366,6 @@ def _num_matrices(dot: HloInstruction) -> int:
     return math.prod(sizes[d] for d in DotDimensions.of(dot).left_batch)
 
 
-def _combination(instruction: HloInstruction) -> float:
-    """Returns the operations by which a reduction takes in one more element."""
-    applied = sum(OPCODE_COST.get(i.opcode, 1) for i in instruction.to_apply.instructions)
-    return 0.4 + 0.2 * applied
-
-
-def _run_length(instruction: HloInstruction) -> int:
-    """Returns how many neighbouring elements of what is put together come from one part."""
-    parts = [o for o in instruction.operands if o.shape.dimensions]
-    strides = instruction.shape.strides
-    if instruction.opcode == "pad":
-        (part,) = parts or instruction.operands[:1]
-        sizes = zip(part.shape.dimensions, instruction.shape.dimensions, strict=True)
-        padded = [d for d, (inner, outer) in enumerate(sizes) if inner != outer]
-        return min((strides[d] * part.shape.dimensions[d] for d in padded), default=1)
-    (dimension,) = instruction.dimensions
-    return strides[dimension] * instruction.shape.dimensions[dimension] // len(parts)
-
-
-def _updated_run(update: HloInstruction) -> int:
-    """Returns how many neighbouring elements a dynamic-update-slice writes."""
-    sizes = zip(update.shape.strides, update.operands[1].shape.dimensions, strict=True)
-    whole = dict(zip(update.shape.strides, update.shape.dimensions, strict=True))
-    run = 1
-    for stride, size in sorted(sizes):
-        run *= size
-        if size != whole[stride]:
-            break
-    return run
-
-
 def _num_tasks(instruction: HloInstruction) -> int:
     """Returns into how many parts XLA splits a thunk, from what it has noted down."""
     try:
@@ -497,79 +373,3 @@ def _num_tasks(instruction: HloInstruction) -> int:
         return math.prod(int(n) for n in config.get("outer_dimension_partitions", ()))
     except (ValueError, TypeError, AttributeError):
         return 1
-
-
-def _in_place(instruction: HloInstruction) -> HloInstruction:
-    """Returns what decides how much of a result is written: the update of an update in place."""
-    if instruction.opcode == "fusion":
-        return find_written(instruction.called_computations[0].root)
-    return update_of(instruction)
-
-
-def _result_bytes(instruction: HloInstruction) -> int:
-    return _in_place(instruction).shape.byte_size
-
-
-def _result_elements(instruction: HloInstruction) -> int:
-    shape = _in_place(instruction).shape
-    return max((s.num_elements for s in shape.tuple_shapes), default=shape.num_elements)
-
-
-def count_runs(computation: HloComputation) -> Mapping[HloInstruction, float]:
-    """Returns how many elements of each instruction of a fusion are computed, again and again if
-    need be; users first.
-
-    An element is shared by users that need it at the same place (elementwise ones), and computed
-    once more by each that needs it elsewhere. What is broadcast along minor dimensions is computed
-    once for all of them.
-    """
-    runs: dict[HloInstruction, float] = {}
-    for instruction in reversed(computation.post_order()):
-        if instruction is computation.root or instruction.opcode == "tuple":
-            is_anew = is_updated_anew(instruction)
-            elements = instruction.shape.num_elements if is_anew else _result_elements(instruction)
-            runs[instruction] = elements
-            continue
-        same_place, elsewhere = 0.0, 0.0
-        for user in instruction.users:
-            needed = _needed(user, instruction, runs[user])
-            if user.opcode in _SAME_PLACE:
-                same_place = max(same_place, needed)
-            else:
-                elsewhere += needed
-        runs[instruction] = same_place + elsewhere
-    return runs
-
-
-def _needed(user: HloInstruction, operand: HloInstruction, runs: float) -> float:
-    """Returns how many elements of an operand are computed for some elements of a user."""
-    match user.opcode:
-        case "tuple":
-            return operand.shape.num_elements
-        case "broadcast":
-            return min(runs, _broadcast_runs(user, operand))
-        case "reduce" | "reduce-window":
-            if operand not in user.operands[: len(user.operands) // 2]:
-                return 1
-            return runs * operand.shape.num_elements / max(1, _result_elements(user))
-        case "concatenate":
-            return runs * operand.shape.num_elements / max(1, user.shape.num_elements)
-        case "dynamic-update-slice" | "scatter" if operand is user.operands[0]:
-            return 0 if is_parameter(operand) else runs
-        case "dynamic-update-slice" if operand is not user.operands[1]:
-            return 1
-        case "dynamic-slice" if operand is not user.operands[0]:
-            return 1
-        case "gather" if operand is not user.operands[0]:
-            return runs / _window_run(user)
-    return runs
-
-
-def _broadcast_runs(broadcast: HloInstruction, operand: HloInstruction) -> float:
-    """Returns how often an operand is computed: anew for every position along the dimensions
-    outside its minor-most one."""
-    if operand.shape.num_elements == 1:
-        return 1
-    strides = broadcast.shape.strides
-    innermost = min(strides[d] for d in broadcast.dimensions)
-    return broadcast.shape.num_elements / max(1, innermost)

@@ -67,12 +67,34 @@ class Backend(Protocol):
         ...
 
 
-def pick(program: LaneProgram, backend: Backend) -> tuple[LaneProgram, Plan]:
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A lane program and how a kernel lays it out.
+
+    Attributes:
+        program: The program.
+        plan: The layout.
+        step_us: How long one iteration takes by estimate.
+        call_us: And a call besides.
+    """
+
+    program: LaneProgram
+    plan: Plan
+    step_us: float
+    call_us: float
+
+
+def pick(program: LaneProgram, backend: Backend) -> Planned:
     """Returns the program of a loop that takes less time by estimate, it or its rival."""
-    plan = backend.plan(program)
+    planned = _plan(program, backend)
     if program.rival is None or not backend.lets_lanes_see_others:
-        return program, plan
-    rival_plan = backend.plan(program.rival)
-    step_us, _ = backend.kernel_us(program, plan)
-    rival_us, _ = backend.kernel_us(program.rival, rival_plan)
-    return (program.rival, rival_plan) if rival_us < step_us else (program, plan)
+        return planned
+    rival = _plan(program.rival, backend)
+    return rival if rival.step_us < planned.step_us else planned
+
+
+def _plan(program: LaneProgram, backend: Backend) -> Planned:
+    plan = backend.plan(program)
+    step_us, call_us = backend.kernel_us(program, plan)
+    return Planned(program=program, plan=plan, step_us=step_us, call_us=call_us)

@@ -22,12 +22,13 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Literal, Memory, Registers, Scratch, new_scratch, widen
+from fuselane.codegen.arrays import Array, Memory, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.dot_shape import Block, DotShape, Run, split
 from fuselane.codegen.dot_sums import emit_sums
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.literals import Literal
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.types import call_intrinsic, constant
 from fuselane.codegen.wide_dots import choose_side, dense_array, emit_wide_dot

@@ -28,6 +28,21 @@ RESOLVER_SYMBOL: Final = "fuselane_resolver"
 MESSAGE_CAPACITY: Final = 1024
 """Bytes the resolver may write as an error message, terminating zero included."""
 
+FIND_KERNEL: Final = """\
+  %is_metadata = call i1 @is_metadata_request(ptr %frame)
+  br i1 %is_metadata, label %metadata, label %find
+metadata:
+  call void @answer_metadata(ptr %frame, i64 0)
+  ret ptr null
+find:
+  %error = call ptr @find_kernel(ptr %frame, ptr %place)
+  %is_found = icmp eq ptr %error, null
+  br i1 %is_found, label %found, label %missing
+missing:
+  ret ptr %error
+found:"""
+"""How EXECUTE stages begin, behind an alloca `%place`, which then holds the call's kernel."""
+
 _TYPES: Final = """
 ; All begin with struct_size and extensions (...) unless said otherwise.
 %Extension = type { i64, i32, ptr }                     ; struct_size, type, next

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuselane.codegen.ffi_calls import build_common_ir
+from fuselane.codegen.ffi_calls import FIND_KERNEL, build_common_ir
 
 EXECUTE_SYMBOL: Final = "fuselane_execute"
 
@@ -202,18 +202,7 @@ known:
 define ptr @fuselane_execute(ptr %frame) nounwind {
 entry:
   %place = alloca ptr
-  %is_metadata = call i1 @is_metadata_request(ptr %frame)
-  br i1 %is_metadata, label %metadata, label %find
-metadata:
-  call void @answer_metadata(ptr %frame, i64 0)
-  ret ptr null
-find:
-  %error = call ptr @find_kernel(ptr %frame, ptr %place)
-  %is_found = icmp eq ptr %error, null
-  br i1 %is_found, label %prepare, label %missing
-missing:
-  ret ptr %error
-prepare:
+{find}
   %kernel = load ptr, ptr %place
   %operands = getelementptr %CallFrame, ptr %frame, i64 0, i32 5
   %num_inputs.place = getelementptr %CallFrame, ptr %frame, i64 0, i32 5, i32 2
@@ -264,4 +253,5 @@ def build_handler_ir() -> str:
     pointer when XLA no longer needs it.
     """
     job = _JOB.replace("{shares}", str(_SHARES_PER_THREAD))
-    return "".join((build_common_ir("fuselane_kernel"), _TYPES, _MEMORY, job, _EXECUTE))
+    execute = _EXECUTE.replace("{find}", FIND_KERNEL)
+    return "".join((build_common_ir("fuselane_kernel"), _TYPES, _MEMORY, job, execute))

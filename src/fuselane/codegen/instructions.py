@@ -9,11 +9,12 @@ from llvmlite import ir
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen import gathers, movement, slices
-from fuselane.codegen.arrays import Array, Literal
+from fuselane.codegen.arrays import Array
 from fuselane.codegen.code_size import is_long
 from fuselane.codegen.dots import emit_dot
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element
+from fuselane.codegen.literals import Literal
 from fuselane.codegen.liveness import find_home
 from fuselane.codegen.reduction import emit_reduce
 from fuselane.codegen.scatters import emit_scatter

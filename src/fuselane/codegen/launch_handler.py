@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuselane.codegen.ffi_calls import MESSAGE_CAPACITY, build_common_ir
+from fuselane.codegen.ffi_calls import FIND_KERNEL, MESSAGE_CAPACITY, build_common_ir
 
 LAUNCH_SYMBOL: Final = "fuselane_launch"
 DRIVER_SYMBOL: Final = "fuselane_driver"
@@ -115,18 +115,7 @@ define ptr @fuselane_launch(ptr %frame) nounwind {
 entry:
   %place = alloca ptr
   %args = alloca %Stream
-  %is_metadata = call i1 @is_metadata_request(ptr %frame)
-  br i1 %is_metadata, label %metadata, label %find
-metadata:
-  call void @answer_metadata(ptr %frame, i64 0)
-  ret ptr null
-find:
-  %error = call ptr @find_kernel(ptr %frame, ptr %place)
-  %is_found = icmp eq ptr %error, null
-  br i1 %is_found, label %look, label %missing
-missing:
-  ret ptr %error
-look:
+{find}
   %launch = load ptr, ptr %place
   %run = call ptr @driver_function(i64 3)
   %has_driver = icmp ne ptr %run, null
@@ -205,5 +194,5 @@ def build_launch_ir() -> str:
     `fuselane_driver`, to be filled with the addresses of DRIVER_FUNCTIONS, and `fuselane_resolver`,
     as in `ffi_handler.build_handler_ir`, which returns a pointer to %Launch.
     """
-    launch = _LAUNCH.replace("{capacity}", str(MESSAGE_CAPACITY))
+    launch = _LAUNCH.replace("{find}", FIND_KERNEL).replace("{capacity}", str(MESSAGE_CAPACITY))
     return "".join((build_common_ir("fuselane_launch"), _GLOBALS, launch))

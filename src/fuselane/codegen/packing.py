@@ -8,13 +8,14 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
-from fuselane.codegen.arrays import Array, Literal, View
+from fuselane.codegen.arrays import Array, View
 from fuselane.codegen.dot_shape import DotShape, Run, split
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Index, add
 from fuselane.codegen.instructions import elemental_of
+from fuselane.codegen.literals import Literal
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.plan import Plan

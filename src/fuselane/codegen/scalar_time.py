@@ -14,7 +14,6 @@ from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST, instruction_cost
 from fuselane.analysis.machine_costs import MachineCosts
-from fuselane.analysis.scalar_code import update_of
 from fuselane.codegen.dot_shape import DotShape
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.lookahead import Lookahead
@@ -25,6 +24,7 @@ from fuselane.codegen.views import is_view
 from fuselane.codegen.wide_dots import choose_side, count_wide_work
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
+from fuselane.hlo.indexed import update_of
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 

@@ -29,12 +29,13 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Literal, Memory, Scratch, new_scratch, row_major_strides
+from fuselane.codegen.arrays import Array, Memory, Scratch, new_scratch, row_major_strides
 from fuselane.codegen.combining import combine_vectors, slice_vector
 from fuselane.codegen.dot_shape import DotShape, Group, Run, split
 from fuselane.codegen.dot_sums import emit_sums
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.literals import Literal
 from fuselane.codegen.memory import load, store
 from fuselane.codegen.types import call_intrinsic, constant, splat
 from fuselane.hlo.instruction import HloInstruction

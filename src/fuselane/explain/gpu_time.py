@@ -4,18 +4,17 @@ A kernel computes and moves memory at once, up to a small part. Computing takes 
 the rate of as many units as its blocks and threads occupy; reading takes each operand from memory
 once and from caches after that; writing goes to memory. Tables of operations are those of sm_90.
 
-Source: XLA service/gpu/model/gpu_performance_model_base.cc and hlo_op_profiles_data.h, by
-`xla_fusion_facts.md` sections 3.8 and 3.9.
+Source: XLA service/gpu/model/gpu_performance_model_base.cc and hlo_op_profiles_data.h.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from fuselane.analysis.fusion_runs import count_runs
 from fuselane.analysis.gpu_time import XLA_LAUNCH_US
 from fuselane.analysis.hlo_cost import HloCost, compute_cost, parameter_bytes
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.analysis.xla_time import count_runs
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.xla.captured import KernelUsage

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.analysis.fusion_runs import count_runs
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.analysis.xla_time import count_runs
 from fuselane.explain.gpu_time import count_operations_of
 from fuselane.fusion.opcodes import is_expensive_on_cpu
 from fuselane.hlo.instruction import HloInstruction

@@ -7,7 +7,7 @@
 Until 2022-11 a merge had to keep the bytes that kernels transfer about the same; the paper
 "Operator Fusion in XLA" describes that form. Later a model of a GPU's time decided (`priced`).
 
-Source: xla/service/gpu/fusion_merger.cc of 2021 and 2023, by `xla_fusion_facts.md` section 2.9.
+Source: xla/service/gpu/fusion_merger.cc of 2021 and 2023.
 Does not handle: the later form's limit on branches in a kernel, which is not known well enough.
 """
 

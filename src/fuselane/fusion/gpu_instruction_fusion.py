@@ -5,7 +5,7 @@
 
 XLA runs it twice, first without repeating any work.
 
-Source: xla/service/gpu/instruction_fusion.cc, by `xla_fusion_facts.md` sections 2.2 to 2.8.
+Source: xla/service/gpu/instruction_fusion.cc.
 """
 
 from __future__ import annotations

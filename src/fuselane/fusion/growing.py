@@ -1,6 +1,6 @@
 """What instruction fusion has to know about a fusion it makes larger, kept up to date as it grows.
 
-Source: xla/service/fusion_node_indexing_evaluation.cc, by `xla_fusion_facts.md` section 2.8.
+Source: xla/service/fusion_node_indexing_evaluation.cc.
 """
 
 from __future__ import annotations

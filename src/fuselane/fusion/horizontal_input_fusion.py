@@ -6,7 +6,7 @@
 
 Only where reductions have an emitter of their own.
 
-Source: xla/service/gpu/horizontal_input_fusion.cc of 2023, by `xla_fusion_facts.md` section 2.12.
+Source: xla/service/gpu/horizontal_input_fusion.cc of 2023.
 """
 
 from __future__ import annotations

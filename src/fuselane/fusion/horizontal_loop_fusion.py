@@ -6,7 +6,7 @@
 
 Results of different sizes are written as one array, of which each is a slice.
 
-Source: xla/service/gpu/horizontal_loop_fusion.cc of 2023, by `xla_fusion_facts.md` section 2.11.
+Source: xla/service/gpu/horizontal_loop_fusion.cc of 2023.
 Does not handle: kernels that update a buffer in place, which stay alone.
 """
 

@@ -1,7 +1,7 @@
 """Updates in place: which operands are overwritten, and what must not be fused with that.
 
 Source: HloDataflowAnalysis::GetInPlaceInputOutputPairs and InstructionFusion::ShouldFuseInPlaceOp
-of 2026, by `xla_fusion_facts.md` section 1.
+of 2026.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ rules refuse them all. A producer other kernels need as well stays for them and 
 if the rules allow it and it is not in the do-not-duplicate set: what reads more than it makes may
 be duplicated only if it can be fused into all users on all paths.
 
-Source: xla/service/instruction_fusion.cc, by `xla_fusion_facts.md` section 2.2.
+Source: xla/service/instruction_fusion.cc.
 """
 
 from __future__ import annotations

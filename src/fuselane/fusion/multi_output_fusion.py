@@ -11,7 +11,7 @@ From uses to definitions, each instruction's users are fused with each other, an
 fused with the user best suited.
 
 Source: xla/backends/gpu/transforms/multi_output_fusion.cc and xla/service/gpu/gpu_fusible.cc of
-2026, by `xla_fusion_facts.md` sections 2.10 and 3.6; fields tell earlier years.
+2026; fields tell earlier years.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What XLA's fusion passes know about opcodes: elementwise, fusible at all, cheap or expensive.
 
 Source: xla/hlo/ir/hlo_instruction.cc (IsElementwise, IsFusible) and
-xla/service/instruction_fusion.cc (IsExpensive), by `xla_fusion_facts.md` sections 1, 2.4 and 4.
+xla/service/instruction_fusion.cc (IsExpensive).
 """
 
 from __future__ import annotations

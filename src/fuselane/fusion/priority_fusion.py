@@ -5,8 +5,8 @@
 The producer of the highest priority is fused into all of its users, which changes the priorities of
 what they read; and so on while any is not negative. Bitcasts come first, and scalar constants last.
 
-Source: xla/backends/gpu/transforms/priority_fusion.cc of 2026, by `xla_fusion_facts.md` section
-3.2. Does not handle: Triton fusions, which stay as they are.
+Source: xla/backends/gpu/transforms/priority_fusion.cc of 2026. Does not handle: Triton fusions,
+which stay as they are.
 """
 
 from __future__ import annotations

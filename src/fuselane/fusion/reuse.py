@@ -1,6 +1,6 @@
 """Which operands an instruction reads more than once per element.
 
-Source: HloInstruction::ReusesOperandElements, by `xla_fusion_facts.md` section 1.
+Source: HloInstruction::ReusesOperandElements.
 """
 
 from __future__ import annotations

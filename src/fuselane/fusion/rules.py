@@ -3,8 +3,7 @@
 A rule looks at one edge and answers no, yes, or nothing; the first answer counts. The numbers that
 rules compare with are fields of `CpuRules`.
 
-Source: xla/service/cpu/cpu_instruction_fusion.cc and xla/service/instruction_fusion.cc of 2026, by
-`xla_fusion_facts.md` sections 2.3 and 4.
+Source: xla/service/cpu/cpu_instruction_fusion.cc and xla/service/instruction_fusion.cc of 2026.
 """
 
 from __future__ import annotations

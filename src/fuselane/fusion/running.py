@@ -6,7 +6,7 @@ wrap          what XLA:CPU compiles in fusions only gets one of its own
 verify        rules of HLO
 
 Its GPU compiler shows the module when all else is done: fused, with copies placed, in the order it
-runs. That order is forgotten, and XLA itself orders and completes what comes out (`xla.finishing`).
+runs. That order is forgotten, and XLA itself orders and completes what comes out: see `gpu_fusion`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Orders in which XLA's passes visit instructions, and who can reach whom.
 
-Source: HloComputation::MakeInstructionPostOrder, by `xla_fusion_facts.md` section 1.
+Source: HloComputation::MakeInstructionPostOrder.
 """
 
 from __future__ import annotations

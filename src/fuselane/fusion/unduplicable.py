@@ -7,7 +7,7 @@ elements than it makes, or can be fused into all its users along all paths:
     %q = f32[8] sort(%p)              no fusion takes the sort, so %p has to be in memory anyway;
     %c = f32[8] multiply(%p, %q)      computed again in %c, it would cost two reads instead of one
 
-Source: InstructionFusion::ComputeGloballyUnfusible, by `xla_fusion_facts.md` section 2.2.
+Source: InstructionFusion::ComputeGloballyUnfusible.
 """
 
 from __future__ import annotations

@@ -58,6 +58,16 @@ def get_indices(instruction: HloInstruction) -> HloInstruction:
     return instruction.operands[len(instruction.operands) // 2]
 
 
+def update_of(instruction: HloInstruction) -> HloInstruction:
+    """Returns what an instruction puts into its first operand; itself, if it does no such thing."""
+    match instruction.opcode:
+        case "dynamic-update-slice":
+            return instruction.operands[1]
+        case "scatter":
+            return instruction.operands[-1]
+    return instruction
+
+
 def _of_gather(gather: HloInstruction) -> Indexed:
     numbers = gather.proto.gather_dimension_numbers
     batching = dict(

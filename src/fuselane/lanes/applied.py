@@ -1,4 +1,4 @@
-"""A computation of scalars, applied to whole arrays element by element.
+"""Computations of scalars: in normal form, and applied to whole arrays element by element.
 
     %m = f32[8] map(%x, %y), to_apply={multiply(p0, add(p1, 1))}
 ->  %a = add(%y, broadcast(1));  %m = multiply(%x, %a)
@@ -10,10 +10,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.refusal import refuse
+from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.admission import Admission
 from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.layout import memory_order, relayout
+from fuselane.lanes.values import Inline, leaves_of
+
+
+def normal_applied(
+    applying: HloInstruction, admission: Admission, inline: Inline
+) -> HloComputation:
+    """Returns what an instruction applies in normal form: elementwise opcodes on scalars.
+
+    Args:
+        applying: A reduce, a sort, .. of the user's module.
+        admission: Checks the types.
+        inline: How to emit what it applies.
+    Raises:
+        UnsupportedError: if that holds anything else.
+    """
+    (original,) = applying.called_computations
+    builder = ComputationBuilder(original.name)
+    parameters = [
+        builder.parameter(i, admission.check_shape(p, p.shape), p)
+        for i, p in enumerate(original.parameters)
+    ]
+    value = inline(original, parameters, builder)
+    root = value if isinstance(value, HloInstruction) else builder.make_tuple(leaves_of(value))
+    result = builder.finish(root)
+    for instruction in result.instructions:
+        if instruction.opcode not in ELEMENTWISE_OPCODES | {"parameter", "constant", "tuple"}:
+            raise refuse(
+                Reason.UNSUPPORTED_OPCODE,
+                applying,
+                detail=f" where its computation holds `{instruction.opcode}`",
+            )
+    return result
 
 
 def apply_to_arrays(

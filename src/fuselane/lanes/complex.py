@@ -32,8 +32,8 @@ from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.proto import SliceDimensions
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes import layout
-from fuselane.lanes.applied import apply_to_arrays
 from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.complex_functions import are_alike, separate, take_apart, take_apart_comparator
 from fuselane.lanes.complex_math import COMPLEX_RULES, Pair, Real, compare, magnitude
 from fuselane.lanes.complex_parts import (
     COMPONENT_TYPES,
@@ -46,16 +46,10 @@ from fuselane.lanes.complex_parts import (
     split,
     with_parts,
 )
-from fuselane.lanes.values import Value, array_of, leaves_of
+from fuselane.lanes.values import Inline, Value, array_of, leaves_of
 
 Visit = Callable[[HloInstruction, Sequence[Value]], Value]
 """Emits an instruction of real arrays, given what its operands became."""
-
-Inline = Callable[[HloComputation, Sequence[Value], ComputationBuilder], Value]
-"""Emits all of a computation, given its arguments, and returns the value of its root."""
-
-COMPLEX_OPCODES: Final = frozenset({"complex", "imag", "real"})
-"""Opcodes that only complex numbers have."""
 
 
 def is_complex(instruction: HloInstruction) -> bool:
@@ -225,8 +219,8 @@ class _Lowering:
         """Returns a scatter into a joined array, if it treats both parts alike."""
         if len(self.operands) != len(("array", "indices", "updates")):
             raise self._unsupported()
-        functions = self._separate(self._take_apart(self._parameter_number))
-        if functions is None or _form(functions[0]) != _form(functions[1]):
+        functions = separate(take_apart(self.instruction, self.inline))
+        if functions is None or not are_alike(functions[0], functions[1]):
             raise self._unsupported()
         array, indices, updates = (o.shape for o in self.instruction.operands)
         twin = self._joined_twin(
@@ -265,8 +259,8 @@ class _Lowering:
 
     def _reduce(self) -> Value:
         """Returns reduces of both parts, or one of pairs where the parts depend on each other."""
-        applied = self._take_apart(self._parameter_number)
-        functions = self._separate(applied)
+        applied = take_apart(self.instruction, self.inline)
+        functions = separate(applied)
         operands = self._flat_operands()
         shapes = self._flat_shapes(self.instruction.operands)
         results = self._flat_shapes([self.instruction])
@@ -281,7 +275,7 @@ class _Lowering:
         return self._regroup(parts)
 
     def _sort(self) -> Value:
-        applied = self._take_apart(self._sort_parameter_number)
+        applied = take_apart_comparator(self.instruction, self.inline)
         shapes = self._flat_shapes(self.instruction.operands)
         twin = self._twin(Shape.tuple_of(shapes), shapes, [applied])
         return self._regroup(leaves_of(self.visit(twin, self._flat_operands())))
@@ -296,54 +290,6 @@ class _Lowering:
             for shape in self.instruction.shape.tuple_shapes or (self.instruction.shape,)
         ]
         return tuple(values) if self.instruction.shape.is_tuple else values[0]
-
-    def _take_apart(self, number: Callable[[int, int], int]) -> HloComputation:
-        """Returns what the instruction applies as a function of real numbers.
-
-        number: Returns the number of the parameter for a part of the user's parameter.
-        """
-        original = self.instruction.to_apply
-        builder = ComputationBuilder(original.name)
-        arguments = []
-        for i, parameter in enumerate(original.parameters):
-            scalar = array_shape(component_shape(parameter.shape).element_type, ())
-            count = NUM_PARTS if has_complex(parameter.shape) else 1
-            parts = [builder.parameter(number(i, k), scalar, parameter) for k in range(count)]
-            is_pair = count == NUM_PARTS
-            arguments.append(join(builder, parts[0], parts[1], parameter) if is_pair else parts[0])
-        value = self.inline(original, arguments, builder)
-        shape = original.root.shape
-        leaves = [
-            part
-            for leaf, element in zip(leaves_of(value), shape.tuple_shapes or (shape,), strict=True)
-            for part in (split(builder, leaf) if has_complex(element) else (leaf,))
-        ]
-        return builder.finish(leaves[0] if len(leaves) == 1 else builder.make_tuple(leaves))
-
-    def _parameter_number(self, parameter: int, part: int) -> int:
-        """Returns where a parameter's part comes in what a reduce of all parts applies."""
-        before = self.instruction.to_apply.parameters[:parameter]
-        return sum(NUM_PARTS if has_complex(p.shape) else 1 for p in before) + part
-
-    def _sort_parameter_number(self, parameter: int, part: int) -> int:
-        """Returns the same for a comparator, which has two parameters for each operand."""
-        first = self._parameter_number(parameter - parameter % 2, 0)
-        return first + 2 * part + parameter % 2
-
-    def _separate(self, applied: HloComputation) -> list[HloComputation] | None:
-        """Returns one function for each result, or None if they need each other's parameters."""
-        roots = applied.root.operands if applied.root.opcode == "tuple" else [applied.root]
-        count = len(roots)
-        result = []
-        for k, root in enumerate(roots):
-            if not _parameters_of(root) <= {k, count + k}:
-                return None
-            builder = ComputationBuilder(f"{applied.name}.{k}")
-            scalar = root.shape
-            left, right = (builder.parameter(i, scalar, root) for i in range(2))
-            arguments = [left if i == k else right for i in range(2 * count)]
-            result.append(builder.finish(apply_to_arrays(builder, root, arguments)))
-        return result
 
     # Operands and instructions of real arrays.
 
@@ -458,27 +404,3 @@ _TRAILING: Final[dict[str, Callable[[HloInstruction, HloInstruction], None]]] = 
     "slice": _extend_slice,
     "transpose": _extend_dimensions,
 }
-
-
-# Functions of scalars.
-
-
-def _parameters_of(root: HloInstruction) -> set[int]:
-    """Returns the numbers of the parameters a value is made from."""
-    if root.opcode == "parameter":
-        return {root.parameter_number}
-    return set().union(*map(_parameters_of, root.operands))
-
-
-def _form(function: HloComputation) -> list[tuple[object, ...]]:
-    """Returns what is equal for functions that do the same."""
-    numbers = {instruction: i for i, instruction in enumerate(function.instructions)}
-    return [
-        (
-            i.opcode,
-            i.parameter_number,
-            i.proto.literal.SerializeToString(deterministic=True),
-            *(numbers[operand] for operand in i.operands),
-        )
-        for i in function.instructions
-    ]

@@ -29,10 +29,7 @@ from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.constants import is_constant, transplant
-from fuselane.lanes.values import Value, array_of
-
-Inline = Callable[[HloComputation, Sequence[Value], ComputationBuilder], Value]
-"""Emits all of a computation, given its arguments, and returns the value of its root."""
+from fuselane.lanes.values import Inline, Value, array_of
 
 _MAX_SELECTED_COST: Final = 40.0
 _CHEAP_OPCODES: Final = ELEMENTWISE_OPCODES | {

@@ -18,7 +18,7 @@ from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.elements import NewElement
-from fuselane.lanes.normalise import NormalLoop
+from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.program import Epilogue
 
 _FIRST_INPUT: Final = 1 << 20

@@ -32,7 +32,7 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
-from fuselane.lanes.normalise import NormalLoop
+from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.spreading import Spreading
 
 MIN_ITERATIONS: Final = 16

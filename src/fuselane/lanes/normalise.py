@@ -20,47 +20,35 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
-from fuselane.analysis.while_loops import get_known_trip_count, is_invariant
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes import layout
 from fuselane.lanes.admission import Admission
-from fuselane.lanes.applied import lower_map
-from fuselane.lanes.builder import (
-    Attributes,
-    ComputationBuilder,
-    array_shape,
-    elementwise_attributes,
-)
+from fuselane.lanes.applied import lower_map, normal_applied
+from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
-from fuselane.lanes.complex import COMPLEX_OPCODES, is_complex, lower_complex
+from fuselane.lanes.complex import is_complex, lower_complex
 from fuselane.lanes.conditionals import lower_conditional
-from fuselane.lanes.constants import is_cheap, is_constant, transplant
+from fuselane.lanes.constants import is_cheap
 from fuselane.lanes.conversions import convert_back, read_unconverted
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.guarded_updates import select_updates
-from fuselane.lanes.index_vectors import (
-    is_folded_vector,
-    is_index_vector,
-    put_together,
-    take_apart,
-    variable_parts,
-)
+from fuselane.lanes.index_vectors import is_folded_vector, is_index_vector, take_apart
+from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
-from fuselane.lanes.values import Value, array_of, arrays_of, elements_of, leaves_of, rebuild
+from fuselane.lanes.values import Value, array_of, arrays_of, elements_of
+from fuselane.lanes.whiles import NormalWhile, lower_while
 from fuselane.lanes.windows import is_plain_window, lower_reduce_window
 
 _Lowering = Callable[[ComputationBuilder, HloInstruction, Sequence[HloInstruction]], HloInstruction]
@@ -110,32 +98,6 @@ _PASSING_OPCODES: Final = frozenset(
 """Opcodes that pass values on, whatever their types."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NormalLoop:
-    """A loop in normal form and how it hangs together with the user's module.
-
-    Attributes:
-        region: The new computation; its root is the tuple of what is needed of the loop's result.
-        site: The instruction of the user's module that the region can replace.
-        operands: For each of the region's parameters the instruction of the user's module that
-            supplies it.
-        element_indices: For each element of the region's loop the tuple index of the user's
-            `while`.
-        output_indices: For each element of the root the tuple index of the user's `while`.
-        invariants: Tuple indices whose value never changes -> the instruction that supplies it.
-        iterations: How many iterations of the user's loop are one of the region's.
-    """
-
-    region: HloComputation
-    site: HloInstruction
-    operands: tuple[HloInstruction, ...]
-    element_indices: tuple[int, ...]
-    output_indices: tuple[int, ...]
-    invariants: Mapping[int, HloInstruction]
-    iterations: int = 1
-
-
 def normalise(loop: HloInstruction) -> NormalLoop:
     """Returns the normal form of a `while`.
 
@@ -159,8 +121,6 @@ class _Normaliser:
         self._applied: dict[HloComputation, HloComputation] = {}
         self._twins: list[HloInstruction] = []  # kept alive for the admission's sake
         self._admission = Admission(loop)
-        self._kept_elements: Sequence[int] = ()
-        self._invariant: Collection[int] = ()
 
     def run(self) -> NormalLoop:
         loop, site = self._loop, get_site(self._loop)
@@ -184,22 +144,22 @@ class _Normaliser:
             else None
             for index, operand in enumerate(initial.operands)
         ]
-        results = self._visit_while(loop, initial_values, self._region)
+        normal = self._lower_while(loop, initial_values, self._region)
         indices = get_indices_used(site)
-        changing = [i for i in indices if i not in self._invariant]
+        changing = [i for i in indices if i not in normal.invariant]
         if not changing:
             detail = "nothing that it changes is needed"
             raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
-        root = self._region.make_tuple([array_of(results[i]) for i in changing])
+        root = self._region.make_tuple([array_of(normal.values[i]) for i in changing])
         region = self._region.finish(root)
         operands = self._drop_unused_parameters(region)
         return NormalLoop(
             region=region,
             site=site,
             operands=operands,
-            element_indices=tuple(self._kept_elements),
+            element_indices=normal.element_indices,
             output_indices=tuple(changing),
-            invariants={i: initial.operands[i] for i in sorted(self._invariant)},
+            invariants={i: initial.operands[i] for i in sorted(normal.invariant)},
         )
 
     def _drop_unused_parameters(self, region: HloComputation) -> tuple[HloInstruction, ...]:
@@ -258,6 +218,13 @@ class _Normaliser:
                 values[instruction] = self._visit(instruction, operands, builder)
         return values[root]
 
+    def _inline_condition(
+        self, computation: HloComputation, arguments: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        """Emits all of a loop's condition and returns the value of its root."""
+        with self._admission.inside_condition():
+            return self._inline(computation, arguments, builder)
+
     def _visit(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
@@ -305,8 +272,13 @@ class _Normaliser:
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
         if instruction.shape.is_tuple:
-            return self._visit_while(instruction, elements_of(operands[0]), builder)
-        return self._visit_while(instruction, operands, builder)[0]
+            return self._lower_while(instruction, elements_of(operands[0]), builder).values
+        return self._lower_while(instruction, operands, builder).values[0]
+
+    def _lower_while(
+        self, loop: HloInstruction, initial: Sequence[Value], builder: ComputationBuilder
+    ) -> NormalWhile:
+        return lower_while(builder, loop, initial, self._inline, self._inline_condition)
 
     def _visit_copy(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
@@ -399,112 +371,9 @@ class _Normaliser:
         (original,) = instruction.called_computations
         known = self._applied.get(original)
         if known is None:
-            known = self._applied[original] = self._clone_applied(instruction, original)
+            known = normal_applied(instruction, self._admission, self._inline)
+            self._applied[original] = known
         return known
-
-    def _clone_applied(self, applying: HloInstruction, original: HloComputation) -> HloComputation:
-        """Returns an applied computation in normal form: elementwise opcodes on scalars."""
-        builder = ComputationBuilder(original.name)
-        parameters = [
-            builder.parameter(i, self._admission.check_shape(p, p.shape), p)
-            for i, p in enumerate(original.parameters)
-        ]
-        value = self._inline(original, parameters, builder)
-        root = value if isinstance(value, HloInstruction) else builder.make_tuple(leaves_of(value))
-        result = builder.finish(root)
-        for instruction in result.instructions:
-            if instruction.opcode not in ELEMENTWISE_OPCODES | {"parameter", "constant", "tuple"}:
-                raise refuse(
-                    Reason.UNSUPPORTED_OPCODE,
-                    applying,
-                    detail=f" where its computation holds `{instruction.opcode}`",
-                )
-        return result
-
-    # Loops.
-
-    def _visit_while(
-        self, loop: HloInstruction, initial: Sequence[Value], builder: ComputationBuilder
-    ) -> tuple[Value, ...]:
-        """Emits a `while` and returns the values of its elements after it."""
-        carry = Carry(loop)
-        constants = {
-            i: array_of(initial[i])
-            for i in carry.invariant & carry.needed
-            if is_constant(array_of(initial[i]))
-        }
-        kept = [i for i in sorted(carry.needed) if i not in constants]
-        carried = list(initial)
-        vectors: dict[int, HloInstruction] = {}
-        for i in carry.invariant.intersection(kept):
-            parts = variable_parts(initial[i])
-            if parts is not None:
-                carried[i], vectors[i] = parts, array_of(initial[i])
-        if loop is self._loop:
-            self._kept_elements = [i for i in kept for _ in leaves_of(carried[i])]
-        leaves = [leaf for i in kept for leaf in leaves_of(carried[i])]
-        initial_tuple = builder.make_tuple(leaves)
-        called = []
-        for computation, inlined in ((loop.body, self._body), (loop.condition, self._condition)):
-            inner = ComputationBuilder(computation.name)
-            parameter = inner.parameter(0, initial_tuple.shape, computation.parameters[0])
-            arguments: list[Value] = [None] * len(initial)
-            position = 0
-            for i in kept:
-                arguments[i], position = rebuild(carried[i], inner, parameter, position)
-            passed = {i: arguments[i] for i in vectors}
-            for i, vector in vectors.items():
-                arguments[i] = put_together(vector, arguments[i], inner)
-            for i, constant in constants.items():
-                arguments[i] = transplant(constant, inner)
-            argument = tuple(arguments) if loop.shape.is_tuple else arguments[0]
-            called.append(inlined(computation, argument, kept, passed, inner))
-        instruction = builder.emit(
-            "while",
-            initial_tuple.shape,
-            (initial_tuple,),
-            _trip_count_attribute(loop),
-            origin=loop,
-            called=tuple(called),
-        )
-        results = list(initial)
-        invariant = set(carry.invariant)
-        position = 0
-        for i in kept:
-            first = position
-            value, position = rebuild(carried[i], builder, instruction, position)
-            if all(is_invariant(instruction, leaf) for leaf in range(first, position)):
-                invariant.add(i)  # perhaps only since a select chooses among equals
-            if i not in invariant:
-                results[i] = value
-        if loop is self._loop:
-            self._invariant = invariant
-        return tuple(results)
-
-    def _body(
-        self,
-        computation: HloComputation,
-        argument: Value,
-        kept: Sequence[int],
-        passed: Mapping[int, Value],
-        builder: ComputationBuilder,
-    ) -> HloComputation:
-        value = self._inline(computation, (argument,), builder)
-        values = value if isinstance(value, tuple) else (value,)
-        leaves = [leaf for i in kept for leaf in leaves_of(passed.get(i, values[i]))]
-        return builder.finish(builder.make_tuple(leaves))
-
-    def _condition(
-        self,
-        computation: HloComputation,
-        argument: Value,
-        _kept: Sequence[int],
-        _passed: Mapping[int, Value],
-        builder: ComputationBuilder,
-    ) -> HloComputation:
-        with self._admission.inside_condition():
-            value = self._inline(computation, (argument,), builder)
-        return builder.finish(array_of(value))
 
 
 _Visit = Callable[
@@ -537,12 +406,3 @@ HANDLED_OPCODES: Final = ELEMENTWISE_OPCODES | COMPLEX_OPCODES | _VISITS.keys() 
 
 def _bits(value: HloInstruction) -> int:
     return value.shape.element_type.bits
-
-
-def _trip_count_attribute(loop: HloInstruction) -> Attributes:
-    """Returns the backend config that says how often the loop runs, if XLA's own says so."""
-    count = get_known_trip_count(loop)
-    if count is None:
-        return ()
-    text = json.dumps({"known_trip_count": {"n": str(count)}})
-    return (("backend_config", text.encode()),)

@@ -36,7 +36,7 @@ from fuselane.lanes.builder import array_shape
 from fuselane.lanes.cut import Cut, refuse_mixing
 from fuselane.lanes.elements import change_elements, drop_unused_parameters
 from fuselane.lanes.late import LateValues, combining_computation
-from fuselane.lanes.normalise import NormalLoop
+from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.picks import pick_bits
 from fuselane.lanes.program import Epilogue
 from fuselane.lanes.steps import StepValues

@@ -32,7 +32,7 @@ from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.proto import PaddingConfig, SliceDimensions
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
-from fuselane.lanes.normalise import NormalLoop
+from fuselane.lanes.normal_loop import NormalLoop
 
 _MANY_LANES: Final = 64
 """A loop that has so many is not searched for lanes that are cut."""

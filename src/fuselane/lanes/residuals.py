@@ -30,7 +30,8 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.constants import transplant
 from fuselane.lanes.elements import change_elements, drop_unused_parameters
-from fuselane.lanes.normalise import NormalLoop, normalise
+from fuselane.lanes.normal_loop import NormalLoop
+from fuselane.lanes.normalise import normalise
 
 MAX_COST: Final = 20.0
 """Vector operations for which a row is computed again: about what a vector of a stack costs that is

@@ -30,7 +30,8 @@ from typing import Final, final
 from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes, is_leaf
 from fuselane.analysis.dimension_rules import assign_class, find_classes
-from fuselane.analysis.lanes import LaneSeed, is_meeting
+from fuselane.analysis.meeting_lanes import LaneSeed
+from fuselane.analysis.parallel_classes import is_meeting
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder
 
 Value = HloInstruction | tuple["Value", ...] | None
 """What an instruction of the user's module became; None for a loop element nobody reads."""
+
+Inline = Callable[[HloComputation, Sequence[Value], ComputationBuilder], Value]
+"""Emits all of a computation, given its arguments, and returns the value of its root."""
 
 
 def array_of(value: Value) -> HloInstruction:

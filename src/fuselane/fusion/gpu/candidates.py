@@ -1,6 +1,6 @@
 """What XLA:GPU's passes other than priority fusion ask of an instruction before they fuse it.
 
-Source: xla/service/gpu/gpu_fusible.cc, by `xla_fusion_facts.md` sections 1, 2.6 and 2.10.
+Source: xla/service/gpu/gpu_fusible.cc.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A rule answers no, or nothing; what none refuses is fused. Fields tell the years apart.
 
-Source: xla/service/gpu/instruction_fusion.cc and gpu_fusible.cc of 2021 to 2024, by
-`xla_fusion_facts.md` sections 2.3 to 2.8. In-place updates are checked as XLA checks them today.
+Source: xla/service/gpu/instruction_fusion.cc and gpu_fusible.cc of 2021 to 2024. In-place updates
+are checked as XLA checks them today.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A fused instruction is computed for as many elements as its users ask for: its *
 number over the elements it has. Users that ask for the same element in the same place share it;
 all that reads elementwise from one root does.
 
-Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc and xla/service/hlo_cost_analysis.cc, by
-`xla_fusion_facts.md` section 3.9.
+Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc and xla/service/hlo_cost_analysis.cc.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     unfused = (n + 1) launches + max(computation, memory) of P + n reads of what P wrote
     fused   = n launches + n times max(computation, memory) of P, each as often as it is asked for
 
-Source: xla/service/gpu/gpu_performance_model.cc of 2023-01, by `xla_fusion_facts.md` section 2.13.
+Source: xla/service/gpu/gpu_performance_model.cc of 2023-01.
 Operations are counted as XLA counts them today (section 3.9), not by that year's table.
 """
 

@@ -1,7 +1,6 @@
 """Which of XLA:GPU's emitters makes a kernel, and for the sake of which instruction (its hero).
 
-Source: xla/service/gpu/hlo_fusion_analysis.cc and ir_emission_utils.cc of 2026, by
-`xla_fusion_facts.md` sections 1 and 3.7.
+Source: xla/service/gpu/hlo_fusion_analysis.cc and ir_emission_utils.cc of 2026.
 """
 
 from __future__ import annotations

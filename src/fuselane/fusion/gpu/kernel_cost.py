@@ -1,6 +1,6 @@
 """What XLA:GPU's cost analysis says of one kernel, and sums of it.
 
-Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc, by `xla_fusion_facts.md` section 3.9.
+Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many blocks of how many threads XLA:GPU launches for a kernel.
 
-Source: the emitters of xla/backends/gpu/codegen, by `xla_fusion_facts.md` section 3.11.
+Source: the emitters of xla/backends/gpu/codegen.
 """
 
 from __future__ import annotations

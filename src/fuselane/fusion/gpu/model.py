@@ -5,8 +5,8 @@
 Memory is read at the rate of the GPU's memory the first time and of a cache after that, and both no
 faster than the blocks at work can ask for it.
 
-Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_facts.md` sections
-3.8, 3.10. XLA's own type for durations counts quarters of nanoseconds, and rounding decides ties.
+Source: xla/service/gpu/model/gpu_performance_model.cc of 2026. XLA's own type for durations counts
+quarters of nanoseconds, and rounding decides ties.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which results one kernel can have: those made by the same loop.
 
 Source: xla/service/gpu/gpu_fusible.cc (ShapesCompatibleForMultiOutputFusion) and
-xla/backends/gpu/transforms/multi_output_fusion.cc, by `xla_fusion_facts.md` section 2.10.
+xla/backends/gpu/transforms/multi_output_fusion.cc.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How a GPU would run a kernel: by which of XLA's code generators, in which launch.
 
-Source: xla/service/gpu/model/gpu_performance_model.cc of 2026, by `xla_fusion_facts.md` section
-3.8.
+Source: xla/service/gpu/model/gpu_performance_model.cc of 2026.
 """
 
 from __future__ import annotations

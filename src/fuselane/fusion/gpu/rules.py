@@ -1,7 +1,7 @@
 """XLA:GPU's tests of legality: may this producer become part of that consumer's kernel?
 
 Source: PriorityFusion's CanFuse of 2026 (xla/backends/gpu/transforms/priority_fusion.cc) and
-xla/service/gpu/gpu_fusible.cc, by `xla_fusion_facts.md` sections 2.7 and 3.3.
+xla/service/gpu/gpu_fusible.cc.
 """
 
 from __future__ import annotations

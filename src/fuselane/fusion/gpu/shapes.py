@@ -1,7 +1,6 @@
 """Reductions and transposes as XLA:GPU's emitters see them.
 
-Source: xla/service/gpu/reduction_utils.cc and ir_emission_utils.cc, by `xla_fusion_facts.md`
-section 1.
+Source: xla/service/gpu/reduction_utils.cc and ir_emission_utils.cc.
 """
 
 from __future__ import annotations

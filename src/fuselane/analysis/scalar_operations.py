@@ -1,0 +1,128 @@
+"""How many operations XLA:CPU's scalar code takes for one element of what it does not vectorise.
+
+Reductions, gathers, sorts, and what is put together from parts; in reductions of several operands,
+such as arg-maxima, over long rows, what goes into them is scalar code, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from fuselane.analysis.cost import OPCODE_COST
+from fuselane.analysis.fusion_runs import result_elements, window_run
+from fuselane.analysis.scalar_code import holds_indices
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.window import get_window
+
+_SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
+    (False, False): 4.5,
+    (False, True): 24.0,
+    (True, False): 20.0,
+    (True, True): 34.0,
+}
+"""For each doubling of a row's size: of integers or floats, of one array or several."""
+
+_SCALAR_MOVES: Final[Mapping[str, float]] = {
+    "dynamic-slice": 0.5,
+    "gather": 1.2,
+    "scatter": 8.0,
+}
+_MAX_UPDATED: Final = 0.5
+_MOVED: Final = 0.2
+"""Of neighbours in one window of a gather, whose place is worked out once."""
+
+_UNKNOWN: Final = 4.0
+_SHORT_RUN: Final = 4.0
+
+_SHORT_RACE: Final = 0.6
+"""Operations for each element of a reduction of several operands that is unrolled, and its vectors'
+elements compared side by side: measured, 0.3 ns."""
+
+_LONG_RACE: Final = 16
+_RACE: Final = 2.0
+"""Over more elements they are not unrolled, so that what goes into them is scalar code, too: how
+much longer the reduction itself takes."""
+
+
+def scalar_operations(instruction: HloInstruction) -> float:
+    """Returns the operations of scalar code for one element of an instruction's result."""
+    opcode = instruction.opcode
+    if opcode == "reduce":
+        if _is_race(instruction):
+            return _row_length(instruction) * _combination(instruction) * _RACE
+        if instruction.shape.is_tuple:
+            return _row_length(instruction) * _SHORT_RACE
+        return _row_length(instruction) * _combination(instruction)
+    if opcode == "gather":
+        run = window_run(instruction)
+        return (_SCALAR_MOVES[opcode] + _MOVED * (run - 1)) / run
+    if opcode == "reduce-window":
+        return math.prod(w.size for w in get_window(instruction)) * _combination(instruction)
+    if opcode == "concatenate" and holds_indices(instruction):
+        return 0.0
+    if opcode in ("concatenate", "pad"):
+        return 0.1 + _SHORT_RUN / max(1, _run_length(instruction))
+    if opcode == "dynamic-update-slice":
+        return min(0.1 + _SHORT_RUN / max(1, _updated_run(instruction)), _MAX_UPDATED)
+    if opcode == "sort":
+        size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
+        is_float = instruction.operands[0].shape.element_type.is_floating
+        return _SORT_EXCHANGE[is_float, len(instruction.operands) > 1] * math.log2(size + 1)
+    return _SCALAR_MOVES.get(opcode, _UNKNOWN)
+
+
+def _row_length(reduction: HloInstruction) -> float:
+    """Returns how many elements a reduction makes one of."""
+    return reduction.operands[0].shape.num_elements / max(1, result_elements(reduction))
+
+
+def _is_race(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a long reduction of several operands."""
+    is_variadic = instruction.opcode == "reduce" and instruction.shape.is_tuple
+    return is_variadic and _row_length(instruction) > _LONG_RACE
+
+
+def find_raced(members: Iterable[HloInstruction]) -> frozenset[HloInstruction]:
+    """Returns what a fusion computes inside the scalar loops of long arg-maxima and the like.
+
+    Args:
+        members: Those of the fusion, users first.
+    """
+    raced: set[HloInstruction] = set()
+    for instruction in members:
+        if any(user in raced or _is_race(user) for user in instruction.users):
+            raced.add(instruction)
+    return frozenset(raced)
+
+
+def _combination(instruction: HloInstruction) -> float:
+    """Returns the operations by which a reduction takes in one more element."""
+    applied = sum(OPCODE_COST.get(i.opcode, 1) for i in instruction.to_apply.instructions)
+    return 0.4 + 0.2 * applied
+
+
+def _run_length(instruction: HloInstruction) -> int:
+    """Returns how many neighbouring elements of what is put together come from one part."""
+    parts = [o for o in instruction.operands if o.shape.dimensions]
+    strides = instruction.shape.strides
+    if instruction.opcode == "pad":
+        (part,) = parts or instruction.operands[:1]
+        sizes = zip(part.shape.dimensions, instruction.shape.dimensions, strict=True)
+        padded = [d for d, (inner, outer) in enumerate(sizes) if inner != outer]
+        return min((strides[d] * part.shape.dimensions[d] for d in padded), default=1)
+    (dimension,) = instruction.dimensions
+    return strides[dimension] * instruction.shape.dimensions[dimension] // len(parts)
+
+
+def _updated_run(update: HloInstruction) -> int:
+    """Returns how many neighbouring elements a dynamic-update-slice writes."""
+    strides, sizes = update.shape.strides, update.shape.dimensions
+    run = 1
+    for axis in sorted(range(len(sizes)), key=lambda axis: strides[axis]):
+        written = update.operands[1].shape.dimensions[axis]
+        run *= written
+        if written != sizes[axis]:
+            break
+    return run

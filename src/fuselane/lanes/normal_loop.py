@@ -1,0 +1,36 @@
+"""A loop in normal form, and how it hangs together with the user's module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NormalLoop:
+    """A loop in normal form and how it hangs together with the user's module.
+
+    Attributes:
+        region: The new computation; its root is the tuple of what is needed of the loop's result.
+        site: The instruction of the user's module that the region can replace.
+        operands: For each of the region's parameters the instruction of the user's module that
+            supplies it.
+        element_indices: For each element of the region's loop the tuple index of the user's
+            `while`.
+        output_indices: For each element of the root the tuple index of the user's `while`.
+        invariants: Tuple indices whose value never changes -> the instruction that supplies it.
+        iterations: How many iterations of the user's loop are one of the region's.
+    """
+
+    region: HloComputation
+    site: HloInstruction
+    operands: tuple[HloInstruction, ...]
+    element_indices: tuple[int, ...]
+    output_indices: tuple[int, ...]
+    invariants: Mapping[int, HloInstruction]
+    iterations: int = 1

@@ -1,0 +1,322 @@
+"""The kernels that take the place of a module's loops, each made stage by stage.
+
+    glance      does XLA take long enough for the loop by estimate to look any further?
+    form        normal form, lanes, streams, guards: a lane program, or a reason why not
+    choose      how to lay it out on this machine, and whether that beats XLA by estimate
+    emit        lane program to LLVM IR
+    compile     LLVM IR to machine code, unless the kernel cache has it
+    replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
+
+Straight-line code, outlined as a loop of one step, goes the same way. What became of each loop goes
+into the decision log; where a stage fails it stays with XLA, with one warning per kind of failure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Final, final
+
+from fuselane import budget
+from fuselane.analysis.dispatch import is_asynchronous
+from fuselane.analysis.gain import FEW_TRIPS, Gain, check_duration
+from fuselane.analysis.refusal import refuse
+from fuselane.analysis.while_loops import compute_trip_count
+from fuselane.backends.backend import Backend, Planned, pick
+from fuselane.backends.cpu import CpuBackend
+from fuselane.codegen.plan import Plan
+from fuselane.config import Options
+from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
+from fuselane.errors import OutOfTimeError, UnsupportedError
+from fuselane.fusion.outline import Outlined
+from fuselane.hlo.computation import reachable_computations
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
+from fuselane.hlo.verifier import verify_computation
+from fuselane.lanes.checked_loop import CheckCalls
+from fuselane.lanes.donation import count_donated_bytes, forgetting_us
+from fuselane.lanes.form import form
+from fuselane.lanes.fused_decision import LEFT_OUT, describe
+from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.replace import Attributes, replace_loop
+from fuselane.lanes.residuals import Residuals
+from fuselane.lanes.verification import replace_and_check
+from fuselane.runtime.ffi import TARGET
+from fuselane.runtime.verify import CHECK_TARGET, check_attributes
+from fuselane.runtime.warning import warn_once
+
+MAX_DONATED_BYTES: Final = 64 * 2**20
+"""Donated arguments that may be copied for the sake of a kernel; see `lanes.donation`."""
+
+_UNVERIFIED: Final = "straight-line code is not verified while it runs"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where loops run.
+
+    Attributes:
+        is_compiled: Whether XLA makes them part of one function.
+        around: The loops of that function around them, outermost first, that would be part of none
+            any more, and run thunk by thunk, if there was a kernel in them.
+    """
+
+    is_compiled: bool = False
+    around: tuple[HloInstruction, ...] = ()
+
+
+@final
+@dataclass(slots=True)
+class Kernels:
+    """Makes the kernels of one module, and keeps account of them.
+
+    Attributes:
+        module: The module, in which they take the place of loops.
+        options: What the user set.
+        log: Gets one decision per loop.
+        backend: What the module is compiled for.
+        deadline_s: When the time to compile is over, on `time.monotonic`'s clock.
+        constrains_layouts: Whether calls fix the layouts of what they take and make.
+        has_any: Whether there is a kernel.
+        is_out_of_time: Whether the time was over before a loop was done.
+        was_asynchronous: Whether XLA was to run the module in a thread of its own; None before the
+            first kernel.
+        total_us: How long the kernels run by estimate; infinite where that is not known.
+    """
+
+    module: HloModule
+    options: Options
+    log: DecisionLog
+    backend: Backend
+    deadline_s: float
+    constrains_layouts: bool = False
+    has_any: bool = False
+    is_out_of_time: bool = False
+    was_asynchronous: bool | None = None
+    total_us: float = 0.0
+    _left_out: dict[HloInstruction, int] = field(default_factory=dict)
+
+    def replace(
+        self, loop: HloInstruction, place: Place, residuals: Residuals | None = None
+    ) -> bool:
+        """Replaces a `while` of arrays by a kernel, if one can be made and is worth it.
+
+        Args:
+            loop: One that carries a tuple.
+            place: Where it runs.
+            residuals: What it may compute instead of reading it.
+        Returns:
+            Whether it did.
+        """
+        program: LaneProgram | None = None
+        try:
+            with budget.until(self.deadline_s):
+                self._glance(loop, place)
+                program = self._form(loop, residuals)
+                self._check_donation(loop)
+                planned = pick(program, self.backend)
+                program = planned.program
+                gain = self._check_gain(loop, planned, place)
+                call = self.backend.compile(program, planned.plan)
+                program = call.program
+        except UnsupportedError as error:
+            self._record(loop, program, error.decision)
+            return False
+        except OutOfTimeError as error:
+            self.is_out_of_time = True
+            self._record(loop, program, self._give_up(error))
+            return False
+        except Exception as error:
+            self._record(loop, program, _failure(error))
+            return False
+        # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
+        numbers = {**gain.numbers(), **planned.plan.numbers()}
+        if loop in self._left_out:
+            numbers[LEFT_OUT] = float(self._left_out[loop])
+        if residuals is not None and program.num_recomputed:
+            self._left_out[residuals.writer] = program.num_recomputed
+        decision = describe(program, self._source(loop), numbers)
+        self._record(loop, program, decision, call.key)
+        is_counted = loop.computation is self.module.entry and program.trip_count is not None
+        self._add(gain.kernel_us if is_counted else math.inf)
+        if self.options.verify:
+            checks = self._check_calls(planned.plan)
+            replace_and_check(self.module, loop, program, call.attributes, checks)
+        else:
+            replace_loop(
+                loop,
+                program,
+                call.target,
+                call.attributes,
+                constrains_layouts=self.constrains_layouts,
+            )
+        return True
+
+    def replace_straight(self, backend: CpuBackend, outlined: Outlined) -> Decision:
+        """Replaces straight-line code, outlined as a loop of one step, if a kernel is worth it.
+
+        Returns the decision, which names the call of the kernel. It is recorded only if there is
+        one: XLA's kernels that stay are no loops.
+        """
+        loop = outlined.loop
+        try:
+            with budget.until(self.deadline_s):
+                if self.options.verify:
+                    raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=_UNVERIFIED)
+                self._check_donation(loop)
+                xla_us = backend.xla_straight_us(outlined.members)
+                if self.options.min_gain:
+                    check_duration(loop, 1, xla_us)
+                program = self._form(loop)
+                plan = backend.plan(program)
+                gain = Gain(
+                    trip_count=1,
+                    xla_step_us=xla_us,
+                    kernel_step_us=backend.straight_us(program, plan),
+                    kernel_call_us=self._forgetting_us(),
+                )
+                if not gain.is_worth(self.options.min_gain):
+                    raise gain.refusal(loop, None)
+                call = backend.compile(program, plan)
+        except UnsupportedError as error:
+            return error.decision
+        except OutOfTimeError as error:
+            return self._give_up(error)
+        except Exception as error:
+            return _failure(error)
+        decision = describe(call.program, self._source(loop), gain.numbers())
+        count = sum(member.opcode == "fusion" for member in outlined.members)
+        sentence = f"Straight-line code, {count} fusions of XLA's, runs as one native kernel."
+        decision = replace(decision, sentence=sentence)
+        self._record(loop, call.program, decision, call.key)
+        self._add(gain.kernel_us)
+        made = replace_loop(loop, call.program, call.target, call.attributes)
+        return replace(decision, instruction=made.name)
+
+    # Stages.
+
+    def _glance(self, loop: HloInstruction, place: Place) -> None:
+        """Refuses a loop that is over too soon, if XLA has counted its steps, before its form is
+        looked for."""
+        trip_count = compute_trip_count(loop)
+        if trip_count is None or self.options.min_gain == 0:
+            return
+        step_us = self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
+        check_duration(loop, trip_count, step_us * trip_count)
+
+    def _form(self, loop: HloInstruction, residuals: Residuals | None = None) -> LaneProgram:
+        """Returns the lane program of a loop, verified if the user asked for it."""
+        program = form(self.module, loop, residuals)
+        if self.options.verify_hlo or self.options.verify:
+            for rival in filter(None, (program, program.rival)):
+                for computation in reachable_computations([rival.region]):
+                    verify_computation(computation)
+        return program
+
+    def _check_donation(self, loop: HloInstruction) -> None:
+        """Refuses all loops of a module whose donated arguments are large."""
+        size = count_donated_bytes(self.module)
+        if size > MAX_DONATED_BYTES:
+            detail = f"XLA would forget that {size / 2**20:,.0f} MiB of arguments are donated"
+            raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
+
+    def _check_gain(self, loop: HloInstruction, planned: Planned, place: Place) -> Gain:
+        """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
+        program = planned.program
+        step_us = planned.step_us / program.iterations
+        call_us = planned.call_us + self._opening_us(place)
+        if program.trip_count is None and place.around:
+            step_us += call_us / FEW_TRIPS
+        gain = Gain(
+            trip_count=program.trip_count,
+            xla_step_us=self.backend.xla_step_us(loop, is_compiled=place.is_compiled),
+            kernel_step_us=step_us,
+            kernel_call_us=call_us + self._forgetting_us(),
+        )
+        if not gain.is_worth(self.options.min_gain):
+            raise gain.refusal(loop, program.obstacle)
+        return gain
+
+    def _opening_us(self, place: Place) -> float:
+        """Returns what each run of a loop takes longer if those around it are no function."""
+        opening_us = 0.0
+        for loop in place.around:
+            whole_us, thunks_us = (
+                self.backend.xla_step_us(loop, is_compiled=whole) for whole in (True, False)
+            )
+            opening_us /= compute_trip_count(loop) or 1
+            opening_us += max(0.0, thunks_us - whole_us)
+        return opening_us
+
+    def _forgetting_us(self) -> float:
+        """Returns what it costs that XLA forgets what is donated: the first kernel's fault."""
+        return 0.0 if self.has_any else forgetting_us(self.module)
+
+    def _check_calls(self, plan: Plan) -> CheckCalls:
+        """Returns how to verify a loop, with kernels of single steps tiled as its own."""
+        backend = CpuBackend(replace(self.options, tile_lanes=plan.tile_lanes))
+
+        def compile_step(loop: HloInstruction) -> tuple[LaneProgram, Attributes] | None:
+            try:
+                planned = pick(form(self.module, loop), backend)
+                call = backend.compile(planned.program, planned.plan)
+            except UnsupportedError:
+                return None
+            return call.program, call.attributes
+
+        return CheckCalls(
+            kernel_target=TARGET,
+            check_target=CHECK_TARGET,
+            attributes_of=check_attributes,
+            compile_step=compile_step,
+        )
+
+    # The account.
+
+    def _add(self, kernel_us: float) -> None:
+        """Counts a kernel that is to be added, and notes how the module runs without any."""
+        if self.was_asynchronous is None:  # GPUs run all programs so
+            is_cpu = self.backend.comes_after_layouts
+            self.was_asynchronous = is_cpu and is_asynchronous(self.module)
+        self.total_us += kernel_us
+        self.has_any = True
+
+    def _record(
+        self,
+        loop: HloInstruction,
+        program: LaneProgram | None,
+        decision: Decision,
+        kernel: str = "",
+    ) -> None:
+        trip_count = program.trip_count if program else compute_trip_count(loop)
+        entry = LoopDecision(
+            module=self.module.name,
+            name=loop.name,
+            source=self._source(loop),
+            trip_count=trip_count,
+            lanes=program.num_lanes if program and program.has_lanes else None,
+            decision=decision,
+            kernel=kernel,
+        )
+        self.log.append(entry)
+
+    def _give_up(self, error: OutOfTimeError) -> Decision:
+        """Warns that the time is over and returns it as a decision."""
+        seconds, detail = f"{self.options.max_compile_s:g}", str(error).rstrip(".")
+        warn_once(
+            f"Fuselane gave up on {self.module.name} after {seconds} s and left what remains of"
+            " it to XLA; the option max_compile_s allows more."
+        )
+        return Reason.OUT_OF_TIME.decide(seconds=seconds, detail=detail)
+
+    def _source(self, loop: HloInstruction) -> str:
+        line = self.module.source(loop)
+        return "" if line is None else str(line)
+
+
+def _failure(error: Exception) -> Decision:
+    """Warns about a failure of ours and returns it as a decision."""
+    detail = f"{type(error).__name__}: {error}".rstrip(": ")
+    warn_once(f"Fuselane failed on a loop and left it to XLA: {detail}")
+    return Reason.INTERNAL_ERROR.decide(detail=detail)

@@ -218,6 +218,38 @@ def test_branches_count_by_halves() -> None:
     assert step_us(chosen) > scalars(always, row) / 2
 
 
+def test_a_branch_may_leave_less_than_it_takes() -> None:
+    """Unlike a loop's body, it carries nothing on; found by the fuzzer, with seed 900000645."""
+    row, taken = "f32[32]", "(f32[32], f32[32])"
+    branches = f"""
+    both {{
+      p = {taken} parameter(0)
+      a = {row} get-tuple-element(p), index=0
+      b = {row} get-tuple-element(p), index=1
+      c = {row} reverse(b), dimensions={{0}}
+      d = {row} add(a, c)
+      ROOT e = {row} sine(d)
+    }}
+    one {{
+      p = {taken} parameter(0)
+      a = {row} get-tuple-element(p), index=1
+      b = {row} reverse(a), dimensions={{0}}
+      ROOT c = {row} sine(b)
+    }}
+    """
+    choice = f"""
+    zeroth = f32[1] slice(e0), slice={{[0:1]}}
+    first = f32[] reshape(zeroth)
+    limit = f32[] constant(0.5)
+    is_less = pred[] compare(first, limit), direction=LT
+    two = {taken} tuple(e0, e1)
+    y = {row} conditional(is_less, two, two), true_computation=both, false_computation=one
+    """
+    always = f"r = {row} reverse(e0), dimensions={{0}}\ny = {row} sine(r)"
+    chosen = counting_loop(choice, ["e1", "y"], [row] * 2, trip_count=MANY, more=branches)
+    assert step_us(chosen) > scalars(always, row) / 2
+
+
 def test_long_rows_of_uniform_arrays_are_made_vectors() -> None:
     def mixing(rows: int, columns: int) -> float:
         shape = f"f32[{rows},{columns}]"

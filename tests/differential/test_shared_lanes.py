@@ -322,3 +322,18 @@ def test_a_table_of_what_all_share_is_read_by_rows(size: int) -> None:
         return lax.scan(step, x, jnp.arange(5, dtype=jnp.int32))[0]
 
     check_lanes(size, f, np.arange(size, dtype=np.int32))
+
+
+def test_a_square_that_is_read_by_rows_and_by_columns() -> None:
+    """Of what no step changes; numbers were wrong, found by the fuzzer, with seed 910000175."""
+
+    def f(x: jax.Array, squares: jax.Array) -> Any:
+        def step(state: tuple[jax.Array, jax.Array], square: jax.Array) -> Any:
+            _, total = state
+            total = jnp.floor(jnp.clip(total + square.sum(0), -64, 64))
+            return (square[:, 0].astype(jnp.int32), total), None
+
+        return lax.scan(step, (x, jnp.zeros(7)), squares)[0]
+
+    squares = np.round(8 * normals(2, 7, 7))
+    check_lanes(7, f, np.arange(7, dtype=np.int32), squares)

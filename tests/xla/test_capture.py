@@ -66,6 +66,25 @@ def test_source_lines_survive() -> None:
     assert {str(module.source(sine)).split(" ")[0] for sine in sines} == {f"test_capture.py:{line}"}
 
 
+def test_no_line_is_that_of_another_program() -> None:
+    """JAX keeps the function by which scans stack rows, with the lines of its first caller."""
+
+    def other(x: jax.Array) -> Any:
+        return jax.lax.scan(lambda x, _: (x * 2, x[0]), x, None, length=11)
+
+    def program(x: jax.Array) -> Any:
+        return jax.lax.scan(lambda x, _: (x * 3, x[1]), x, None, length=11)
+
+    for function in (other, program):
+        (module,) = capture(lower(jax.jit(function), "cpu", jnp.ones(23)))
+    found = module.module()
+    stacking = [i for i in instructions(found) if i.opcode == "dynamic-update-slice"]
+    line = program.__code__.co_firstlineno + 1
+    assert {str(found.source(update)).split(" ")[0] for update in stacking} == {
+        f"test_capture.py:{line}"
+    }
+
+
 @pytest.mark.parametrize("name", ["a.0001.b.after_c.before_d", "long" * 60, "a.0002.b"])
 def test_names_with_dots_and_long_ones(name: str) -> None:
     def step(x: jax.Array) -> jax.Array:

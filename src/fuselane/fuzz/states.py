@@ -3,6 +3,7 @@ drawn for each lane."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -38,12 +39,25 @@ def is_done(builder: Builder, wanted: int) -> jax.Array:
 
 def draw_bits(builder: Builder, step: Step, wanted: int, shape: tuple[int, ...]) -> jax.Array:
     """Returns random bits of this step, uint32, of each lane or, in a third of the forms, of all
-    lanes together."""
+    lanes together: JAX's for a quarter of the steps, which are long code, else a short hash's."""
     word = builder.values[NUMBER].array
     if step.variant % 3:
         word = lax.add(word, lax.mul(builder.small(wanted), np.int32(97)))
+    if step.variant // 7 % 4:
+        return _hash(word, step.number, shape)
     key = jax.random.fold_in(jax.random.key(step.number), word)
     return jax.random.bits(key, shape, np.uint32)
+
+
+def _hash(word: jax.Array, salt: int, shape: tuple[int, ...]) -> jax.Array:
+    """Returns uint32 that look random, by a product and two shifts of a word and of places."""
+    places = np.arange(math.prod(shape), dtype=np.uint32).reshape(shape)
+    numbers = places * np.uint32(0x9E3779B9) + np.uint32(salt)
+    bits = lax.bitwise_xor(lax.broadcast(cast(word, "uint32"), shape), numbers)
+    for shift in (16, 15):
+        bits = lax.bitwise_xor(bits, lax.shift_right_logical(bits, full(shift, bits)))
+        bits = lax.mul(bits, full(0x7FEB352D, bits))
+    return lax.bitwise_xor(bits, lax.shift_right_logical(bits, full(16, bits)))
 
 
 def draw_like(builder: Builder, step: Step, wanted: int, value: Value) -> Value:

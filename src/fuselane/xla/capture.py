@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import jax
 from jax._src import config as jax_config
 from jax._src.interpreters import mlir
 
@@ -23,12 +25,19 @@ from fuselane.xla.targets import CPU, find_target
 MAX_SECONDS: Final = 600.0
 """How long XLA may take in a child process, unless a caller says otherwise."""
 
+_numbers: Final = itertools.count()
+_lowering: Final[Any] = jax.make_user_context(None)  # type: ignore[no-untyped-call]
+"""Part of the key under which JAX looks up what it has traced: the number of a lowering."""
+
 CUDA: Final = "cuda"
 """JAX's name of the platform that programs are lowered for if the target is a GPU."""
 
 
 def lower(jitted: Any, target: str, *arguments: Any, **keywords: Any) -> Any:
     """Returns a program lowered for a target; nothing of CUDA need be installed.
+
+    All of it is traced anew: what JAX has kept of a function of its own, such as the one by which
+    `lax.scan` stacks rows, has the lines of the program that called it first.
 
     Args:
         jitted: What `jax.jit` returned.
@@ -39,7 +48,7 @@ def lower(jitted: Any, target: str, *arguments: Any, **keywords: Any) -> Any:
         InputError: for an unknown target.
     """
     platform = CPU if find_target(target).gpu is None else CUDA
-    with any_backend():
+    with any_backend(), _lowering(next(_numbers)):
         return jitted.trace(*arguments, **keywords).lower(lowering_platforms=(platform,))
 
 

@@ -3,10 +3,7 @@
     git clone --branch jax-v0.10.2 https://github.com/jax-ml/jax
     python benchmarks/jax_suite.py jax --cases 2 --docs docs/trust.md
 
-Each file of tests is run with `FUSELANE_MIN_GAIN=0`, when every loop is taken that can be, worth it
-or not. Those tests that turn out to hold loops, or that do not pass, are then run with Fuselane off
-and on as users run it, each time in fresh processes. A test that ends differently is run again by
-itself, with Fuselane off and on; it counts only if it then differs every time.
+How the comparison is made stands in `trial/test_runs.py`.
 Needs `pip install pytest-xdist absl-py hypothesis scipy cloudpickle matplotlib`.
 """
 
@@ -47,19 +44,20 @@ MARKS: Final = ("<!-- jax-suite:begin -->", "<!-- jax-suite:end -->")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the files asked for; returns 1 if a test ends differently with Fuselane on."""
+    """Runs the files asked for; returns 1 if a test ends differently or Fuselane fails in one."""
     options = parse_options(arguments)
     comparisons = []
     for file in options.files:
         comparison = compare(file, [f"tests/{file}.py"], make_harness(options))
-        print(format_row(comparison), *comparison.different, sep="\n", flush=True)
+        told = [*comparison.different, *comparison.list_faults()]
+        print(format_row(comparison), *told, sep="\n", flush=True)
         comparisons.append(comparison)
         if options.json is not None:
             options.json.write_text(json.dumps(to_json(comparisons, options), indent=1) + "\n")
     print(describe_totals(comparisons))
     if options.docs is not None:
         fill_in(options.docs, make_markdown(comparisons, options), MARKS)
-    return int(any(c.different for c in comparisons))
+    return int(any(c.different or c.list_faults() for c in comparisons))
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     comparisons = []
     for file in options.files:
         comparison = compare(file, [file], harness)
-        print(format_row(comparison), *comparison.different, sep="\n", flush=True)
-        print(*comparison.list_faults(), sep="\n", flush=True)
+        told = [*comparison.different, *comparison.list_faults()]
+        print(format_row(comparison), *told, sep="\n", flush=True)
         first = comparison.runs[harness.first]
         if not first.outcomes:
             print("No test ran:", first.log, flush=True)

@@ -122,4 +122,6 @@ def test_faults_within_other_libraries_tests_are_told(tmp_path: Path) -> None:
     run = test_runs.run(["test_fault.py"], "always", library_tests.make_harness(options), jobs=0)
     assert run.outcomes == {"test_fault.py::test_loop": "passed"}
     assert run.refused == {"internal-error": 1}
-    assert "this loop is too much" in run.faults["test_fault.py::test_loop"]
+    comparison = test_runs.Comparison(file="test_fault.py", runs={"always": run})
+    assert len(comparison.list_faults()) == 1
+    assert "this loop is too much" in comparison.list_faults()[0]

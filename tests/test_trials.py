@@ -1,4 +1,4 @@
-"""The long trials of trust, `jax_suite.py` and `no_harm.py`: what they say of results is right."""
+"""The long trials of trust: what `jax_suite.py`, `library_tests.py`, `no_harm.py` say is right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import jax_suite
+import library_tests
 import no_harm
+from trial import test_runs
 from trial.outcome import Loop, Outcome
 
 FUSED = Loop(
@@ -34,6 +36,21 @@ def test_switch():
 
 @pytest.mark.skip
 def test_skipped():
+    pass
+"""
+FAULT = """
+import jax, pytest
+from fuselane import pipeline
+
+def fail(*arguments, **options):
+    raise RuntimeError("this loop is too much")
+
+def test_loop(monkeypatch):
+    monkeypatch.setattr(pipeline, "form", fail)
+    with pytest.warns(UserWarning, match="failed on a loop"):
+        jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: y * 0.5 + x, x))(jax.numpy.ones(64))
+
+def test_other():
     pass
 """
 
@@ -82,8 +99,8 @@ def test_jax_suite_tells_how_tests_end(tmp_path: Path) -> None:
     """Outcomes and loops of a run are read; a test that ends differently, or not at all, counts."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "ode_test.py").write_text(CHECKOUT)
-    options = jax_suite.parse_options([str(tmp_path)])
-    run = jax_suite.run(["tests/ode_test.py"], "always", options, jobs=0)
+    harness = jax_suite.make_harness(jax_suite.parse_options([str(tmp_path)]))
+    run = test_runs.run(["tests/ode_test.py"], "always", harness, jobs=0)
     assert {test.rpartition("::")[2]: outcome for test, outcome in run.outcomes.items()} == {
         "test_loop": "passed",
         "test_skipped": "skipped",
@@ -91,7 +108,20 @@ def test_jax_suite_tells_how_tests_end(tmp_path: Path) -> None:
     }
     loop, skipped, switch = sorted(run.outcomes)
     assert run.num_fused == {loop: 1}
+    assert run.cpu_s.keys() == run.outcomes.keys()
     assert "AssertionError" in run.messages[switch]
     off = dataclasses.replace(run, outcomes={loop: "passed", switch: "passed"})
-    assert jax_suite.find_differences(off, run, sorted(run.outcomes)) == [skipped, switch]
-    assert jax_suite.find_differences(off, run, [loop]) == []
+    assert test_runs.find_differences(off, run, sorted(run.outcomes)) == [skipped, switch]
+    assert test_runs.find_differences(off, run, [loop]) == []
+
+
+def test_faults_within_other_libraries_tests_are_told(tmp_path: Path) -> None:
+    """A test passes in which Fuselane fails on a loop, and is named all the same."""
+    (tmp_path / "test_fault.py").write_text(FAULT)
+    options = library_tests.parse_options([str(tmp_path), "test_fault.py", "-k", "loop"])
+    run = test_runs.run(["test_fault.py"], "always", library_tests.make_harness(options), jobs=0)
+    assert run.outcomes == {"test_fault.py::test_loop": "passed"}
+    assert run.refused == {"internal-error": 1}
+    comparison = test_runs.Comparison(file="test_fault.py", runs={"always": run})
+    assert len(comparison.list_faults()) == 1
+    assert "this loop is too much" in comparison.list_faults()[0]

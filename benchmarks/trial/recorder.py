@@ -1,8 +1,9 @@
 """A pytest plug-in that writes down how each test ended and what became of its loops.
 
-Loaded by `jax_suite.py` with `-p trial.recorder`. Writes lines of JSON into the folder named by
+Loaded by `trial.test_runs` with `-p trial.recorder`. Writes lines of JSON into the folder named by
 `RECORDER_FOLDER`, a file per process: {"test", "outcome", "message"} where tests are reported, and
-{"test", "fused", "refused"} where they are run, the same process but for pytest-xdist.
+{"test", "fused", "refused", "faults"} and {"test", "cpu_s"} where they are run, the same process
+but for pytest-xdist.
 A line is on disk when its test has ended, so that a crash loses one test at most.
 `RECORDER_SHARE` chooses a share of the tests by their names, the same ones in every run.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ import fuselane
 FOLDER_VARIABLE = "RECORDER_FOLDER"
 SHARE_VARIABLE = "RECORDER_SHARE"
 MAX_MESSAGE = 600
+INTERNAL_ERROR = "internal-error"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,16 +47,28 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Writes the decisions about loops that JAX compiled during a test."""
-    num_before = len(fuselane.decisions().loops)
+    """Writes the decisions about loops that JAX compiled during a test, and its processor time."""
+    before = fuselane.decisions().loops
+    seen = {id(loop) for loop in before}
+    start = time.process_time()
     try:
         return (yield)
     finally:
-        loops = fuselane.decisions().loops[num_before:]
+        write("times", {"test": item.nodeid, "cpu_s": round(time.process_time() - start, 3)})
+        loops = [loop for loop in fuselane.decisions().loops if id(loop) not in seen]
         if loops:
             reasons = collections.Counter(loop.reason.code for loop in loops)
-            num_fused = reasons.pop("fused", 0)
-            write("loops", {"test": item.nodeid, "fused": num_fused, "refused": dict(reasons)})
+            row = {
+                "test": item.nodeid,
+                "fused": reasons.pop("fused", 0),
+                "refused": dict(reasons),
+                "faults": [
+                    f"{loop.module} {loop.name} {loop.source}: {loop.decision.sentence}"
+                    for loop in loops
+                    if loop.reason.code == INTERNAL_ERROR
+                ],
+            }
+            write("loops", row)
 
 
 def write(kind: str, row: dict[str, Any]) -> None:

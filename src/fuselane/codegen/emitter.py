@@ -35,7 +35,7 @@ from fuselane.codegen.panels import Panels
 from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, parts_of
 from fuselane.codegen.types import is_vector
-from fuselane.codegen.views import is_made_anew, is_view, stays_view
+from fuselane.codegen.views import Views
 from fuselane.codegen.windows import store_window
 from fuselane.errors import CodegenError
 from fuselane.hlo.computation import HloComputation
@@ -79,6 +79,11 @@ class Emitter:
     buffers: dict[HloInstruction, list[Scratch]] = field(default_factory=dict)
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
     panels: dict[HloInstruction, Panels] = field(default_factory=dict)
+    views: Views = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Knows from the beginning what is never stored, but for weights that are still packed."""
+        self.views = Views(program=self.program, max_unrolled=self.max_unrolled, panels=self.panels)
 
     @property
     def builder(self) -> ir.IRBuilder:
@@ -87,7 +92,7 @@ class Emitter:
 
     def at(self, block: LaneBlock) -> Emitter:
         """Returns an emitter for another lane block; it sees these values but adds none to them."""
-        return Emitter(
+        other = Emitter(
             program=self.program,
             place=replace(self.place, block=block),
             max_unrolled=self.max_unrolled,
@@ -100,6 +105,8 @@ class Emitter:
             homes=self.homes,
             panels=self.panels,
         )
+        other.views = self.views
+        return other
 
     def schedule(self, computation: HloComputation) -> Schedule:
         """Returns the order in which to emit a computation."""
@@ -204,15 +211,15 @@ class Emitter:
 
     def stays_view(self, instruction: HloInstruction) -> bool:
         """Returns whether an instruction with too many elements for registers is never stored."""
-        return stays_view(instruction, self.program, self.max_unrolled, self.panels)
+        return self.views.stays_view(instruction)
 
     def is_made_anew(self, instruction: HloInstruction) -> bool:
         """Whether a dynamic-update-slice changes no array but makes one."""
-        return is_made_anew(instruction, self.program, self.max_unrolled, self.panels)
+        return self.views.is_made_anew(instruction)
 
     def is_view(self, instruction: HloInstruction) -> bool:
         """Whether reading an instruction's value may be reading its operands."""
-        return is_view(instruction, self.program, self.max_unrolled, self.panels)
+        return self.views.is_view(instruction)
 
     def materialize(self, array: Array, *, own: bool = False) -> Array:
         """Returns the array with every element computed: in registers if few, else in scratch.

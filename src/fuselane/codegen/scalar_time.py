@@ -20,7 +20,7 @@ from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.schedule import inner_runs, needs_lanes
 from fuselane.codegen.vector_timing import timing_of
-from fuselane.codegen.views import is_view
+from fuselane.codegen.views import Views
 from fuselane.codegen.wide_dots import choose_side, count_wide_work
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
@@ -172,7 +172,7 @@ def _is_stored(instruction: HloInstruction, program: LaneProgram, plan: Plan) ->
     """Whether an instruction fills an array in memory."""
     if not instruction.shape.is_array or instruction.shape.num_elements <= plan.max_unrolled:
         return False
-    return not is_view(instruction, program, plan.max_unrolled)
+    return not Views(program=program, max_unrolled=plan.max_unrolled).is_view(instruction)
 
 
 def _count_elements(instruction: HloInstruction, operations: float) -> float:

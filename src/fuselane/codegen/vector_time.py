@@ -27,7 +27,7 @@ from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.vector_timing import NOTHING, PRODUCT, Timing, timing_of
-from fuselane.codegen.views import is_view
+from fuselane.codegen.views import Views
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -146,6 +146,7 @@ class VectorBlock:
         """
         self._program = program
         self._unit = unit
+        self._views = Views(program=program, max_unrolled=unit.max_unrolled)
         self._is_tiled = is_tiled
         self._operations: list[_Operation] = []
         self._numbers: dict[HloInstruction, int] = {}
@@ -289,7 +290,7 @@ class VectorBlock:
         return timing_of(instruction)
 
     def _is_view(self, instruction: HloInstruction) -> bool:
-        return is_view(instruction, self._program, self._unit.max_unrolled)
+        return self._views.is_view(instruction)
 
     def _count_loads(self, value: HloInstruction) -> int:
         """Returns how many elements of arrays in memory are loaded for one of a value, beside what

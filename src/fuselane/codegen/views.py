@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.cuts import MAX_PARTS
@@ -35,101 +36,97 @@ _MAX_OPERANDS: Final = 4
 _ALIASES: Final = MOVEMENT | {"tuple", "while", "conditional", "get-tuple-element"}
 
 
-def stays_view(
-    instruction: HloInstruction,
-    program: LaneProgram,
-    max_unrolled: int,
-    panels: Container[HloInstruction] = (),
-) -> bool:
-    """Returns whether an instruction with too many elements for registers is never stored.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Views:
+    """Which arrays of a program are never stored.
 
-    Args:
-        instruction: Of the program.
+    Attributes:
         program: What is emitted.
         max_unrolled: The most elements per lane that are kept in registers.
         panels: Dots that have a copy of their weights.
     """
-    if instruction.opcode == "dynamic-slice":
-        # What is updated in place has to be read before the update, not whenever it is needed.
-        return instruction.operands[0] not in program.mutable
-    if instruction.opcode == "gather" and instruction.operands[0] in program.mutable:
-        return False
-    readers = instruction.users
-    if is_made_anew(instruction, program, max_unrolled, panels):
-        return _is_read_once(instruction)
-    if _is_read_by_lane(instruction, program):
-        return False
-    if instruction.opcode in _CHEAP_TO_REPEAT:
-        return True
-    is_shared = program.lane_dimensions.get(instruction) is None
-    if is_shared and all(reader in panels for reader in readers):
-        return True
-    if len(readers) != 1 or readers[0].operands.count(instruction) != 1:
-        return False
-    return _is_worked_out_by(readers[0], instruction, program, max_unrolled, panels)
 
+    program: LaneProgram
+    max_unrolled: int
+    panels: Container[HloInstruction] = ()
+    _made_anew: dict[HloInstruction, bool] = field(default_factory=dict)
 
-def _is_worked_out_by(
-    reader: HloInstruction,
-    instruction: HloInstruction,
-    program: LaneProgram,
-    max_unrolled: int,
-    panels: Container[HloInstruction],
-) -> bool:
-    """Whether an instruction's only reader needs each element of it once."""
-    match reader.opcode:
-        case "dynamic-slice":
+    def is_view(self, instruction: HloInstruction) -> bool:
+        """Returns whether reading an instruction's value may be reading its operands; see
+        `stays_view`."""
+        if instruction.opcode in _ALIASES:
             return True
-        case "dynamic-update-slice":
-            if reader.operands[1] is not instruction:
-                return False
-            if is_made_anew(reader, program, max_unrolled, panels):
-                return _is_read_once(reader)
-            # What changes while it is stored has to be worked out before.
-            return _updates_in_place(reader, program, max_unrolled, panels)
-        case "concatenate" | "pad":
-            is_part = not program.has_lanes and len(reader.operands) <= _MAX_OPERANDS
-            return is_part and _is_read_once(reader)
-    return reader.opcode in _READ_ONCE
+        lane = self.program.lane_dimensions.get(instruction)
+        size = residual_size(instruction.shape.dimensions, lane)
+        return size > self.max_unrolled and self.stays_view(instruction)
 
+    def stays_view(self, instruction: HloInstruction) -> bool:
+        """Returns whether an instruction with too many elements for registers is never stored."""
+        if instruction.opcode == "dynamic-slice":
+            # What is updated in place has to be read before the update, not whenever it is needed.
+            return instruction.operands[0] not in self.program.mutable
+        if instruction.opcode == "gather" and instruction.operands[0] in self.program.mutable:
+            return False
+        readers = instruction.users
+        if self.is_made_anew(instruction):
+            return _is_read_once(instruction)
+        if _is_read_by_lane(instruction, self.program):
+            return False
+        if instruction.opcode in _CHEAP_TO_REPEAT:
+            return True
+        is_shared = self.program.lane_dimensions.get(instruction) is None
+        if is_shared and all(reader in self.panels for reader in readers):
+            return True
+        if len(readers) != 1 or readers[0].operands.count(instruction) != 1:
+            return False
+        return self._is_worked_out_by(readers[0], instruction)
 
-def is_made_anew(
-    instruction: HloInstruction,
-    program: LaneProgram,
-    max_unrolled: int,
-    panels: Container[HloInstruction] = (),
-) -> bool:
-    """Returns whether an instruction is a dynamic-update-slice that is made like an array put
-    together from parts: where most of a large array is updated, always in the same place, with
-    what is made of elements all around, or nothing is there yet to be updated."""
-    if instruction.opcode != "dynamic-update-slice" or program.has_lanes:
-        return False
-    if instruction in program.mutable or instruction.operands[0] in program.mutable:
-        return False
-    target, update, *_ = instruction.operands
-    size, starts = instruction.shape.num_elements, known_starts(instruction)
-    if size <= max_unrolled or 2 * update.shape.num_elements < size or starts is None:
-        return False
-    bounds = zip(starts, update.shape.dimensions, instruction.shape.dimensions, strict=True)
-    if math.prod(1 + (at > 0) + (at + part < whole) for at, part, whole in bounds) > MAX_PARTS:
-        return False
-    is_there = not is_view(target, program, max_unrolled, panels) or target.opcode in _ALIASES
-    return not (is_there and _updates_in_place(instruction, program, max_unrolled, panels))
+    def _is_worked_out_by(self, reader: HloInstruction, instruction: HloInstruction) -> bool:
+        """Whether an instruction's only reader needs each element of it once."""
+        match reader.opcode:
+            case "dynamic-slice":
+                return True
+            case "dynamic-update-slice":
+                if reader.operands[1] is not instruction:
+                    return False
+                if self.is_made_anew(reader):
+                    return _is_read_once(reader)
+                # What changes while it is stored has to be worked out before.
+                return self._updates_in_place(reader)
+            case "concatenate" | "pad":
+                is_part = not self.program.has_lanes and len(reader.operands) <= _MAX_OPERANDS
+                return is_part and _is_read_once(reader)
+        return reader.opcode in _READ_ONCE
 
+    def is_made_anew(self, instruction: HloInstruction) -> bool:
+        """Returns whether an instruction is a dynamic-update-slice that is made like an array put
+        together from parts: where most of a large array is updated, always in the same place, with
+        what is made of elements all around, or nothing is there yet to be updated."""
+        if instruction.opcode != "dynamic-update-slice" or self.program.has_lanes:
+            return False
+        found = self._made_anew.get(instruction)
+        if found is None:
+            found = self._made_anew[instruction] = self._find_made_anew(instruction)
+        return found
 
-def _updates_in_place(
-    instruction: HloInstruction,
-    program: LaneProgram,
-    max_unrolled: int,
-    panels: Container[HloInstruction],
-) -> bool:
-    """Whether a dynamic-update-slice may store its update while that is worked out."""
-    target, update, *_ = instruction.operands
-    return reads_in_place(
-        instruction,
-        target,
-        lambda i: i is update or is_view(i, program, max_unrolled, panels),
-    )
+    def _find_made_anew(self, instruction: HloInstruction) -> bool:
+        mutable, (target, update, *_) = self.program.mutable, instruction.operands
+        if instruction in mutable or target in mutable:
+            return False
+        size, starts = instruction.shape.num_elements, known_starts(instruction)
+        if size <= self.max_unrolled or 2 * update.shape.num_elements < size or starts is None:
+            return False
+        bounds = zip(starts, update.shape.dimensions, instruction.shape.dimensions, strict=True)
+        if math.prod(1 + (at > 0) + (at + part < whole) for at, part, whole in bounds) > MAX_PARTS:
+            return False
+        is_there = target.opcode in _ALIASES or not self.is_view(target)
+        return not (is_there and self._updates_in_place(instruction))
+
+    def _updates_in_place(self, instruction: HloInstruction) -> bool:
+        """Whether a dynamic-update-slice may store its update while that is worked out."""
+        target, update, *_ = instruction.operands
+        return reads_in_place(instruction, target, lambda i: i is update or self.is_view(i))
 
 
 def _is_read_once(instruction: HloInstruction) -> bool:
@@ -151,18 +148,3 @@ def _is_read_by_lane(instruction: HloInstruction, program: LaneProgram) -> bool:
         and lanes.get(reader) is not None
         for reader in instruction.users
     )
-
-
-def is_view(
-    instruction: HloInstruction,
-    program: LaneProgram,
-    max_unrolled: int,
-    panels: Container[HloInstruction] = (),
-) -> bool:
-    """Returns whether reading an instruction's value may be reading its operands; see
-    `stays_view`."""
-    if instruction.opcode in _ALIASES:
-        return True
-    lane = program.lane_dimensions.get(instruction)
-    size = residual_size(instruction.shape.dimensions, lane)
-    return size > max_unrolled and stays_view(instruction, program, max_unrolled, panels)

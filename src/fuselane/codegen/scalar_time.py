@@ -72,9 +72,8 @@ _LATENCY: Final = 4.0
 _EXCHANGE: Final = 0.45
 """Scalar operations that one of a sort takes, none of which waits for the one before."""
 
-_STREAMS: Final = 3.0
-"""How often what is stored passes: another array is read for it, its old memory is fetched before
-it is written, and it is written."""
+_STREAMS: Final = 2.0
+"""How often what is stored passes: another array is read for it, and it is written."""
 
 _NUM_STEPS: Final = 3
 

@@ -2,7 +2,7 @@
 
 Compiled for half a minute each, so few of many; they are not among Fuselane's extras:
 
-    pip install brax dynamax jaxmarl jaxopt mctx mujoco-mjx navix xminigrid
+    pip install brax dynamax flowjax jaxmarl jaxopt mctx mujoco-mjx navix pgx tinygp xminigrid
 """
 
 from __future__ import annotations
@@ -160,6 +160,79 @@ def build_mctx(size: Size) -> Built:
     return search, (jax.random.key(0), jnp.arange(size.lanes, dtype=jnp.uint32) * 7919)
 
 
+def build_connect_four(size: Size) -> Built:
+    """Games of pgx, each move found by a tree search whose model is the game itself."""
+    mctx = load("mctx")
+    game = load("pgx").make("connect_four")
+    move = jax.vmap(game.step)
+    num_moves, num_actions = 8, 7
+
+    def model(_: Any, key: jax.Array, action: jax.Array, state: Any) -> Any:
+        player = state.current_player
+        state = move(state, action)
+        logits = jnp.where(
+            state.legal_action_mask, jax.random.normal(key, (size.lanes, num_actions)), -1e9
+        )
+        output = mctx.RecurrentFnOutput(
+            reward=jax.vmap(lambda rewards, player: rewards[player])(state.rewards, player),
+            discount=jnp.where(state.terminated, 0.0, -1.0),
+            prior_logits=logits,
+            value=jnp.where(state.terminated, 0.0, jnp.tanh(logits[:, 0])),
+        )
+        return output, state
+
+    def play(key: jax.Array) -> Any:
+        def step(state: Any, key: jax.Array) -> Any:
+            root = mctx.RootFnOutput(
+                prior_logits=jnp.zeros((size.lanes, num_actions)),
+                value=jnp.zeros(size.lanes),
+                embedding=state,
+            )
+            found = mctx.gumbel_muzero_policy(
+                None,
+                key,
+                root,
+                model,
+                num_simulations=size.steps,
+                invalid_actions=~state.legal_action_mask,
+            )
+            state = move(state, found.action)
+            return state, (found.action, state.rewards, state.terminated)
+
+        start = jax.vmap(game.init)(jax.random.split(key, size.lanes))
+        return jax.lax.scan(step, start, jax.random.split(key, num_moves))[1]
+
+    return play, (jax.random.key(0),)
+
+
+def build_celerite(size: Size) -> Built:
+    """tinygp's scalable likelihood of one series and its gradient, a set of parameters a lane."""
+    tinygp = load("tinygp")
+    times = jnp.sort(jax.random.uniform(jax.random.key(0), (size.steps,)) * 10)
+    series = jnp.sin(times)
+
+    def loss(params: jax.Array) -> jax.Array:
+        params = jnp.exp(params)
+        kernel = tinygp.kernels.quasisep.SHO(params[0], params[1], params[2])
+        kernel += tinygp.kernels.quasisep.Matern32(params[3])
+        found: jax.Array = tinygp.GaussianProcess(kernel, times, diag=0.1).log_probability(series)
+        return -found
+
+    params = jax.random.normal(jax.random.key(1), (size.lanes, 4)) * 0.3
+    return jax.vmap(jax.value_and_grad(loss)), (params,)
+
+
+def build_flow(size: Size) -> Built:
+    """Samples of flowjax's autoregressive flow, made one dimension after the other."""
+    flow = load("flowjax.flows").masked_autoregressive_flow(
+        jax.random.key(0),
+        base_dist=load("flowjax.distributions").Normal(jnp.zeros(size.steps)),
+        flow_layers=4,
+        nn_width=32,
+    )
+    return lambda key: flow.sample(key, (size.lanes,)), (jax.random.key(1),)
+
+
 def build_kalman(size: Size) -> Built:
     """dynamax's filter and smoother of many series by one model."""
     module = load("dynamax.linear_gaussian_ssm")
@@ -227,8 +300,11 @@ PROGRAMS: Final = (
     ),
     _make("mujoco-mjx acrobot", 256, 40, "mujoco", build=build_mjx, rule=Rule(relative=1e-3)),
     _make("mctx search", 128, 32, "mctx", build=build_mctx),
+    _make("mctx connect four", 32, 16, "mctx", "pgx", build=build_connect_four),
     _make(
         "dynamax Kalman smoother", 64, 60, "dynamax", build=build_kalman, rule=Rule(relative=1e-3)
     ),
     _make("jaxopt descent", 256, 60, "jaxopt", build=build_descent, rule=Rule(relative=1e-4)),
+    _make("tinygp celerite", 32, 200, "tinygp", build=build_celerite, rule=Rule(relative=1e-3)),
+    _make("flowjax samples", 256, 4, "flowjax", build=build_flow, rule=Rule(relative=1e-3)),
 )

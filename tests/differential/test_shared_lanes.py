@@ -272,6 +272,25 @@ def test_loops_of_each_lane_between_meetings() -> None:
     check_lanes(19, orbit, normals(19), tolerance=CLOSE)
 
 
+def test_what_all_share_may_be_much_beside_a_short_loop() -> None:
+    """Particles drawn anew by sorting their weights together with evenly spaced points."""
+    num = 256
+
+    def program(x: jax.Array, keys: jax.Array) -> Any:
+        def step(x: jax.Array, key: jax.Array) -> Any:
+            x = (x * 5 + random.randint(key, (), 0, 100)) % 101
+            ends = jnp.cumsum(x + 1)
+            points = jnp.arange(num) * (ends[-1] // num)
+            kinds = jnp.repeat(jnp.array([1, 0]), num)
+            kinds = lax.sort((jnp.concatenate([ends, points]), kinds), num_keys=1)[1]
+            places = jnp.where(kinds == 0, jnp.cumsum(kinds), num)
+            return x[jnp.sort(places)[:num]], x[0]
+
+        return lax.scan(step, x, keys)
+
+    check_lanes(num, program, np.arange(num, dtype=np.int32), random.split(random.key(0), 3))
+
+
 def test_no_steps_leave_all_as_it_is() -> None:
     def still(x: jax.Array, v: jax.Array, steps: jax.Array) -> Any:
         def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -16,16 +16,23 @@ own. The first that leads to a program is taken; with few lanes, one that shares
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from fuselane.analysis.cost import total_cost
 from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.analysis.meeting_lanes import find_meeting_lanes, find_staged_meetings
 from fuselane.analysis.refusal import refuse, source_line
 from fuselane.decisions import Decision, Reason
 from fuselane.errors import UnsupportedError
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import (
+    HloComputation,
+    clone_computation,
+    instructions_with_branches,
+)
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.composition import MAX_SCALAR_COST, compose
@@ -46,6 +53,9 @@ _LANES: Final = 8
 
 MIN_MEETING_LANES: Final = 16
 """Lanes that meet in every step are worth vectors from this many on."""
+
+_Renew = Callable[[], NormalLoop]
+"""Returns the normal form of the loop that is to be formed, a new one each time."""
 
 
 def form(
@@ -71,46 +81,54 @@ def form(
 
 
 def _form(user_loop: HloInstruction, residuals: Residuals | None) -> LaneProgram:
-    normal = _normalise(user_loop, residuals)
-    if end_when_frozen(normal[0].region):
+    normal, num_recomputed = _normalise(user_loop, residuals)
+    program = _form_any(user_loop.name, functools.partial(_copy, normal))
+    rival = program.rival and replace(program.rival, num_recomputed=num_recomputed)
+    return replace(program, num_recomputed=num_recomputed, rival=rival)
+
+
+def _normalise(user_loop: HloInstruction, residuals: Residuals | None) -> tuple[NormalLoop, int]:
+    normal = normalise(user_loop)
+    return (normal, 0) if residuals is None else recompute(normal, residuals)
+
+
+def _copy(normal: NormalLoop) -> NormalLoop:
+    """Returns a normal form that may be changed: what is tried may fail halfway."""
+    return replace(normal, region=clone_computation(normal.region))
+
+
+def _form_any(name: str, renew: _Renew) -> LaneProgram:
+    normal = renew()
+    if end_when_frozen(normal.region):
         try:
-            return _form_normal(user_loop, residuals, *normal)
+            return _form_normal(name, renew, normal)
         except UnsupportedError:
-            normal = _normalise(user_loop, residuals)
-    return _form_normal(user_loop, residuals, *normal)
+            normal = renew()
+    return _form_normal(name, renew, normal)
 
 
-def _form_normal(
-    user_loop: HloInstruction, residuals: Residuals | None, normal: NormalLoop, num_recomputed: int
-) -> LaneProgram:
+def _form_normal(name: str, renew: _Renew, normal: NormalLoop) -> LaneProgram:
     leaving = find_lanes(normal.region, with_leaving=True)
-
-    def renew() -> NormalLoop:
-        return _normalise(user_loop, residuals)[0]
-
     for other, lanes in itertools.chain(
         spread_iterations(renew, leaving), part_lanes(renew, leaving)
     ):
         try:
-            program = _form_found(user_loop, residuals, other, lanes)
+            return _form_found(name, renew, other, lanes)
         except UnsupportedError:
             continue
-        return replace(program, num_recomputed=num_recomputed)
     try:
-        program = _form_found(user_loop, residuals, normal, leaving)
+        program = _form_found(name, renew, normal, leaving)
     except UnsupportedError:
-        shared = _form_shared(*_normalise(user_loop, residuals), user_loop.name)
+        shared = _form_shared(name, renew())
         if shared is None:
             raise
         return shared
     if program.num_lanes < MIN_MEETING_LANES:
-        program = replace(
-            program, rival=_form_shared(*_normalise(user_loop, residuals), user_loop.name)
-        )
-    return replace(program, num_recomputed=num_recomputed)
+        program = replace(program, rival=_form_shared(name, renew()))
+    return program
 
 
-def _form_shared(normal: NormalLoop, num_recomputed: int, name: str) -> LaneProgram | None:
+def _form_shared(name: str, normal: NormalLoop) -> LaneProgram | None:
     """Returns the program of a loop whose lanes see each other, None if there is none."""
     loop = next(i for i in normal.region.instructions if i.opcode == "while")
     lanes = share_lanes(normal.region)
@@ -124,39 +142,37 @@ def _form_shared(normal: NormalLoop, num_recomputed: int, name: str) -> LaneProg
     except UnsupportedError:
         return None
     # One thread takes all lanes, where loops in the loop may have several.
-    if len(program.loops) > 1 and program.cost * program.num_lanes / _LANES > MAX_SCALAR_COST:
+    if _inner_cost(program, loop) * program.num_lanes / _LANES > MAX_SCALAR_COST:
         return None
-    return replace(program, num_recomputed=num_recomputed)
+    return program
 
 
-def _form_found(
-    user_loop: HloInstruction,
-    residuals: Residuals | None,
-    normal: NormalLoop,
-    leaving: LaneAnalysis,
-) -> LaneProgram:
+def _inner_cost(program: LaneProgram, loop: HloInstruction) -> float:
+    """Returns the operations that a block of lanes spends on the loops in a loop, in one step."""
+    inner = [i for i in instructions_with_branches(loop.body) if i.opcode == "while"]
+    return total_cost(
+        inner,
+        program.lane_dimensions.get,
+        lambda instruction: program.loops[instruction].trip_count,
+    )
+
+
+def _form_found(name: str, renew: _Renew, normal: NormalLoop, leaving: LaneAnalysis) -> LaneProgram:
     if not leaving.leaving:
-        return _form_whole(normal, user_loop.name)
+        return _form_whole(normal, name)
     try:
         partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
-        return _form_whole(partial.normal, user_loop.name, partial)
+        return _form_whole(partial.normal, name, partial)
     except UnsupportedError as failure:
-        return _form_without_leaving(user_loop, residuals, failure)
+        return _form_without_leaving(name, renew, failure)
 
 
-def _form_without_leaving(
-    user_loop: HloInstruction, residuals: Residuals | None, failure: UnsupportedError
-) -> LaneProgram:
+def _form_without_leaving(name: str, renew: _Renew, failure: UnsupportedError) -> LaneProgram:
     """Forms a loop over a dimension that no reduction mixes, since the largest did not work out."""
     try:
-        return _form_whole(_normalise(user_loop, residuals)[0], user_loop.name)
+        return _form_whole(renew(), name)
     except UnsupportedError:
         raise failure from None
-
-
-def _normalise(user_loop: HloInstruction, residuals: Residuals | None) -> tuple[NormalLoop, int]:
-    normal = normalise(user_loop)
-    return (normal, 0) if residuals is None else recompute(normal, residuals)
 
 
 def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = None) -> LaneProgram:

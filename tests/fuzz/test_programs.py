@@ -21,6 +21,7 @@ from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step, 
 from fuselane.fuzz.scenes import (
     SCENES,
     Sketch,
+    change_grids,
     change_tables,
     fit_to_data,
     meet_in_stages,
@@ -189,9 +190,10 @@ def test_scenes_have_the_share_they_are_to_have() -> None:
         reset_states: sum(found.count("reset") > 1 for found in names),
         meet_in_stages: sum("meet" in found for found in names),
         change_tables: sum(program.table is not None for program in programs),
-        fit_to_data: len(alone) / 3,
-        mix_without_lanes: len(alone) / 3,
-        see_each_other: len(alone) / 3,
+        fit_to_data: len(alone) / 4,
+        mix_without_lanes: len(alone) / 4,
+        see_each_other: len(alone) / 4,
+        change_grids: len(alone) / 4,
     }
     assert {sketch.draw for sketch in SCENES} == set(shares)
     for sketch in SCENES:

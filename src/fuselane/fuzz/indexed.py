@@ -104,6 +104,26 @@ def dynamic_update_slice(builder: Builder, step: Step) -> Value:
     return chosen(array, kind, (value, new))
 
 
+def update_inside(builder: Builder, step: Step) -> Value:
+    """Writes a window that always starts in the same place: what lies there, or next to there, in
+    another value of the same shape."""
+    value = builder.array(step.operands[0])
+    new, kind = _new_rows(builder, step, value, value.shape)
+    variant = step.variant
+    starts, stops, shift = [], [], []
+    for size in value.shape:
+        low, high, by = variant % 3, variant // 3 % 3, variant // 9 % 3 - 1
+        variant = variant // 27 or step.variant // 5
+        starts.append(min(low, size - 1))
+        stops.append(max(size - high, starts[-1] + 1))
+        shift.append(max(-starts[-1], min(by, size - stops[-1])))
+    moved = list(map(sum, zip(starts, shift, strict=True)))
+    ends = list(map(sum, zip(stops, shift, strict=True)))
+    window = lax.slice(new.array, moved, ends)
+    array = lax.dynamic_update_slice(value.array, window, [np.int32(start) for start in starts])
+    return chosen(array, kind, (value, new))
+
+
 def _new_rows(
     builder: Builder, step: Step, value: Value, shape: tuple[int, ...]
 ) -> tuple[Value, Kind]:
@@ -165,4 +185,5 @@ INDEXED: Final[Mapping[str, Operation]] = {
     "dynamic-slice": dynamic_slice,
     "dynamic-update-slice": dynamic_update_slice,
     "scatter": scatter,
+    "update-inside": update_inside,
 }

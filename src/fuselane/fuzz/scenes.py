@@ -22,6 +22,8 @@ BOARDS: Final = ((40,), (5, 13), (65,), (33,), (16, 4), (7, 9), (2, 3, 7), (36,)
 FEW_LANES: Final = ((33,), (5,), (17,), (8,), (64,), (7, 5), (27,), (2, 11), (3,), (100,))
 MANY_POINTS: Final = (37, 16, 64, 100, 50, 23, 130)
 CROWDS: Final = ((5,), (8,), (17,), (33,), (64,), (16, 3), (9, 2), (40, 3), (12, 5))
+GRIDS: Final = ((40,), (1000,), (70,), (9, 13), (33, 34), (20, 30), (5, 6, 7), (12, 11, 10))
+"""Shapes of grids, which are never lanes."""
 TABLES: Final = (100, 1000, 17, 4097, 300)
 ANY_OUTER: Final = ("scan", "scan", "scan", "counted", "while", "gradient")
 TOGETHER: Final = ("scan", "scan", "scan", "counted")
@@ -276,6 +278,35 @@ def see_each_other(pen: Pen) -> Scene:
     )
 
 
+def change_grids(pen: Pen) -> Scene:
+    """A grid or several, whose points see their neighbours; the border is changed by other rules,
+    or stays as it is."""
+    draw = pen.random
+    dtype, kind = _numbers(pen)
+    grid = Slot(dtype, draw.choice(GRIDS), kind, draw.randrange(64))
+    carries = (grid,) * draw.choice((1, 2, 2, 3))
+    places = [FIRST_CARRY + i for i in range(len(carries))]
+    values = list(places)
+    for _ in range(draw.choice((1, 2, 3, 4))):
+        at = draw.randrange(len(values))
+        seen = pen.add(
+            draw.choice(("stencil", "stencil", "concatenate", "pad")), draw.choice(values)
+        )
+        if draw.random() < 0.4:
+            seen = pen.add(draw.choice((*JOINS, "multiply")), seen, draw.choice(values))
+        for _ in range(draw.choice((0, 1, 1, 2))):
+            target = draw.choice((values[at], values[at], seen))
+            seen = pen.add("update-inside", target, NUMBER, seen)
+        values[at] = seen if draw.random() < 0.6 else pen.add(draw.choice(JOINS), values[at], seen)
+    pen.wander((0, 0, 1))
+    return Scene(
+        lanes=(),
+        carries=carries,
+        updates=tuple(values),
+        results=(pen.add("reduce", draw.choice(values)),),
+    )
+
+
 SCENES: Final = (
     Sketch(reset_states, 0.07, ANY_OUTER),
     Sketch(fit_to_data, 0.06, TOGETHER),
@@ -283,6 +314,7 @@ SCENES: Final = (
     Sketch(meet_in_stages, 0.07, (*TOGETHER, "gradient"), is_spread=False),
     Sketch(change_tables, 0.05, TOGETHER),
     Sketch(see_each_other, 0.07, TOGETHER),
+    Sketch(change_grids, 0.06, (*TOGETHER, "gradient")),
 )
 
 

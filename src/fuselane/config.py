@@ -49,9 +49,9 @@ class Options:
         threads: Most threads a kernel may use; None is all of XLA's.
         min_gain: How many times faster than XLA a kernel has to be by estimate for a loop to be
             taken; 0 takes every loop that can be.
-        max_compile_s: Seconds that may be spent on one module, LLVM included; the loops not done by
-            then are left to XLA. LLVM itself can't be stopped, so a kernel that it would need
-            longer for than is left isn't begun.
+        max_compile_s: Seconds of processor time that may be spent on one module, LLVM included; the
+            loops not done by then are left to XLA. LLVM itself can't be stopped, so a kernel that
+            it would need longer for than is left isn't begun.
         cache_mib: Size of the kernel cache on disk above which the kernels unused longest are
             deleted, in MiB; 0 keeps no kernels on disk.
         verify: Also run every replaced loop as XLA does, compare the results and fail with an error

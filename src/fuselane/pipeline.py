@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -100,13 +99,13 @@ def transform(
     has_loops = options.loops and _WHILE_FIELD in data
     if not has_loops and strategy is None:
         return None
-    deadline_s = time.monotonic() + options.max_compile_s
+    deadline = budget.Deadline.after(options.max_compile_s)
     with collector.paused():
-        with budget.until(deadline_s):
+        with budget.until(deadline):
             module = HloModule.from_bytes(data)
         check(module, options)
         backend = backend or CpuBackend(options)
-        kernels = Kernels(module, options, log, backend, deadline_s)
+        kernels = Kernels(module, options, log, backend, deadline)
         if not (backend.comes_after_layouts or has_layouts(module)):
             forget_layouts(module)
             kernels.constrains_layouts = True
@@ -147,7 +146,7 @@ def _visit(
         The computations that what stays calls, each with where it runs.
     """
     called = []
-    residuals = _find_residuals(computation, kernels.deadline_s)
+    residuals = _find_residuals(computation, kernels.deadline)
     first = list(residuals)  # they may compute what others stack
     for instruction in [*first, *(i for i in computation.instructions if i not in residuals)]:
         if kernels.is_out_of_time:
@@ -168,11 +167,11 @@ def _visit(
 
 
 def _find_residuals(
-    computation: HloComputation, deadline_s: float
+    computation: HloComputation, deadline: budget.Deadline
 ) -> Mapping[HloInstruction, Residuals]:
     """Returns what loops of a computation may compute instead of having another stack it."""
     try:
-        with budget.until(deadline_s):
+        with budget.until(deadline):
             return find_residuals(computation)
     except OutOfTimeError:  # the next loop says so
         return {}
@@ -221,7 +220,7 @@ def _fuse(kernels: Kernels, strategy: Pipeline) -> bytes | None:
     if isinstance(backend, CpuBackend):
         passes = _with_kernels(strategy, kernels, backend)
     try:
-        with budget.until(kernels.deadline_s):
+        with budget.until(kernels.deadline):
             steps = apply(module, passes)
             told = complaint(steps)
             if told:
@@ -267,8 +266,8 @@ def with_kernels(
         log: Gets a decision for each kernel.
         backend: Who makes them.
     """
-    deadline_s = time.monotonic() + options.max_compile_s
-    return _with_kernels(strategy, Kernels(module, options, log, backend, deadline_s), backend)
+    deadline = budget.Deadline.after(options.max_compile_s)
+    return _with_kernels(strategy, Kernels(module, options, log, backend, deadline), backend)
 
 
 def _with_kernels(strategy: Pipeline, kernels: Kernels, backend: CpuBackend) -> Pipeline:

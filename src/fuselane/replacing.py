@@ -76,7 +76,7 @@ class Kernels:
         options: What the user set.
         log: Gets one decision per loop.
         backend: What the module is compiled for.
-        deadline_s: When the time to compile is over, on `time.monotonic`'s clock.
+        deadline: When the time to compile is over.
         constrains_layouts: Whether calls fix the layouts of what they take and make.
         has_any: Whether there is a kernel.
         is_out_of_time: Whether the time was over before a loop was done.
@@ -89,7 +89,7 @@ class Kernels:
     options: Options
     log: DecisionLog
     backend: Backend
-    deadline_s: float
+    deadline: budget.Deadline
     constrains_layouts: bool = False
     has_any: bool = False
     is_out_of_time: bool = False
@@ -111,7 +111,7 @@ class Kernels:
         """
         program: LaneProgram | None = None
         try:
-            with budget.until(self.deadline_s):
+            with budget.until(self.deadline):
                 self._glance(loop, place)
                 program = self._form(loop, residuals)
                 self._check_donation(loop)
@@ -161,7 +161,7 @@ class Kernels:
         """
         loop = outlined.loop
         try:
-            with budget.until(self.deadline_s):
+            with budget.until(self.deadline):
                 if self.options.verify:
                     raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=_UNVERIFIED)
                 self._check_donation(loop)

@@ -366,3 +366,41 @@ def test_a_compiled_loop_takes_as_long_as_its_steps_wait() -> None:
     last = compiled("c = f32[] convert(i)\na = f32[] sqrt(c)\ny = f32[] sqrt(a)\nz = f32[] copy(y)")
     assert chain > 1.5 * both
     assert last < both
+
+
+@pytest.mark.parametrize(("reduced", "is_row_wise"), [(0, False), (1, True)])
+def test_a_library_sums_columns_in_vectors(reduced: int, is_row_wise: bool) -> None:
+    """Rows of 16 have a beginning and an end each."""
+    shape, result = ("f32[1024,16]", "f32[1024]") if is_row_wise else ("f32[16,1024]", "f32[1024]")
+    more = f"""
+    sum {{ a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT c = f32[] add(a, b) }}
+    f {{
+      q = {shape} parameter(0)
+      zero = f32[] constant(0)
+      ROOT r = {result} reduce(q, zero), dimensions={{{reduced}}}, to_apply=sum
+    }}"""
+    body = f"y = {result} fusion(e0), kind=kCustom, calls=f"
+    time = step_us(counting_loop(body, ["e0", "y"], [shape, result], more=more), NO_MOVING)
+    assert (time > 6) == is_row_wise
+
+
+def test_windows_updated_in_place_are_vectors() -> None:
+    """The inside of a grid takes what as many elements of a whole array do, but for its loads."""
+
+    def fused(size: int, first: int) -> float:
+        shape, window = f"f32[{size},{size}]", f"f32[{size - first},{size - first}]"
+        bounds = f"[{first}:{size}], [{first}:{size}]"
+        more = f"""
+        f {{
+          q = {shape} parameter(0)
+          inside = {window} slice(q), slice={{{bounds}}}
+          r = {window} multiply(inside, inside)
+          at = s32[] constant({first})
+          ROOT u = {shape} dynamic-update-slice(q, r, at, at)
+        }}"""
+        body = f"y = {shape} fusion(e0), kind=kLoop, calls=f"
+        return step_us(simple(body, shape, more=more), NO_MOVING)
+
+    whole = step_us(simple("y = f32[64,64] multiply(e0, e0)", "f32[64,64]"), NO_MOVING)
+    assert whole < fused(65, 1) < 8 * whole
+    assert fused(10, 1) / 9**2 > 3 * fused(65, 1) / 64**2

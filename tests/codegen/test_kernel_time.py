@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
 from fuselane.codegen.kernel_time import (
     estimate_kernel_call_us,
     estimate_kernel_step_us,
@@ -258,6 +258,16 @@ def test_long_rows_of_uniform_arrays_are_made_vectors() -> None:
 
     assert mixing(8, 512) < mixing(512, 8) / 2
     assert mixing(32, 512) == pytest.approx(4 * mixing(8, 512), rel=0.1)
+
+
+def test_large_grids_take_as_long_as_memory() -> None:
+    def per_point(side: int) -> float:
+        shape = f"f32[{side},{side}]"
+        body = f"r = {shape} reverse(e0), dimensions={{0,1}}\ny = {shape} negate(r)"
+        return scalars(body, shape) / side**2
+
+    assert per_point(128) == pytest.approx(per_point(256), rel=0.1)
+    assert per_point(1024) == pytest.approx(COSTS.moving_us(8, CACHED_BYTES + 1), rel=0.1)
 
 
 def straight_us(opcode: str, lanes: int, cores: int = 1) -> float:

@@ -40,13 +40,13 @@ def test_skipped():
 """
 FAULT = """
 import jax, pytest
-from fuselane import pipeline
+from fuselane import replacing
 
 def fail(*arguments, **options):
     raise RuntimeError("this loop is too much")
 
 def test_loop(monkeypatch):
-    monkeypatch.setattr(pipeline, "form", fail)
+    monkeypatch.setattr(replacing, "form", fail)
     with pytest.warns(UserWarning, match="failed on a loop"):
         jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: y * 0.5 + x, x))(jax.numpy.ones(64))
 

@@ -287,17 +287,25 @@ def test_large_uniform_work_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> N
     def product(x: jax.Array, a: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 100, lambda i, x: jnp.tanh(a @ x), x)
 
-    def stencil(x: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, 100, lambda i, x: x + jnp.roll(x, 1, 0) + jnp.roll(x, 1, 1), x)
-
     for program, arguments in (
         (sorting, (linear_values((100_000,)),)),
         (product, (linear_values((512,)), linear_values((512, 512)))),
-        (stencil, (linear_values((512, 512)),)),
     ):
         (loop, *_) = explain(program, *arguments).loops
         assert not loop.fused
         assert loop.decision.reason.code == "cross-lane"
+
+
+@pytest.mark.parametrize("side", [64, 512])
+def test_stencils_of_any_size_are_kernels(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FUSELANE_MIN_GAIN")
+    monkeypatch.setattr(cpu, "load_costs", lambda _: MachineCosts())
+
+    def stencil(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 100, lambda i, x: x + jnp.roll(x, 1, 0) + jnp.roll(x, 1, 1), x)
+
+    (loop,) = explain(stencil, linear_values((side, side))).loops
+    assert loop.fused and loop.lanes is None
 
 
 def test_training_around_a_rollout() -> None:

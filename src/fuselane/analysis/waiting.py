@@ -6,7 +6,8 @@ it leaves behind:
 
     x = 3.9 * x * (1 - x)       a sum and a product, and x through memory: 4.5 ns, measured
 
-A step writes to memory what the next one reads.
+A step writes to memory what the next one reads. Small arrays go through memory from fusion to
+fusion, too: written as vectors and read as numbers, or the other way round, which takes longer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fuselane.hlo.instruction import HloInstruction
 
 _NUM_STEPS: Final = 3
 _MEMORY: Final = 3.0
+_ARRAY_IN_MEMORY: Final = 6.0
 _FLOATING: Final = 2.2
 _INTEGRAL: Final = 0.6
 _LATENCIES: Final[Mapping[str, float]] = {
@@ -92,10 +94,16 @@ def _run(
         if instruction.opcode == "fusion":
             called = instruction.called_computations[0]
             inner = _run(called, {n: {0: start} for n, start in enumerate(starts)})
-            done[instruction] = inner[called.root]
+            done[instruction] = inner[called.root] + _passing(instruction)
         else:
             done[instruction] = max(starts, default=0.0) + _latency(instruction)
     return done
+
+
+def _passing(thunk: HloInstruction) -> float:
+    """Returns after how many scalar operations a result is read again, but for single numbers."""
+    is_array = thunk.shape.is_array and thunk.shape.num_elements > 1
+    return _ARRAY_IN_MEMORY if is_array else 0.0
 
 
 def _latency(instruction: HloInstruction) -> float:

@@ -72,6 +72,7 @@ _LATENCY: Final = 4.0
 _EXCHANGE: Final = 0.45
 """Scalar operations that one of a sort takes, none of which waits for the one before."""
 
+_ALREADY_THERE: Final = frozenset({"constant", "get-tuple-element", "parameter"})
 _STREAMS: Final = 2.0
 """How often what is stored passes: another array is read for it, and it is written."""
 
@@ -120,7 +121,8 @@ def _moving_us(
     stored = [
         update_of(i).shape.byte_size
         for i in instructions
-        if _is_stored(i, program, plan) or any(user.is_root for user in i.users)
+        if i.opcode not in _ALREADY_THERE
+        and (_is_stored(i, program, plan) or any(user.is_root for user in i.users))
     ]
     return costs.moving_us(_STREAMS * sum(stored), sum(stored) + max(stored, default=0))
 

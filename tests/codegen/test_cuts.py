@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.codegen.kernels import Settings, check, layouts
+from tests.codegen.kernels import Settings, check, layouts, some
 from tests.lanes.loops import counting_loop
 
 SIZE = 90
@@ -77,3 +77,20 @@ def test_padded_reversed_strided(lanes: int, options: Settings, low: int, high: 
 
     values = np.random.default_rng(0).integers(-99, 99, (lanes, SIZE)).astype(np.int32)
     check(module, step, 2, values, **options)
+
+
+def test_cuts_pass_where_dimensions_of_one_come_and_go() -> None:
+    """Each loop knows what it puts together, so that none selects."""
+    shape, row = "f32[40,50]", "f32[1,40,50]"
+    body = f"""
+      a = f32[40,1] slice(e0), slice={{[0:40], [49:50]}}
+      b = f32[40,49] slice(e0), slice={{[0:40], [0:49]}}
+      r = {shape} concatenate(a, b), dimensions={{1}}
+      s = {row} reshape(r)
+      n = {row} negate(s)
+      y = {shape} reshape(n)"""
+    module = counting_loop(body, ["y"], [shape])
+    compiled = check(
+        module, lambda i, x: [-np.roll(x, 1, 1)], 3, some([40, 50]), bounds_checks=False
+    )
+    assert "select" not in compiled.code.ir

@@ -157,6 +157,21 @@ def test_life() -> None:
     check_grid(life, (grid(300, 301) > 0).astype(np.int32), tolerance=EXACT)
 
 
+@pytest.mark.parametrize("size", [16, 33])
+def test_each_field_of_a_stack_moves_its_own_way(size: int) -> None:
+    def f(fields: jax.Array) -> Any:
+        def step(fields: jax.Array, _: None) -> Any:
+            mean = fields.mean(0)
+            fields = fields + 0.3 * (mean - fields)
+            steps = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+            moved = [jnp.roll(x, by, (0, 1)) for x, by in zip(fields, steps, strict=True)]
+            return jnp.stack(moved), mean[3, 4]
+
+        return lax.scan(step, fields, None, length=5)
+
+    check_grid(f, grid(9, size, size + 2))
+
+
 def test_doubles() -> None:
     def f(x: jax.Array) -> Any:
         def step(x: jax.Array, _: None) -> Any:

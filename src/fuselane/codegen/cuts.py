@@ -143,6 +143,22 @@ def _transpose(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
     }
 
 
+def _reshape(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    """Dimensions of size 1 come and go; whatever else is reshaped is in one loop."""
+    long, before = (
+        [axis for axis, size in enumerate(shape.dimensions) if size > 1]
+        for shape in (instruction.shape, instruction.operands[0].shape)
+    )
+    sizes, others = instruction.shape.dimensions, instruction.operands[0].shape.dimensions
+    if [sizes[axis] for axis in long] != [others[axis] for axis in before]:
+        return {}
+    return {
+        axis: operands[0][source]
+        for axis, source in zip(long, before, strict=True)
+        if source in operands[0]
+    }
+
+
 def _broadcast(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
     return {instruction.dimensions[axis]: places for axis, places in operands[0].items()}
 
@@ -153,6 +169,7 @@ _RULES: Final[Mapping[str, Callable[[HloInstruction, Sequence[Cuts]], Cuts]]] = 
     "dynamic-update-slice": _update,
     "elementwise": _elementwise,
     "pad": _pad,
+    "reshape": _reshape,
     "reverse": _reverse,
     "slice": _slice,
     "transpose": _transpose,

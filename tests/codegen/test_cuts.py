@@ -88,9 +88,10 @@ def test_cuts_pass_where_dimensions_of_one_come_and_go() -> None:
       r = {shape} concatenate(a, b), dimensions={{1}}
       s = {row} reshape(r)
       n = {row} negate(s)
-      y = {shape} reshape(n)"""
-    module = counting_loop(body, ["y"], [shape])
+      t = {shape} reshape(n)
+      y = {shape} reverse(t), dimensions={{0}}"""
+    module = counting_loop(body, ["y"], [shape], trip_count=3)
     compiled = check(
-        module, lambda i, x: [-np.roll(x, 1, 1)], 3, some([40, 50]), bounds_checks=False
+        module, lambda i, x: [-np.roll(x, 1, 1)[::-1]], 3, some([40, 50]), bounds_checks=False
     )
     assert "select" not in compiled.code.ir

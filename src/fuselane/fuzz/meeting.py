@@ -62,7 +62,9 @@ def meet(builder: Builder, step: Step) -> Value:
             return chosen(extreme, Kind.NEAR, (value,))
         scaled = value.array * number(1 / count, value.dtype)
         return near(lax.psum(scaled, axes), value, num_terms=count)
-    array = cast(value.array, "int32") if value.dtype == "bool" else value.array
+    # A constant's sum is a product with the number of lanes, which JAX makes of the same type.
+    is_narrow = value.dtype in ("bool", "int8", "uint8")
+    array = cast(value.array, "int32") if is_narrow else value.array
     if is_complex(value.dtype):
         array = cast(array, "float32")
     if form >= 2 and not builder.smooth:

@@ -323,16 +323,26 @@ def reshape(
     result_dimensions, result_lane = result
     dimensions, lane = operand
     if result_lane is None or lane is None:
-        known = without_lane(index)
-        return unflatten(builder, flatten(builder, known, result_dimensions), dimensions)
+        return _reshape(builder, without_lane(index), result_dimensions, dimensions)
     parts: list[Element] = []
     for section, shape_from, shape_to in (
         (index[:result_lane], result_dimensions[:result_lane], dimensions[:lane]),
         (index[result_lane + 1 :], result_dimensions[result_lane + 1 :], dimensions[lane + 1 :]),
     ):
-        position = flatten(builder, without_lane(section), shape_from)
-        parts.append(unflatten(builder, position, shape_to))
+        parts.append(_reshape(builder, without_lane(section), shape_from, shape_to))
     return (*parts[0], LANE, *parts[1])
+
+
+def _reshape(
+    builder: ir.IRBuilder, index: Sequence[Index], sizes: Sequence[int], wanted: Sequence[int]
+) -> tuple[Index, ...]:
+    """Returns the index, in dimensions of the wanted sizes, of the same row-major position; where
+    only dimensions of size 1 come or go, nothing is worked out for it."""
+    long = [(at, size) for at, size in zip(index, sizes, strict=True) if size != 1]
+    if [size for _, size in long] != [size for size in wanted if size != 1]:
+        return unflatten(builder, flatten(builder, index, sizes), wanted)
+    remaining = iter(long)
+    return tuple(0 if size == 1 else next(remaining)[0] for size in wanted)
 
 
 def residual_dimensions(dimensions: tuple[int, ...], lane: int | None) -> tuple[int, ...]:

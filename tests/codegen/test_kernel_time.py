@@ -260,6 +260,30 @@ def test_long_rows_of_uniform_arrays_are_made_vectors() -> None:
     assert mixing(32, 512) == pytest.approx(4 * mixing(8, 512), rel=0.1)
 
 
+def test_streams_that_all_lanes_share_are_not_copied() -> None:
+    """A number of each step that lanes meet for, written down: however many there are."""
+
+    def met(steps: int) -> float:
+        body = f"""
+          low = f32[] constant(0)
+          best = f32[] reduce(e0, low), dimensions={{0}}, to_apply=larger
+          row = f32[1] reshape(best)
+          up = f32[{steps}] dynamic-update-slice(e1, row, i)
+          spread = f32[64] broadcast(best), dimensions={{}}
+          y = f32[64] multiply(e0, spread)"""
+        more = """
+          larger {
+            a = f32[] parameter(0)
+            b = f32[] parameter(1)
+            ROOT c = f32[] maximum(a, b)
+          }"""
+        results, shapes = ["y", "up"], ["f32[64]", f"f32[{steps}]"]
+        module = counting_loop(body, results, shapes, trip_count=steps, more=more)
+        return step_us(module)
+
+    assert met(100_000) == pytest.approx(met(1000), rel=0.1)
+
+
 def test_large_grids_take_as_long_as_memory() -> None:
     def per_point(side: int) -> float:
         shape = f"f32[{side},{side}]"

@@ -165,7 +165,8 @@ def _work_us(
         count = _count_elements(instruction, operations)
         in_memory = 0.0
         if _is_stored(instruction, program, plan):
-            is_copied = program.has_lanes and update_of(instruction) is not instruction
+            is_update = update_of(instruction) is not instruction
+            is_copied = is_update and program.has_lanes and instruction not in program.mutable
             moved = _COPIED * shape.num_elements if is_copied else _IN_MEMORY * count
             in_memory = moved * costs.kernel_scalar_us
         return count * timing_of(instruction).work * costs.kernel_cycle_us + in_memory

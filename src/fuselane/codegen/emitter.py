@@ -192,7 +192,7 @@ class Emitter:
         size = residual_size(instruction.shape.dimensions, self.lane(instruction))
         if self.program.has_lanes or size <= self.max_unrolled:
             return
-        arrays = [self.array(o) for o in instruction.operands if o.shape.is_array]
+        arrays = [self.array(operand) for operand in instruction.operands]
         if has_too_many_parts(instruction, arrays):
             for operand, array in zip(instruction.operands, arrays, strict=True):
                 if is_cut(array):

@@ -95,11 +95,13 @@ def estimate_shared_us(
     """Returns the time of what all lanes share in one run of a computation, in microseconds."""
     shared = [i for i in computation.instructions if has_work(i) and not needs_lanes(i, program)]
     branching = {i.shape.dimensions for i in shared if i.opcode in _BRANCHING}
-    work = sum(_work_us(i, program, plan, costs, branching) for i in shared)
+    views = Views(program=program, max_unrolled=plan.max_unrolled)
+    stored = {i for i in shared if _is_stored(i, plan, views)}
+    work = sum(_work_us(i, program, plan, costs, branching, stored) for i in shared)
     waiting = moving = 0.0
     if not program.has_lanes:
         waiting = _waiting_cycles(computation, shared, program, plan) * costs.kernel_cycle_us
-        moving = _moving_us(shared, program, plan, costs)
+        moving = _moving_us(shared, stored, costs)
     nested = sum(
         times * estimate_shared_us(program, plan, inner, costs)
         for instruction in computation.instructions
@@ -119,16 +121,17 @@ def _copied_bytes(loop: HloInstruction, program: LaneProgram, plan: Plan) -> int
 
 
 def _moving_us(
-    instructions: Iterable[HloInstruction], program: LaneProgram, plan: Plan, costs: MachineCosts
+    instructions: Iterable[HloInstruction],
+    stored: Collection[HloInstruction],
+    costs: MachineCosts,
 ) -> float:
-    """Returns the time to read and write the arrays in memory that instructions make."""
-    stored = [
+    """Returns the time to read and write what instructions store, or leave to the next step."""
+    sizes = [
         update_of(i).shape.byte_size
         for i in instructions
-        if i.opcode not in _ALREADY_THERE
-        and (_is_stored(i, program, plan) or any(user.is_root for user in i.users))
+        if i.opcode not in _ALREADY_THERE and (i in stored or any(user.is_root for user in i.users))
     ]
-    return costs.moving_us(_STREAMS * sum(stored), sum(stored) + max(stored, default=0))
+    return costs.moving_us(_STREAMS * sum(sizes), sum(sizes) + max(sizes, default=0))
 
 
 def has_work(instruction: HloInstruction) -> bool:
@@ -142,9 +145,11 @@ def _work_us(
     plan: Plan,
     costs: MachineCosts,
     branching: Collection[tuple[int, ...]],
+    stored: Collection[HloInstruction],
 ) -> float:
     """Returns the time of an instruction beside others that do not wait for it; `branching` are
-    the sizes of arrays whose elements are computed one by one."""
+    the sizes of arrays whose elements are computed one by one, `stored` what fills arrays in
+    memory."""
     operations = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
     match instruction.opcode:
         case "reduce":
@@ -164,7 +169,7 @@ def _work_us(
     if is_small or program.has_lanes or shape.dimensions in branching:
         count = _count_elements(instruction, operations)
         in_memory = 0.0
-        if _is_stored(instruction, program, plan):
+        if instruction in stored:
             is_update = update_of(instruction) is not instruction
             is_copied = is_update and program.has_lanes and instruction not in program.mutable
             moved = _COPIED * shape.num_elements if is_copied else _IN_MEMORY * count
@@ -176,11 +181,11 @@ def _work_us(
     return operations * share * operation_us(instruction, costs)
 
 
-def _is_stored(instruction: HloInstruction, program: LaneProgram, plan: Plan) -> bool:
+def _is_stored(instruction: HloInstruction, plan: Plan, views: Views) -> bool:
     """Whether an instruction fills an array in memory."""
     if not instruction.shape.is_array or instruction.shape.num_elements <= plan.max_unrolled:
         return False
-    return not Views(program=program, max_unrolled=plan.max_unrolled).is_view(instruction)
+    return not views.is_view(instruction)
 
 
 def _count_elements(instruction: HloInstruction, operations: float) -> float:

@@ -52,6 +52,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
+from fuselane.lanes.ahead import forget_trip_count, run_ahead, undo_ahead
 from fuselane.lanes.checked_loop import is_reference
 from fuselane.lanes.dispatch import keep_asynchronous
 from fuselane.lanes.donation import (
@@ -183,7 +184,15 @@ def _replace_any(
     residuals: Mapping[HloInstruction, Residuals],
     kernels: Kernels,
 ) -> bool:
-    """Replaces a loop of any structure."""
+    """Replaces a loop of any structure; one that calls back in branches stays, and a loop that runs
+    ahead of them is replaced."""
+    ahead = run_ahead(loop) if kernels.runs_ahead else None
+    if ahead is not None:
+        if kernels.replace(ahead, replace(place, is_ahead=True)):
+            forget_trip_count(loop)
+        else:
+            undo_ahead(ahead)
+        return False
     tupled = make_tupled(loop)
     is_replaced = kernels.replace(tupled, place, residuals.get(tupled))
     if not is_replaced:

@@ -60,9 +60,11 @@ class Place:
         is_compiled: Whether XLA makes them part of one function.
         around: The loops of that function around them, outermost first, that would be part of none
             any more, and run thunk by thunk, if there was a kernel in them.
+        is_ahead: Whether they run ahead of the steps of another that call back; see `lanes.ahead`.
     """
 
     is_compiled: bool = False
+    is_ahead: bool = False
     around: tuple[HloInstruction, ...] = ()
 
 
@@ -136,7 +138,7 @@ class Kernels:
             numbers[LEFT_OUT] = float(self._left_out[loop])
         if residuals is not None and program.num_recomputed:
             self._left_out[residuals.writer] = program.num_recomputed
-        decision = describe(program, self._source(loop), numbers)
+        decision = describe(program, self._source(loop), numbers, is_ahead=place.is_ahead)
         self._record(loop, program, decision, call.key)
         is_counted = loop.computation is self.module.entry and program.trip_count is not None
         self._add(gain.kernel_us if is_counted else math.inf)
@@ -194,6 +196,12 @@ class Kernels:
         made = replace_loop(loop, call.program, call.target, call.attributes)
         return replace(decision, instruction=made.name)
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether kernels may run ahead of callbacks: where XLA has placed copies, and none of its
+        loops has to stay beside a kernel."""
+        return self.backend.comes_after_layouts and not self.options.verify
+
     # Stages.
 
     def _glance(self, loop: HloInstruction, place: Place) -> None:
@@ -226,7 +234,7 @@ class Kernels:
         program = planned.program
         step_us = planned.step_us / program.iterations
         call_us = planned.call_us + self._opening_us(place)
-        if program.trip_count is None and place.around:
+        if program.trip_count is None and (place.around or place.is_ahead):
             step_us += call_us / FEW_TRIPS
         gain = Gain(
             trip_count=program.trip_count,

@@ -109,11 +109,12 @@ def compose(
 
 
 def _bodies(loop: HloInstruction) -> Iterator[tuple[HloInstruction, HloComputation]]:
-    """Yields a loop and all loops nested in it, with their bodies, outermost first."""
+    """Yields a loop and all loops in its body and condition, with their bodies, outermost first."""
     yield loop, loop.body
-    for instruction in instructions_with_branches(loop.body):
-        if instruction.opcode == "while":
-            yield from _bodies(instruction)
+    for computation in loop.called_computations:
+        for instruction in instructions_with_branches(computation):
+            if instruction.opcode == "while":
+                yield from _bodies(instruction)
 
 
 def _split_leaves(analysis: LaneAnalysis) -> _LaneDimensions:

@@ -17,7 +17,11 @@ _NO_ESTIMATES: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 def describe(
-    program: LaneProgram, source: str = "", estimates: Mapping[str, float] = _NO_ESTIMATES
+    program: LaneProgram,
+    source: str = "",
+    estimates: Mapping[str, float] = _NO_ESTIMATES,
+    *,
+    is_ahead: bool = False,
 ) -> Decision:
     """Returns the decision to fuse, with the numbers it rests on.
 
@@ -25,6 +29,7 @@ def describe(
         program: What was formed.
         source: The user's source line of the loop.
         estimates: Further numbers, by name.
+        is_ahead: Whether the kernel runs ahead of steps that call back.
     """
     loop = program.loop
     numbers = {
@@ -42,6 +47,8 @@ def describe(
     extent = f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes"
     if program.shared:
         extent += " that see each other"
+    if is_ahead:
+        extent += ", up to the next step that calls back"
     return Reason.FUSED.decide(
         instruction=program.name,
         opcode="while",

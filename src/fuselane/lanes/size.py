@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -35,7 +36,9 @@ def check_size(
         state += sum(
             _element_size(element) for element in loop.elements if element.kind is ElementKind.STATE
         )
-        for instruction in instructions_with_branches(loop.instruction.body):
+        for instruction in itertools.chain.from_iterable(
+            map(instructions_with_branches, loop.instruction.called_computations)
+        ):
             if not instruction.shape.is_array or instruction in mutable or is_leaf(instruction):
                 continue
             if instruction.opcode == "get-tuple-element":

@@ -1,0 +1,325 @@
+"""Loops that run ahead of what only the host can do: callbacks in branches that are rarely taken.
+
+    while (c(s)) {                              while (c(s)) {
+        if (p(s)) print(s)                          if (p(s)) print(s)
+        s = f(s)                                    s = f(s)
+    }                                    ->         while (c(s) && !p(s)) s = f(s)
+                                                }
+
+The loop inside holds no callback, so it may become a kernel; XLA runs the first step and those in
+which one of the branches is taken, as it did before. Progress bars, prints every so often and
+checks for errors look like that. A condition may stand within a branch of another; a branch that is
+not to be taken is left out of the loop inside, tokens with it.
+
+Does not handle: callbacks outside of conditionals; conditionals some of whose branches call back
+only now and then, if what they return is needed.
+Numerics: bitwise-equal, but for what becomes of the loop inside.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final, NamedTuple, final
+
+from fuselane.analysis.while_loops import get_known_trip_count, is_invariant
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType, Shape
+
+_PRED: Final = Shape.array(PrimitiveType.PRED, ())
+_CALLBACK: Final = "callback"
+"""Part of the targets of all custom calls by which JAX calls Python."""
+
+
+def run_ahead(loop: HloInstruction) -> HloInstruction | None:
+    """Puts a loop that runs ahead into a `while` that calls back in branches.
+
+    Args:
+        loop: A `while` of a module, with a body that nothing else calls. XLA must evaluate its
+            condition from now on, see `forget_trip_count`.
+    Returns:
+        The loop inside. None if the loop calls back in every step or not at all, or if what it goes
+        on with hangs on the branches; it is as it was then.
+    """
+    root = loop.body.root
+    if root.opcode != "tuple" or not loop.body.fact(_calls_back):
+        return None
+    if loop.body.fact(_is_loud) or loop.condition.fact(_calls_back):
+        return None
+    kept = [i for i, shape in enumerate(loop.shape.tuple_shapes) if not _is_token(shape)]
+    try:
+        called = [_quiet_body(loop.body, kept), _condition(loop, kept)]
+    except _LoudError:
+        return None
+    return _insert(loop, kept, called)
+
+
+def undo_ahead(inside: HloInstruction) -> None:
+    """Takes a loop that `run_ahead` made, and that stays with XLA, out again."""
+    body, start = inside.computation, inside.operands[0]
+    assert body is not None, "it is in the module"
+    for element in list(inside.users):
+        element.replace_all_uses_with(start.operands[element.tuple_index])
+        body.remove(element)
+    inside.drop_control_edges()
+    body.remove(inside)
+    body.remove(start)
+
+
+def forget_trip_count(loop: HloInstruction) -> None:
+    """Makes XLA look at a loop's condition, instead of at how often it would have run."""
+    if get_known_trip_count(loop) is not None:
+        config = json.loads(loop.backend_config)
+        del config["known_trip_count"]
+        loop.proto.backend_config = json.dumps(config).encode()
+
+
+def _insert(loop: HloInstruction, kept: list[int], called: list[HloComputation]) -> HloInstruction:
+    """Makes a body go on with a loop, behind all else: that loop changes memory in place."""
+    body = loop.body
+    root, (parameter,) = body.root, body.parameters
+    values = [root.operands[index] for index in kept]
+    last = [i for i in body.instructions if set(i.users) <= {root} and i is not root]
+    start = body.add(HloInstruction.create("tuple", called[0].root.shape, values))
+    inside = HloInstruction.create(
+        "while", start.shape, [start], called_computations=called, metadata=loop.metadata
+    )
+    body.add(inside).name = loop.name
+    for instruction in last:
+        if instruction not in (*values, parameter):
+            inside.add_control_predecessor(instruction)
+    for position, index in enumerate(kept):
+        if not is_invariant(loop, index):
+            root.replace_operand(index, body.add(_element(inside, position)))
+    body.sort()
+    return inside
+
+
+def _quiet_body(body: HloComputation, kept: list[int]) -> HloComputation:
+    """Returns what a body computes where it takes no branch that calls back."""
+    copier = _Copier(body, kept)
+    scope = _Scope(body)
+    roots = [copier.copy(_Value(body.root.operands[i], scope)) for i in kept]
+    root = HloInstruction.create("tuple", copier.made.parameters[0].shape, roots)
+    copier.made.root = copier.made.add(root)
+    return copier.made
+
+
+def _condition(loop: HloInstruction, kept: list[int]) -> HloComputation:
+    """Returns the condition of a loop, if it is to end in front of a step that calls back."""
+    copier = _Copier(loop.condition, kept)
+    goes_on = copier.copy(_Value(loop.condition.root, _Scope(loop.condition)))
+    is_quiet = copier.add("not", [_find_loud(copier, _Scope(loop.body))])
+    copier.made.root = copier.add("and", [goes_on, is_quiet])
+    return copier.made
+
+
+def _find_loud(copier: _Copier, scope: _Scope) -> HloInstruction:
+    """Returns whether a computation takes a branch that calls back."""
+    taken = []
+    for conditional in _loud_conditionals(scope.computation):
+        index = copier.copy(_Value(conditional.operands[0], scope))
+        for number, branch in enumerate(conditional.called_computations):
+            if branch.fact(_calls_back):
+                is_taken = _is_taken(copier, index, number, len(conditional.called_computations))
+                if not branch.fact(_is_loud):
+                    inner = _find_loud(copier, scope.branch(conditional, number))
+                    is_taken = copier.add("and", [is_taken, inner])
+                taken.append(is_taken)
+    return reduce(lambda left, right: copier.add("or", [left, right]), taken)
+
+
+def _is_taken(
+    copier: _Copier, index: HloInstruction, number: int, num_branches: int
+) -> HloInstruction:
+    """Returns whether a conditional takes one of its branches; the last is for all other
+    indices."""
+    if index.shape.element_type is PrimitiveType.PRED:
+        return copier.add("not", [index]) if number else index
+    if number < num_branches - 1:
+        return copier.compare(index, "EQ", number)
+    below = copier.compare(index, "LT", 0)
+    return copier.add("or", [below, copier.compare(index, "GE", number)])
+
+
+def _loud_conditionals(computation: HloComputation) -> list[HloInstruction]:
+    return [
+        i
+        for i in computation.instructions
+        if i.opcode == "conditional" and any(c.fact(_calls_back) for c in i.called_computations)
+    ]
+
+
+def _is_loud(computation: HloComputation) -> bool:
+    """Whether a computation calls back whatever its conditionals decide."""
+    return any(
+        _is_effect(i)
+        or (i.opcode != "conditional" and any(c.fact(_calls_back) for c in i.called_computations))
+        for i in computation.instructions
+    )
+
+
+def _calls_back(computation: HloComputation) -> bool:
+    """Whether a computation, or any that it calls, does what only the host can do."""
+    return any(
+        _is_effect(i) or any(c.fact(_calls_back) for c in i.called_computations)
+        for i in computation.instructions
+    )
+
+
+def _is_effect(instruction: HloInstruction) -> bool:
+    if instruction.called_computations:
+        return False
+    return instruction.has_side_effect or _CALLBACK in instruction.custom_call_target
+
+
+def _is_token(shape: Shape) -> bool:
+    return shape.element_type is PrimitiveType.TOKEN
+
+
+def _element(value: HloInstruction, index: int) -> HloInstruction:
+    shape = value.shape.tuple_shapes[index]
+    return HloInstruction.create("get-tuple-element", shape, [value], tuple_index=index)
+
+
+class _LoudError(Exception):
+    """What is asked for hangs on a branch that calls back."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """A computation, and what its parameter stands for.
+
+    Attributes:
+        computation: A body or condition, or a branch of a conditional.
+        argument: What the branch is given; None for the others, which are given the state.
+    """
+
+    computation: HloComputation
+    argument: _Value | None = None
+
+    def branch(self, conditional: HloInstruction, number: int) -> _Scope:
+        """Returns a branch of one of its conditionals."""
+        argument = _Value(conditional.operands[number + 1], self)
+        return _Scope(conditional.called_computations[number], argument)
+
+
+class _Value(NamedTuple):
+    """An instruction of the user's module, and where that is evaluated."""
+
+    instruction: HloInstruction
+    scope: _Scope
+
+
+@final
+class _Copier:
+    """Copies into a new computation of a loop's state what values depend on.
+
+    Args:
+        original: The body or condition that is copied from.
+        kept: The elements of the state that are carried.
+    """
+
+    def __init__(self, original: HloComputation, kept: list[int]) -> None:
+        (parameter,) = original.parameters
+        shape = Shape.tuple_of([parameter.shape.tuple_shapes[i] for i in kept])
+        self.made = HloComputation.create(f"{original.name}.ahead")
+        self._state = self.made.add(HloInstruction.parameter(0, shape, parameter.name))
+        self._positions = {index: position for position, index in enumerate(kept)}
+        self._is_whole = shape == parameter.shape
+        self._copies: dict[_Value, HloInstruction] = {}
+
+    def add(self, opcode: str, operands: list[HloInstruction]) -> HloInstruction:
+        """Adds an operation on booleans."""
+        return self.made.add(HloInstruction.create(opcode, _PRED, operands))
+
+    def compare(self, index: HloInstruction, direction: str, number: int) -> HloInstruction:
+        """Adds the comparison of the index of a branch with a number."""
+        literal = index.shape.element_type.dtype.type(number)
+        constant = self.made.add(HloInstruction.create("constant", index.shape, literal=literal))
+        return self.made.add(
+            HloInstruction.create(
+                "compare", _PRED, [index, constant], comparison_direction=direction
+            )
+        )
+
+    def copy(self, value: _Value) -> HloInstruction:
+        """Returns the copy of a value."""
+        value = _resolve(value)
+        stack = [value]
+        while stack:
+            top = stack[-1]
+            needed = self._operands(top)
+            missing = [operand for operand in needed if operand not in self._copies]
+            if missing:
+                stack += missing
+                continue
+            stack.pop()
+            if top not in self._copies:
+                self._copies[top] = self._copy(top, [self._copies[o] for o in needed])
+        return self._copies[value]
+
+    def _operands(self, value: _Value) -> list[_Value]:
+        instruction, scope = value
+        operands = [_resolve(_Value(operand, scope)) for operand in instruction.operands]
+        return [] if _is_element(instruction, operands) else operands
+
+    def _copy(self, value: _Value, operands: list[HloInstruction]) -> HloInstruction:
+        instruction = value.instruction
+        if instruction.opcode == "get-tuple-element" and not operands:
+            return self.made.add(_element(self._state, self._position(instruction.tuple_index)))
+        if instruction.opcode == "parameter" and self._is_whole:
+            return self._state
+        if instruction.opcode == "parameter" or _is_token(instruction.shape):
+            raise _LoudError
+        return self.made.add(instruction.clone(operands))
+
+    def _position(self, index: int) -> int:
+        if index not in self._positions:
+            raise _LoudError
+        return self._positions[index]
+
+
+def _is_element(instruction: HloInstruction, operands: list[_Value]) -> bool:
+    """Whether an instruction takes an element of the state, given what its operands are."""
+    is_state = bool(operands) and operands[0].instruction.opcode == "parameter"
+    return is_state and instruction.opcode == "get-tuple-element"
+
+
+def _resolve(value: _Value) -> _Value:
+    """Returns what a value is the same as: no parameter of a branch, no element of a `tuple`, and
+    nothing of a conditional that calls back, but what its quiet branch makes."""
+    while True:
+        source = _source(value)
+        if source is None:
+            return value
+        value = source
+
+
+def _source(value: _Value) -> _Value | None:
+    instruction, scope = value
+    match instruction.opcode:
+        case "parameter":
+            return scope.argument
+        case "conditional":
+            return _quiet_result(instruction, scope)
+        case "get-tuple-element":
+            whole = _resolve(_Value(instruction.operands[0], scope))
+            if whole.instruction.opcode == "tuple":
+                return _Value(whole.instruction.operands[instruction.tuple_index], whole.scope)
+    return None
+
+
+def _quiet_result(conditional: HloInstruction, scope: _Scope) -> _Value | None:
+    """Returns the result of the only branch that may be taken quietly; None if none calls back."""
+    branches = conditional.called_computations
+    if not any(branch.fact(_calls_back) for branch in branches):
+        return None
+    quiet = [number for number, branch in enumerate(branches) if not branch.fact(_is_loud)]
+    if len(quiet) != 1:
+        raise _LoudError
+    branch = scope.branch(conditional, quiet[0])
+    return _Value(branch.computation.root, branch)

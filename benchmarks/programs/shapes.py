@@ -235,6 +235,27 @@ def build_smoothing(size: Size) -> Built:
     return run, (jax.random.normal(jax.random.key(6), (size.steps, size.lanes)),)
 
 
+def build_progress(size: Size) -> Built:
+    """Particles in a double well, which tell the host every tenth of the way, as progress bars do."""
+
+    def take(step: Any, energy: Any) -> None:
+        del step, energy
+
+    def simulate(start: jax.Array, key: jax.Array) -> Any:
+        def step(i: Any, x: jax.Array) -> jax.Array:
+            def tell() -> None:
+                energy = jnp.mean((x * x - 1.0) ** 2)
+                jax.debug.callback(take, i, energy, ordered=True)
+
+            jax.lax.cond(i % (size.steps // 10) == 0, tell, lambda: None)
+            noise = jax.random.normal(jax.random.fold_in(key, i), x.shape)
+            return x - 0.04 * x * (x * x - 1.0) + 0.1 * noise
+
+        return jax.lax.fori_loop(0, size.steps, step, start)
+
+    return simulate, (jnp.linspace(-2.0, 2.0, size.lanes), jax.random.key(5))
+
+
 def _make(name: str, lanes: int, steps: int, **settings: Any) -> Program:
     return Program(
         name=f"shape/{name}",
@@ -269,5 +290,6 @@ PROGRAMS: Final = (
     _make("training", 4096, 200, build=build_training, rule=Rule(relative=1e-2)),
     _make("unrolled", 16_384, 400, build=build_unrolled),
     _make("boards", 4096, 50, build=build_cells, rule=EXACT),
+    _make("progress", 4096, 1000, build=build_progress, rule=Rule(relative=1e-3)),
     _make("smoothing", 16_384, 200, build=build_smoothing, rule=Rule(relative=1e-4)),
 )

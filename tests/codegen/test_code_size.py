@@ -49,3 +49,19 @@ def test_stages_of_a_reduction_are_not_written_out(
     module = counting_loop(body, ["all", "mixed"], carried, more=more)
     kernel = build(form(module, loop_of(module)), Options(), DEVICE)
     assert kernel.num_instructions < 2 * 1024
+
+
+def test_a_loop_reads_few_elements_from_memory() -> None:
+    """Twelve are in registers, but 144 products of two of them are made in a loop: selecting each
+    among twelve would be most of its work."""
+    body = """
+    left = f32[64,12,12] broadcast(e0), dimensions={0,1}
+    right = f32[64,12,12] broadcast(e0), dimensions={0,2}
+    products = f32[64,12,12] multiply(left, right)
+    sum = f32[64,12,12] add(products, e1)
+    short = f32[64,12] sqrt(e0)
+"""
+    carried = [f"f32[{NUM_LANES},12]", f"f32[{NUM_LANES},12,12]"]
+    module = counting_loop(body, ["short", "sum"], carried)
+    kernel = build(form(module, loop_of(module)), Options(), DEVICE)
+    assert kernel.ir.count(" select ") < 6

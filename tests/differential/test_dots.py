@@ -244,6 +244,30 @@ def test_kalman_filters(way: str, size: int, observed: int) -> None:
     check(program, *arrays, tolerance=Tolerance(ulp=8, relative=1e-3, absolute=1e-3))
 
 
+@pytest.mark.parametrize("lanes", [1, LANES])
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize(("rows", "pivoted"), [(14, 9), (30, 16)])
+def test_larger_matrices(lanes: int, rows: int, pivoted: int, x64: bool) -> None:
+    """Loops over their columns and rows, with several matrices and right sides per lane."""
+
+    def step(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        factor = jnp.linalg.cholesky(a @ a.mT + rows * jnp.eye(rows))
+        solved = jax.scipy.linalg.solve_triangular(factor, b, lower=True)
+        small = a[..., :pivoted, :pivoted] * 0.3 + jnp.eye(pivoted)
+        sign, size = jnp.linalg.slogdet(small)
+        other = jnp.linalg.solve(small, b[..., :pivoted, :])
+        b = 0.5 * b + solved.at[..., :pivoted, :].add(0.1 * other)
+        return 0.9 * a + 0.01 * factor, b + (0.01 * sign * size)[..., None, None]
+
+    float_type = np.float64 if x64 else np.float32
+    arrays = [
+        a.astype(float_type)
+        for a in (normal(lanes, 2, rows, rows), normal(lanes, 2, rows, 3, seed=1))
+    ]
+    tolerance = Tolerance(ulp=8, relative=1e-9, absolute=1e-9) if x64 else CLOSE
+    check(repeat(step, steps=3), *arrays, tolerance=tolerance, x64=x64)
+
+
 def test_failing_factorisations_stay_in_their_lane() -> None:
     """Matrices that are not positive, singular or not numbers beside others that are."""
 

@@ -108,6 +108,23 @@ def test_the_condition_goes_by_all_lanes() -> None:
         check(program, np.arange(lanes, dtype=np.int32))
 
 
+def test_lanes_that_meet_leave_a_sum() -> None:
+    """The condition asks all lanes; what they add up is not needed before the end."""
+
+    def program(x: jax.Array, y: jax.Array) -> Any:
+        def goes_on(c: Any) -> jax.Array:
+            return (c[0] < 9) & (jnp.sum(c[1]) % 3 != 1)
+
+        def step(c: Any) -> Any:
+            i, x, y, seed, total = c
+            return i + 1, jnp.zeros_like(x) + seed, y * 0 + seed * 3, seed * 77 + 5, total + y.sum()
+
+        return lax.while_loop(goes_on, step, (0, x, y, 3, 0))
+
+    x = np.arange(240, dtype=np.int32).reshape(40, 2, 3)
+    check(program, x, np.arange(40, dtype=np.int32))
+
+
 def test_lanes_wait_for_each_other_in_the_condition() -> None:
     def program(x: jax.Array) -> Any:
         def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -62,7 +62,7 @@ def check(step: Callable[..., Any], *arguments: Any, tolerance: float = 2e-4) ->
             np.testing.assert_allclose(result, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 2, 5, 13, 20])
 @pytest.mark.parametrize("upper", [False, True])
 def test_cholesky(size: int, upper: bool) -> None:
     """Some matrices are not positive: all of their factors are NaN, those of others are not."""
@@ -77,7 +77,7 @@ def test_cholesky(size: int, upper: bool) -> None:
     check(step, values, np.zeros_like(values))
 
 
-@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("size", [1, 3, 5, 13, 20])
 @pytest.mark.parametrize("lower", [False, True])
 def test_triangular_solve(size: int, lower: bool) -> None:
     """From the left with several right sides, from the right; the other triangle is not read."""
@@ -107,7 +107,9 @@ def test_triangular_solve(size: int, lower: bool) -> None:
     check(step, a, *rows, *columns)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 4), (3, 5), (5, 3)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (4, 4), (3, 5), (5, 3), (9, 9), (13, 16), (16, 13)]
+)
 def test_lu(rows: int, columns: int) -> None:
     """Ties take the first row; a column of zeros is left as it is and reported."""
 
@@ -147,8 +149,8 @@ def test_other_calls_are_refused_by_name(name: str, step: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("name", "size", "step"),
     [
-        ("lapack_spotrf_ffi", 13, jnp.linalg.cholesky),
-        ("lapack_sgetrf_ffi", 9, lambda a: lax.linalg.lu(a)[0]),
+        ("lapack_spotrf_ffi", 33, jnp.linalg.cholesky),
+        ("lapack_sgetrf_ffi", 17, lambda a: lax.linalg.lu(a)[0]),
         ("lapack_sgeqrf_ffi", 9, lambda a: jnp.linalg.qr(a)[1]),
     ],
 )

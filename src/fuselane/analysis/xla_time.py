@@ -19,6 +19,7 @@ from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.fusion_runs import count_runs, result_bytes, result_elements
+from fuselane.analysis.lapack_time import lapack_operations
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES, FREE_OPCODES
 from fuselane.analysis.scalar_code import is_scalar_code
@@ -278,6 +279,10 @@ class _Clock:
             operations = count * products * _share(instruction) * _LIBRARY_PRODUCT
             time = operations * costs.xla_operation_us
             return time + _num_matrices(instruction) * _MATRIX * costs.xla_scalar_us
+        if opcode == "custom-call":
+            known = lapack_operations(instruction)
+            if known is not None:
+                return known * costs.xla_scalar_us
         if opcode == "reduce" and self.is_library_code:
             if not _is_row_wise(instruction):
                 operations = instruction.operands[0].shape.num_elements * _COLUMN_ELEMENT

@@ -8,7 +8,8 @@ decides where the elements live. The rules themselves are in `codegen.instructio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
@@ -197,6 +198,20 @@ class Emitter:
             for operand, array in zip(instruction.operands, arrays, strict=True):
                 if is_cut(array):
                     self.values[operand] = self.in_scratch(array)
+
+    @contextmanager
+    def stored_for_loops(self, instruction: HloInstruction) -> Iterator[None]:
+        """While this lasts, operands in registers are in memory if a loop over more elements than
+        there are registers reads them: at an index that counts, it would select among all."""
+        held: dict[HloInstruction, Binding] = {}
+        if residual_size(instruction.shape.dimensions, self.lane(instruction)) > self.max_unrolled:
+            for operand in instruction.operands:
+                array = self.values[operand]
+                if isinstance(array, Registers) and array.size > MAX_SELECTED:
+                    held[operand] = array
+                    self.values[operand] = self.in_scratch(array)
+        yield
+        self.values.update(held)
 
     def _is_read_in_loops(self, instruction: HloInstruction, size: int) -> bool:
         """Whether a loop over more elements than there are registers reads those of straight-line

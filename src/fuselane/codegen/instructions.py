@@ -66,12 +66,13 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
     else:
         emitter.store_parts(instruction)
-        emitter.define(
-            instruction,
-            elemental_of(emitter, instruction),
-            find_home(emitter, instruction),
-            is_long=is_long(emitter, instruction),
-        )
+        with emitter.stored_for_loops(instruction):
+            emitter.define(
+                instruction,
+                elemental_of(emitter, instruction),
+                find_home(emitter, instruction),
+                is_long=is_long(emitter, instruction),
+            )
 
 
 def elemental_of(emitter: Emitter, instruction: HloInstruction) -> Elemental:

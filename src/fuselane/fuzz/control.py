@@ -110,7 +110,9 @@ def _while(builder: Builder, step: Step, first: Arrays, body: Body) -> Arrays:
 
 
 def _hash(number: jax.Array, value: jax.Array) -> jax.Array:
-    return lax.bitwise_xor(lax.mul(value, np.int32(-1640531527)), number)
+    return lax.bitwise_xor(
+        lax.mul(value, np.int32(-1640531527)), lax.convert_element_type(number, np.int32)
+    )
 
 
 def _scan(builder: Builder, step: Step, carried: _Carried) -> Value:

@@ -1,4 +1,5 @@
-"""LAPACK's calls on small matrices, written out as elementwise work on their rows and columns.
+"""LAPACK's calls on small matrices, written out as elementwise work on their rows and columns; of
+larger ones, as loops over these (`fuselane.lanes.column_loops`).
 
     (%l, %info) = custom-call(%a), custom_call_target="lapack_spotrf_ffi"     %a: f32[8,3,3]
 ->  for k in 0, 1, 2:  l[k, k] = sqrt(s[0, 0]);  l[k+1:, k] = s[1:, 0] / l[k, k]
@@ -19,21 +20,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
-from fuselane.lanes import reflections
+from fuselane.lanes import column_loops, reflections
 from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.layout import memory_order, relayout
 from fuselane.lanes.matrices import Matrices
 
-_MAX_SIZE: Final = 12
-_MAX_PIVOTED_SIZE: Final = 8
+_MAX_ROWS: Final = MappingProxyType({"potrf": 32, "trsm": 32, "getrf": 16})
+"""From about so many on LAPACK is faster; QR is only written out."""
+
+_MAX_WRITTEN_OUT: Final = 12
+_MAX_PIVOTED: Final = 8
 """Of LU and QR, whose code is longer."""
 
 _ATTRIBUTE: Final = re.compile(r"(\w+) = (\d+) : ui8")
-_SHORT: Final = ("potrf_ffi", "trsm_ffi")
 _S32: Final = PrimitiveType.S32
 
 _Attributes = Mapping[str, str]
@@ -45,7 +49,7 @@ def is_small_factorisation(instruction: HloInstruction) -> bool:
     target = instruction.custom_call_target
     if target not in _LOWERINGS:
         return False
-    limit = _MAX_SIZE if target.endswith(_SHORT) else _MAX_PIVOTED_SIZE
+    limit = _MAX_ROWS.get(target[len("lapack_s") : -len("_ffi")], _MAX_PIVOTED)
     shape = instruction.operands[0].shape  # what a triangular solve is for may have many columns
     return shape.rank >= 2 and max(shape.dimensions[-2:]) <= limit
 
@@ -82,6 +86,9 @@ def _cholesky(operands: Sequence[Matrices], attributes: _Attributes) -> tuple[Hl
     is_upper = attributes["uplo"] == "U"
     matrix = operands[0].transposed() if is_upper else operands[0]
     size = matrix.rows
+    if size > _MAX_WRITTEN_OUT:
+        factor, info = column_loops.cholesky(matrix)
+        return (factor.transposed() if is_upper else factor).value, info.reshaped(info.batch)
     remaining = matrix
     info = matrix.constant(0, _S32)
     columns = []
@@ -115,8 +122,14 @@ def _triangular_solve(
         matrix, is_lower = matrix.transposed(), not is_lower
     if attributes["side"] == "R":
         matrix, is_lower, right = matrix.transposed(), not is_lower, right.transposed()
-    rows = _substitute(matrix, right, is_lower, attributes["diag"] == "U")
-    solution = rows[0].stacked(rows[1:])
+    has_unit_diagonal = attributes["diag"] == "U"
+    if matrix.rows > _MAX_WRITTEN_OUT:
+        solution = column_loops.substitute(
+            matrix, right, is_lower=is_lower, has_unit_diagonal=has_unit_diagonal
+        )
+    else:
+        rows = _substitute(matrix, right, is_lower, has_unit_diagonal)
+        solution = rows[0].stacked(rows[1:])
     if attributes["side"] == "R":
         solution = solution.transposed()
     return (solution.value,)
@@ -142,6 +155,10 @@ def _substitute(
 def _lu(operands: Sequence[Matrices], _: _Attributes) -> tuple[HloInstruction, ...]:
     """Returns both factors in one matrix, the rows exchanged (from 1), and info."""
     (matrix,) = operands
+    if max(matrix.rows, matrix.columns) > _MAX_PIVOTED:
+        factors, exchanged, info = column_loops.exchange_and_eliminate(matrix)
+        order = (*matrix.batch, exchanged.rows)
+        return factors.value, exchanged.reshaped(order), info.reshaped(info.batch)
     remaining = matrix
     info = matrix.constant(0, _S32)
     done: list[Matrices] = []

@@ -196,6 +196,8 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
             staged = find_staged_meetings(region)
             join_stages(staged)
             analysis = _find_meeting_lanes(region) or (find_again() if staged else analysis)
+        if partial is not None and analysis.meetings:  # they may as well meet for what leaves
+            raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that meet")
         return compose(normal, loop, analysis, name, partial)
     except UnsupportedError:
         if analysis.obstacle is None:

@@ -11,6 +11,7 @@ from typing import final
 
 import numpy as np
 
+from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType
@@ -138,6 +139,51 @@ class Matrices:
         rows, columns = max(m.rows for m in operands), max(m.columns for m in operands)
         values = [m.stretched(rows, columns).value for m in operands]
         return self._emit(opcode, (*self.batch, rows, columns), values, attributes, element)
+
+    def product(self, other: Matrices) -> Matrices:
+        """Returns the products of these matrices and others."""
+        count = len(self.batch)
+        batch = tuple(range(count))
+        numbers = DotDimensions.create(
+            left_rank=count + 2,
+            right_rank=count + 2,
+            left_batch=batch,
+            right_batch=batch,
+            left_contracting=(count + 1,),
+            right_contracting=(count,),
+        )
+        sizes = (*self.batch, self.rows, other.columns)
+        attributes = (("dot_dimension_numbers", numbers),)
+        return self._emit("dot", sizes, (self.value, other.value), attributes)
+
+    def combined(self, opcode: str, start: float) -> Matrices:
+        """Returns one row: each column's elements combined by a commutative opcode."""
+        scalar = array_shape(self.value.shape.element_type, ())
+        inner = ComputationBuilder(opcode)
+        pair = [inner.parameter(number, scalar, None) for number in range(2)]
+        to_apply = inner.finish(inner.emit(opcode, scalar, pair))
+        literal = numpy_to_literal(np.asarray(start, scalar.element_type.dtype), scalar)
+        first = self.builder.constant(scalar, literal, self.origin)
+        value = self.builder.emit(
+            "reduce",
+            array_shape(scalar.element_type, (*self.batch, self.columns)),
+            (self.value, first),
+            (("dimensions", (len(self.batch),)),),
+            origin=self.origin,
+            called=(to_apply,),
+        )
+        return self._with(self.builder.reshape(value, (*self.batch, 1, self.columns)))
+
+    def positions(self, dimension: int) -> Matrices:
+        """Returns the number of each row (dimension 0), as a column, or of each column, as a
+        row."""
+        sizes = (self.rows, 1) if dimension == 0 else (1, self.columns)
+        shape = array_shape(PrimitiveType.S32, sizes)
+        numbers = self.builder.emit("iota", shape, (), (("dimensions", (dimension,)),))
+        count = len(self.batch)
+        return self._with(
+            self.builder.broadcast(numbers, (*self.batch, *sizes), (count, count + 1))
+        )
 
     def constant(self, value: float, element: PrimitiveType | None = None) -> Matrices:
         """Returns matrices of one element, all with this value."""

@@ -114,12 +114,12 @@ class Kernels:
         program: LaneProgram | None = None
         try:
             with budget.until(self.deadline):
-                self._glance(loop, place)
+                xla_step_us = self._glance(loop, place)
                 program = self._form(loop, residuals)
                 self._check_donation(loop)
                 planned = pick(program, self.backend)
                 program = planned.program
-                gain = self._check_gain(loop, planned, place)
+                gain = self._check_gain(loop, planned, place, xla_step_us)
                 call = self.backend.compile(program, planned.plan)
                 program = call.program
         except UnsupportedError as error:
@@ -204,14 +204,18 @@ class Kernels:
 
     # Stages.
 
-    def _glance(self, loop: HloInstruction, place: Place) -> None:
+    def _glance(self, loop: HloInstruction, place: Place) -> float | None:
         """Refuses a loop that is over too soon, if XLA has counted its steps, before its form is
-        looked for."""
+        looked for.
+
+        Returns the estimated time of a step, None where it was not needed.
+        """
         trip_count = compute_trip_count(loop)
         if trip_count is None or self.options.min_gain == 0:
-            return
+            return None
         step_us = self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
         check_duration(loop, trip_count, step_us * trip_count)
+        return step_us
 
     def _form(self, loop: HloInstruction, residuals: Residuals | None = None) -> LaneProgram:
         """Returns the lane program of a loop, verified if the user asked for it."""
@@ -229,8 +233,12 @@ class Kernels:
             detail = f"XLA would forget that {size / 2**20:,.0f} MiB of arguments are donated"
             raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
 
-    def _check_gain(self, loop: HloInstruction, planned: Planned, place: Place) -> Gain:
+    def _check_gain(
+        self, loop: HloInstruction, planned: Planned, place: Place, xla_step_us: float | None
+    ) -> Gain:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
+        if xla_step_us is None:
+            xla_step_us = self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
         program = planned.program
         step_us = planned.step_us / program.iterations
         call_us = planned.call_us + self._opening_us(place)
@@ -238,7 +246,7 @@ class Kernels:
             step_us += call_us / FEW_TRIPS
         gain = Gain(
             trip_count=program.trip_count,
-            xla_step_us=self.backend.xla_step_us(loop, is_compiled=place.is_compiled),
+            xla_step_us=xla_step_us,
             kernel_step_us=step_us,
             kernel_call_us=call_us + self._forgetting_us(),
         )

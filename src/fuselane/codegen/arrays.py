@@ -122,9 +122,15 @@ class Registers(Array):
 
     def get(self, place: Place, index: Element) -> ir.Value:
         """See `Array.get`. An index known only at run time is a tree of selects."""
-        inner = indexing.without_lane(index)
-        position = indexing.flatten(place.builder, inner, self.dimensions)
-        return pick(place, self.elements, position)
+        position = 0
+        for coordinate, size in zip(index, self.shape.dimensions, strict=True):
+            if isinstance(coordinate, int):
+                position = position * size + coordinate
+            elif coordinate is not None:
+                inner = indexing.without_lane(index)
+                known = indexing.flatten(place.builder, inner, self.dimensions)
+                return pick(place, self.elements, known)
+        return self.elements[position]
 
 
 def pick(place: Place, elements: Sequence[ir.Value], position: Index) -> ir.Value:

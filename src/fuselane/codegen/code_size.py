@@ -44,8 +44,10 @@ def is_long(emitter: Emitter, instruction: HloInstruction) -> bool:
     if emitter.lane(differing) is None or not (instruction.shape.is_array or is_reduction):
         return False
     size = _num_results(emitter, instruction)
+    if size <= 1:
+        return False
     code = _count_instructions(emitter, instruction)
-    return size > 1 and code > _MAX_UNROLLED_CODE and code > size * _MIN_ELEMENT_CODE
+    return code > _MAX_UNROLLED_CODE and code > size * _MIN_ELEMENT_CODE
 
 
 def _num_results(emitter: Emitter, instruction: HloInstruction) -> int:

@@ -24,7 +24,7 @@ from fuselane.codegen.branches import emit_conditional
 from fuselane.codegen.carry import Carry
 from fuselane.codegen.combining import without_missing
 from fuselane.codegen.emitter import MAX_SELECTED, Emitter
-from fuselane.codegen.indexing import Index, with_lane
+from fuselane.codegen.indexing import Index, all_indices, with_lane
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.liveness import find_shared_home
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_fold, emit_while_loop
@@ -346,9 +346,9 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
         emit_steps(inner, guard.parts)
         arrays = [inner.array(select) for select in small]
         return [
-            widen(place, array.get(place, array.flat(place, position)))
+            widen(place, array.get(place, index))
             for array in arrays
-            for position in range(array.size)
+            for index in all_indices(array.shape.dimensions, array.lane)
         ]
 
     merged = iter(emit_choice(place.builder, needed, work, [v for vs in results for v in vs]))
@@ -375,8 +375,8 @@ def _elements(emitter: Emitter, array: Array) -> list[ir.Value]:
     """Returns what a select gives where the work isn't needed."""
     place = emitter.place
     return [
-        widen(place, array.get(place, array.flat(place, position)))
-        for position in range(array.size)
+        widen(place, array.get(place, index))
+        for index in all_indices(array.shape.dimensions, array.lane)
     ]
 
 

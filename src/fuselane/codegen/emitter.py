@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, final
 
 from llvmlite import ir
@@ -30,7 +31,7 @@ from fuselane.codegen.arrays import (
 from fuselane.codegen.contraction import contract
 from fuselane.codegen.cuts import cuts_of, has_too_many_parts, is_cut
 from fuselane.codegen.elemental import emit_elemental
-from fuselane.codegen.indexing import Element, Index, residual_size
+from fuselane.codegen.indexing import Element, Index, all_indices, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.rows import has_rows, store_rows
@@ -41,6 +42,7 @@ from fuselane.codegen.windows import store_window
 from fuselane.errors import CodegenError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import LaneLoop, LaneProgram
 
 Binding = Array | list[Array]
@@ -62,6 +64,7 @@ class Emitter:
     shared_bits: Of vectors along what all lanes share; 0 where there are none.
     values: What each instruction emitted so far stands for; lists are tuples.
     schedules: The orders of emission worked out so far.
+    orders: The same as numbers of the instructions.
     carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
     buffers: For the same parameters the memory of all large elements and what there is to spare;
         it may change places.
@@ -76,6 +79,7 @@ class Emitter:
     shared_bits: int = 0
     values: dict[HloInstruction, Binding] = field(default_factory=dict)
     schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
+    orders: dict[HloComputation, dict[HloInstruction, int]] = field(default_factory=dict)
     carried: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
     buffers: dict[HloInstruction, list[Scratch]] = field(default_factory=dict)
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
@@ -101,6 +105,7 @@ class Emitter:
             shared_bits=self.shared_bits,
             values=dict(self.values),
             schedules=self.schedules,
+            orders=self.orders,
             carried=self.carried,
             buffers=self.buffers,
             homes=self.homes,
@@ -123,10 +128,13 @@ class Emitter:
 
     def order(self, computation: HloComputation) -> dict[HloInstruction, int]:
         """Returns when each instruction of a computation is emitted, in steps from its start."""
-        parts: list[HloInstruction] = []
-        for step in self.schedule(computation).steps:
-            parts += parts_of(step)
-        return {part: number for number, part in enumerate(parts)}
+        found = self.orders.get(computation)
+        if found is None:
+            parts: list[HloInstruction] = []
+            for step in self.schedule(computation).steps:
+                parts += parts_of(step)
+            found = self.orders[computation] = {part: number for number, part in enumerate(parts)}
+        return found
 
     def lane(self, instruction: HloInstruction) -> int | None:
         """Returns the lane dimension of an instruction's value, None if all lanes share it."""
@@ -168,30 +176,31 @@ class Emitter:
             operands: What `element` reads, if not the instruction's operands.
             is_long: Whether a loop makes its elements, few as they may be; see `codegen.code_size`.
         """
+        shape, lane = instruction.shape, self.lane(instruction)
+        is_small = residual_size(shape.dimensions, lane) <= self.max_unrolled
+        in_front = instruction.computation is self.program.region
+        may_stay = (in_front or not is_small) and self.stays_view(instruction)
+        is_looped = home is not None or is_long or self._is_read_in_loops(instruction)
+        if is_small and not may_stay and not is_looped:
+            self.values[instruction] = _in_registers(shape, lane, element)
+            return
         sources = instruction.operands if operands is None else operands
         arrays = [v for o in sources if isinstance(v := self.values[o], Array)]
-        view = View(
-            shape=instruction.shape,
-            lane=self.lane(instruction),
-            element=element,
-            cuts=cuts_of(instruction, arrays),
-        )
-        in_front = instruction.computation is self.program.region
+        view = View(shape=shape, lane=lane, element=element, cuts=cuts_of(instruction, arrays))
         if home is not None:
             self.copy(view, home)
             self.values[instruction] = home
-        elif self.stays_view(instruction) and (in_front or view.size > self.max_unrolled):
+        elif may_stay:
             self.values[instruction] = view
-        elif is_long or self._is_read_in_loops(instruction, view.size):
-            self.values[instruction] = self.in_scratch(view, max_unrolled=1)
         else:
-            self.values[instruction] = self.materialize(view)
+            self.values[instruction] = self.in_scratch(view, max_unrolled=1 if is_looped else None)
 
     def store_parts(self, instruction: HloInstruction) -> None:
         """Stores operands that are put together from parts if, without lanes, there would be too
         many for a loop each: one loop over all would work out every part at each element."""
-        size = residual_size(instruction.shape.dimensions, self.lane(instruction))
-        if self.program.has_lanes or size <= self.max_unrolled:
+        if self.program.has_lanes:
+            return
+        if residual_size(instruction.shape.dimensions, self.lane(instruction)) <= self.max_unrolled:
             return
         arrays = [self.array(operand) for operand in instruction.operands]
         if has_too_many_parts(instruction, arrays):
@@ -213,10 +222,11 @@ class Emitter:
         yield
         self.values.update(held)
 
-    def _is_read_in_loops(self, instruction: HloInstruction, size: int) -> bool:
+    def _is_read_in_loops(self, instruction: HloInstruction) -> bool:
         """Whether a loop over more elements than there are registers reads those of straight-line
         code, which registers would have to be selected for."""
-        if not self.program.is_straight or not MAX_SELECTED < size <= self.max_unrolled:
+        size = residual_size(instruction.shape.dimensions, self.lane(instruction))
+        if not MAX_SELECTED < size <= self.max_unrolled or not self.program.is_straight:
             return False
         return any(
             user.shape.is_array
@@ -246,11 +256,7 @@ class Emitter:
         if isinstance(array, Registers):
             return array
         if array.size <= self.max_unrolled:
-            elements = tuple(
-                array.get(self.place, array.flat(self.place, position))
-                for position in range(array.size)
-            )
-            return Registers(shape=array.shape, lane=array.lane, elements=elements)
+            return _in_registers(array.shape, array.lane, partial(array.get, self.place))
         if isinstance(array, Scratch) and not own:
             return array
         scratch = new_scratch(self.place, array.shape, array.lane)
@@ -294,19 +300,27 @@ class Emitter:
         folded = folding.fold(instruction, values)
         if folded is not None:
             return folded
-        if any(is_vector(value) for value in values):
+        are_vectors = [is_vector(value) for value in values]
+        if any(are_vectors) and not all(are_vectors):
             values = [widen(self.place, value) for value in values]
-        contracted = contract(self.builder, instruction, values)
+        builder, opcode = self.place.builder, instruction.opcode
+        contracted = contract(builder, instruction, values)
         if contracted is not None:
             return contracted
-        is_compare = instruction.opcode == "compare"
+        reduces = opcode == "reduce-precision"
         return emit_elemental(
-            self.builder,
-            instruction.opcode,
+            builder,
+            opcode,
             values,
             [operand.shape.element_type for operand in instruction.operands],
             instruction.shape.element_type,
-            direction=instruction.comparison_direction if is_compare else "",
-            mantissa_bits=instruction.mantissa_bits,
-            exponent_bits=instruction.exponent_bits,
+            direction=instruction.comparison_direction if opcode == "compare" else "",
+            mantissa_bits=instruction.mantissa_bits if reduces else 0,
+            exponent_bits=instruction.exponent_bits if reduces else 0,
         )
+
+
+def _in_registers(shape: Shape, lane: int | None, element: Elemental) -> Registers:
+    """Returns an array of which every element is computed."""
+    elements = tuple(map(element, all_indices(shape.dimensions, lane)))
+    return Registers(shape=shape, lane=lane, elements=elements)

@@ -13,8 +13,9 @@ What a basic block has computed already is not computed again.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -353,6 +354,14 @@ def residual_dimensions(dimensions: tuple[int, ...], lane: int | None) -> tuple[
 def residual_size(dimensions: tuple[int, ...], lane: int | None) -> int:
     """Returns how many elements one lane holds of an array."""
     return math.prod(residual_dimensions(dimensions, lane))
+
+
+def all_indices(dimensions: tuple[int, ...], lane: int | None) -> Iterable[Element]:
+    """Returns the indices of all elements that one lane holds of an array, in row-major order."""
+    axes: list[Sequence[int | None]] = [range(size) for size in dimensions]
+    if lane is not None:
+        axes[lane] = (LANE,)
+    return itertools.product(*axes)
 
 
 def with_lane(index: Sequence[Index], lane: int | None) -> Element:

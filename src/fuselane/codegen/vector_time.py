@@ -366,7 +366,7 @@ class VectorBlock:
 
     def _wait(self, vectors: int) -> float:
         operations = self._operations
-        works = [self._work(operation, vectors) for operation in operations]
+        works = [self._work(operation, vectors) / 2 for operation in operations]
         lengths = [
             vectors * (o.instructions + o.times * sum(b.instructions() for b in o.inner))
             for o in operations
@@ -375,6 +375,7 @@ class VectorBlock:
             o.times * sum(b.waiting(vectors) for b in o.inner) if o.inner else o.timing.latency
             for o in operations
         ]
+        times = list(map(max, latencies, works))
         done = [0.0] * len(operations)
         begin: dict[int, float] = {}
         window = Lookahead()
@@ -384,8 +385,8 @@ class VectorBlock:
                 start = max(begin.get(number, 0.0), window.opening())
                 for read in operation.reads:
                     start = max(start, done[read])
-                done[number] = start + max(latencies[number], works[number] / 2)
-                window.push(lengths[number], works[number] / 2, done[number])
+                done[number] = start + times[number]
+                window.push(lengths[number], works[number], done[number])
             if not self._is_tiled:
                 begin = {first: done[last] for first, last in self._carried.items()}
             finished.append(window.end)
@@ -419,7 +420,7 @@ class VectorBlock:
                 elif operation.size:
                     held[number] = operation.size
                 excess = sum(held.values()) + operation.timing.temporaries - registers
-                busy = {number, *operation.reads}
+                busy = {number, *operation.reads} if excess > 0 else ()
                 while excess > 0 and (evictable := [v for v in held if v not in busy]):
                     last = max(evictable, key=lambda v: _next_use(uses[v], cursor[v]))
                     excess -= held.pop(last)

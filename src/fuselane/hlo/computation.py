@@ -321,13 +321,15 @@ def _clone(
     copy = HloComputation(proto, next(_detached_ids), original.name)
     made: dict[HloInstruction, HloInstruction] = {}
     for instruction in original.post_order():
-        clone = instruction.clone(
-            [made[operand] for operand in instruction.operands],
-            called_computations=[callees[callee] for callee in instruction.called_computations],
-        )
+        clone = instruction.clone([made[operand] for operand in instruction.operands])
         for predecessor in instruction.control_predecessors:
             clone.add_control_predecessor(made[predecessor])
-        made[instruction] = copy.add(clone)
+        called = clone.called_computations
+        called[:] = [callees[callee] for callee in called]
+        clone.computation = copy
+        made[instruction] = clone
+    copy.instructions.extend(made.values())
+    copy.parameters.extend(made[parameter] for parameter in original.parameters)
     copy.root = made[original.root]
     return copy
 

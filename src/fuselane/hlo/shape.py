@@ -127,6 +127,8 @@ class Shape:
         byte_size: Bytes of an array's elements, not packed; for a tuple the sum over its elements,
             without its table.
         num_leaves: Arrays, tokens and the like it is made of; 1 for what is no tuple.
+        is_tuple: Whether values are tuples.
+        is_array: Whether values are arrays of numbers, scalars included.
     """
 
     element_type: PrimitiveType
@@ -137,10 +139,14 @@ class Shape:
     num_elements: int = field(init=False, repr=False, compare=False)
     byte_size: int = field(init=False, repr=False, compare=False)
     num_leaves: int = field(init=False, repr=False, compare=False)
+    is_tuple: bool = field(init=False, repr=False, compare=False)
+    is_array: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         size = sum([shape.byte_size for shape in self.tuple_shapes])
         num_elements = math.prod(self.dimensions)
+        object.__setattr__(self, "is_tuple", self.element_type is PrimitiveType.TUPLE)
+        object.__setattr__(self, "is_array", self.element_type.bits != 0)
         object.__setattr__(self, "num_elements", num_elements)
         object.__setattr__(self, "byte_size", size or num_elements * self.element_type.byte_size)
         leaves = sum([shape.num_leaves for shape in self.tuple_shapes]) if self.is_tuple else 1
@@ -186,16 +192,6 @@ class Shape:
             proto.layout.tail_padding_alignment_in_elements = 1
             proto.layout.minor_to_major.extend(self.minor_to_major)
         return proto
-
-    @property
-    def is_tuple(self) -> bool:
-        """Whether values are tuples."""
-        return self.element_type is PrimitiveType.TUPLE
-
-    @property
-    def is_array(self) -> bool:
-        """Whether values are arrays of numbers, scalars included."""
-        return self.element_type.bits != 0
 
     @property
     def is_plain(self) -> bool:

@@ -16,9 +16,7 @@ own. The first that leads to a program is taken; with few lanes, one that shares
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -28,11 +26,7 @@ from fuselane.analysis.meeting_lanes import find_meeting_lanes, find_staged_meet
 from fuselane.analysis.refusal import refuse, source_line
 from fuselane.decisions import Decision, Reason
 from fuselane.errors import UnsupportedError
-from fuselane.hlo.computation import (
-    HloComputation,
-    clone_computation,
-    instructions_with_branches,
-)
+from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.composition import MAX_SCALAR_COST, compose
@@ -40,7 +34,7 @@ from fuselane.lanes.flatten import flatten
 from fuselane.lanes.frozen import end_when_frozen
 from fuselane.lanes.iterations import spread_iterations
 from fuselane.lanes.meetings import join_stages
-from fuselane.lanes.normal_loop import NormalLoop
+from fuselane.lanes.normal_loop import Copies, NormalLoop
 from fuselane.lanes.normalise import normalise
 from fuselane.lanes.partials import PartialLoop, get_combiners, take_out_reductions
 from fuselane.lanes.parting import part_lanes
@@ -53,9 +47,6 @@ _LANES: Final = 8
 
 MIN_MEETING_LANES: Final = 16
 """Lanes that meet in every step are worth vectors from this many on."""
-
-_Renew = Callable[[], NormalLoop]
-"""Returns the normal form of the loop that is to be formed, a new one each time."""
 
 
 def form(
@@ -82,7 +73,7 @@ def form(
 
 def _form(user_loop: HloInstruction, residuals: Residuals | None) -> LaneProgram:
     normal, num_recomputed = _normalise(user_loop, residuals)
-    program = _form_any(user_loop.name, functools.partial(_copy, normal))
+    program = _form_any(user_loop.name, Copies(normal))
     rival = program.rival and replace(program.rival, num_recomputed=num_recomputed)
     return replace(program, num_recomputed=num_recomputed, rival=rival)
 
@@ -92,39 +83,34 @@ def _normalise(user_loop: HloInstruction, residuals: Residuals | None) -> tuple[
     return (normal, 0) if residuals is None else recompute(normal, residuals)
 
 
-def _copy(normal: NormalLoop) -> NormalLoop:
-    """Returns a normal form that may be changed: what is tried may fail halfway."""
-    return replace(normal, region=clone_computation(normal.region))
-
-
-def _form_any(name: str, renew: _Renew) -> LaneProgram:
-    normal = renew()
+def _form_any(name: str, copies: Copies) -> LaneProgram:
+    normal = copies.get()
     if end_when_frozen(normal.region):
         try:
-            return _form_normal(name, renew, normal)
+            return _form_normal(name, copies, normal)
         except UnsupportedError:
-            normal = renew()
-    return _form_normal(name, renew, normal)
+            normal = copies.get()
+    return _form_normal(name, copies, normal)
 
 
-def _form_normal(name: str, renew: _Renew, normal: NormalLoop) -> LaneProgram:
+def _form_normal(name: str, copies: Copies, normal: NormalLoop) -> LaneProgram:
     leaving = find_lanes(normal.region, with_leaving=True)
     for other, lanes in itertools.chain(
-        spread_iterations(renew, leaving), part_lanes(renew, leaving)
+        spread_iterations(copies, leaving), part_lanes(copies, leaving)
     ):
         try:
-            return _form_found(name, renew, other, lanes)
+            return _form_found(name, copies, other, lanes)
         except UnsupportedError:
             continue
     try:
-        program = _form_found(name, renew, normal, leaving)
+        program = _form_found(name, copies, normal, leaving)
     except UnsupportedError:
-        shared = _form_shared(name, renew())
+        shared = _form_shared(name, copies.get())
         if shared is None:
             raise
         return shared
     if program.num_lanes < MIN_MEETING_LANES:
-        program = replace(program, rival=_form_shared(name, renew()))
+        program = replace(program, rival=_form_shared(name, copies.get()))
     return program
 
 
@@ -157,20 +143,22 @@ def _inner_cost(program: LaneProgram, loop: HloInstruction) -> float:
     )
 
 
-def _form_found(name: str, renew: _Renew, normal: NormalLoop, leaving: LaneAnalysis) -> LaneProgram:
+def _form_found(
+    name: str, copies: Copies, normal: NormalLoop, leaving: LaneAnalysis
+) -> LaneProgram:
     if not leaving.leaving:
         return _form_whole(normal, name)
     try:
         partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
         return _form_whole(partial.normal, name, partial)
     except UnsupportedError as failure:
-        return _form_without_leaving(name, renew, failure)
+        return _form_without_leaving(name, copies, failure)
 
 
-def _form_without_leaving(name: str, renew: _Renew, failure: UnsupportedError) -> LaneProgram:
+def _form_without_leaving(name: str, copies: Copies, failure: UnsupportedError) -> LaneProgram:
     """Forms a loop over a dimension that no reduction mixes, since the largest did not work out."""
     try:
-        return _form_whole(renew(), name)
+        return _form_whole(copies.get(), name)
     except UnsupportedError:
         raise failure from None
 

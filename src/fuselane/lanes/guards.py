@@ -76,7 +76,7 @@ def find_guards(
             needed = needed_only_by(selects, side, can_skip)
             if cost_of(needed) < least:
                 continue
-            for group in _independent_groups(selects, needed):
+            for group in _independent_groups(computation, selects, needed):
                 inside = needed_only_by(group, side, can_skip)
                 cost = cost_of(inside)
                 if cost >= least:
@@ -168,21 +168,44 @@ def _has_lanes(
 
 
 def _independent_groups(
-    selects: list[HloInstruction], guarded: Collection[HloInstruction]
+    computation: HloComputation,
+    selects: list[HloInstruction],
+    guarded: Collection[HloInstruction],
 ) -> Iterator[list[HloInstruction]]:
     """Yields the selects in groups in which none needs another's result."""
     remaining = [s for s in selects if any(operand in guarded for operand in s.operands)]
-    while remaining:
+    while len(remaining) > 1:
+        needed = computation.fact(_find_needed_selects)
         group: list[HloInstruction] = []
         later: list[HloInstruction] = []
+        of_group = 0
         for select in remaining:
-            (later if _depends_on_any(select, group) else group).append(select)
+            own, others = needed[select]
+            if others & of_group:
+                later.append(select)
+            else:
+                group.append(select)
+                of_group |= own
         yield group
         remaining = later
+    if remaining:
+        yield remaining
 
 
-def _depends_on_any(instruction: HloInstruction, producers: Collection[HloInstruction]) -> bool:
-    return bool(producers) and not _ancestors(instruction.operands).isdisjoint(producers)
+def _find_needed_selects(computation: HloComputation) -> dict[HloInstruction, tuple[int, int]]:
+    """Maps each select to a bit of its own, and to those of the selects that it follows from."""
+    needed: dict[HloInstruction, tuple[int, int]] = {}
+    seen: dict[HloInstruction, int] = {}
+    for instruction in computation.post_order():
+        others = 0
+        for operand in instruction.operands:
+            others |= seen[operand]
+        own = 0
+        if instruction.opcode == "select":
+            own = 1 << len(needed)
+            needed[instruction] = (own, others)
+        seen[instruction] = own | others
+    return needed
 
 
 def _begins_anew(

@@ -14,7 +14,7 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -32,7 +32,7 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
-from fuselane.lanes.normal_loop import NormalLoop
+from fuselane.lanes.normal_loop import Copies, NormalLoop
 from fuselane.lanes.spreading import Spreading
 
 MIN_ITERATIONS: Final = 16
@@ -43,41 +43,33 @@ MAX_ELEMENTS: Final = 1024
 
 
 def spread_iterations(
-    normalise: Callable[[], NormalLoop], found: LaneAnalysis
+    copies: Copies, found: LaneAnalysis
 ) -> Iterator[tuple[NormalLoop, LaneAnalysis]]:
     """Yields a loop whose lanes are its iterations, and these lanes, if that can be.
 
+    It cannot if an iteration needs what another one computed, holds much, or cannot be done side by
+    side with others.
+
     Args:
-        normalise: Returns the loop in normal form, a new one.
+        copies: Of the loop in normal form.
         found: The lanes it has as it is.
     """
-    if found.num_lanes < MIN_ITERATIONS or found.obstacle is not None:
-        spread = _spread(normalise())
-        if spread is not None:
-            yield spread
-
-
-def _spread(normal: NormalLoop) -> tuple[NormalLoop, LaneAnalysis] | None:
-    """Makes the iterations of a loop its lanes, in place.
-
-    None if an iteration needs what another one computed, holds much, or cannot be done side by side
-    with others.
-    """
+    if found.num_lanes >= MIN_ITERATIONS and found.obstacle is None:
+        return
+    normal = copies.get()
     loop = next(i for i in normal.region.instructions if i.opcode == "while")
     trips = compute_trip_count(loop)
-    if trips is None or trips < MIN_ITERATIONS or get_induction_index(loop) is None:
-        return None
-    rows = _find_rows(loop, trips)
-    if rows is None:
-        return None
+    rows = None if trips is None else _find_rows(loop, trips)
+    if trips is None or rows is None:
+        copies.put_back(normal)
+        return
     try:
         _Spread(loop, trips, rows).run()
     except UnsupportedError:
-        return None
+        return
     lanes = find_lanes(normal.region)
-    if lanes.obstacle is not None or lanes.num_lanes < trips:
-        return None
-    return replace(normal, iterations=trips), lanes
+    if lanes.obstacle is None and lanes.num_lanes >= trips:
+        yield replace(normal, iterations=trips), lanes
 
 
 @final
@@ -95,7 +87,10 @@ class _Row:
 
 
 def _find_rows(loop: HloInstruction, trips: int) -> dict[int, _Row] | None:
-    """Returns the elements that are written row by row; None if others but counters change."""
+    """Returns the elements that are written row by row; None if others but counters change, or if
+    there are few iterations, or none that are counted."""
+    if trips < MIN_ITERATIONS or get_induction_index(loop) is None:
+        return None
     root, rows = loop.body.root, dict[int, _Row]()
     for index, value in enumerate(root.operands):
         if is_invariant(loop, index) or match_counter(loop, index) is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import HloComputation, clone_computation
 from fuselane.hlo.instruction import HloInstruction
 
 
@@ -34,3 +34,22 @@ class NormalLoop:
     output_indices: tuple[int, ...]
     invariants: Mapping[int, HloInstruction]
     iterations: int = 1
+
+
+@final
+class Copies:
+    """Copies of a normal form that may be changed: what is tried may fail halfway."""
+
+    def __init__(self, normal: NormalLoop) -> None:
+        self._normal = normal
+        self._spare: list[NormalLoop] = []
+
+    def get(self) -> NormalLoop:
+        """Returns a copy."""
+        if self._spare:
+            return self._spare.pop()
+        return replace(self._normal, region=clone_computation(self._normal.region))
+
+    def put_back(self, copy: NormalLoop) -> None:
+        """Takes back a copy that was only looked at."""
+        self._spare.append(copy)

@@ -17,7 +17,7 @@ Numerics: bitwise-equal.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final
 
 import numpy as np
@@ -32,7 +32,7 @@ from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.proto import PaddingConfig, SliceDimensions
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
-from fuselane.lanes.normal_loop import NormalLoop
+from fuselane.lanes.normal_loop import Copies, NormalLoop
 
 _MANY_LANES: Final = 64
 """A loop that has so many is not searched for lanes that are cut."""
@@ -50,22 +50,21 @@ _ALONG_OTHERS: Final = frozenset(
 """Opcodes done in two dimensions unless it is these along which they work."""
 
 
-def part_lanes(
-    normalise: Callable[[], NormalLoop], found: LaneAnalysis
-) -> Iterator[tuple[NormalLoop, LaneAnalysis]]:
+def part_lanes(copies: Copies, found: LaneAnalysis) -> Iterator[tuple[NormalLoop, LaneAnalysis]]:
     """Yields loops with more lanes than were found, and these lanes, if they need be cut.
 
     Args:
-        normalise: Returns the loop in normal form, a new one each time.
+        copies: Of the loop in normal form.
         found: The lanes it has as it is.
     """
     num_lanes = 1 if found.obstacle is not None else found.num_lanes
     if num_lanes >= _MANY_LANES:
         return
     for number in itertools.count():
-        normal = normalise()
+        normal = copies.get()
         cuts = find_cuts(normal.region, num_lanes)[number:]
         if not cuts:
+            copies.put_back(normal)
             return
         for _ in range(_MAX_CUTS):
             part(normal.region, cuts[0])

@@ -69,11 +69,12 @@ def find_pieces(
     if not groups:
         return ()
     parents = _find_meeting_points(computation, can_join)
+    positions = {instruction: n for n, instruction in enumerate(computation.instructions)}
     candidates = [
         pieces
         for predicate, selects in groups.items()
         for last, members in _group_by_end(selects, parents).items()
-        for pieces in _describe(computation, predicate, members, last, can_join)
+        for pieces in _describe(positions, predicate, members, last, can_join)
     ]
     return _without_overlap(sorted(candidates, key=_rank))
 
@@ -167,7 +168,7 @@ def _with_sum(end: HloInstruction) -> HloInstruction:
 
 
 def _describe(
-    computation: HloComputation,
+    positions: Mapping[HloInstruction, int],
     predicate: HloInstruction,
     selects: Collection[HloInstruction],
     last: HloInstruction,
@@ -176,15 +177,17 @@ def _describe(
     """Yields the cluster that ends with an instruction if one of its versions is worth it."""
     if not can_join(last):
         return
-    between = _between(computation, selects, last)
+    between = _between(selects, last)
     for side in (2,) if is_rare(predicate) else (1, 2):
         members = between | needed_only_by(selects, 3 - side, can_join)
         members |= _products(members, can_join)
-        instructions = tuple(i for i in computation.instructions if i in members)
+        if len(members) > MAX_INSTRUCTIONS:
+            continue
+        instructions = tuple(sorted(members, key=positions.__getitem__))
         usual = _usual(instructions, selects, side)
         saved = sum(map(_cost, set(instructions).difference(usual)))
         # Where it leaves nothing to do the work is a guard's.
-        if usual and saved >= MIN_SAVED_COST and len(instructions) <= MAX_INSTRUCTIONS:
+        if usual and saved >= MIN_SAVED_COST:
             yield Piecewise(
                 predicate=predicate,
                 selects=frozenset(selects),
@@ -195,14 +198,16 @@ def _describe(
             )
 
 
-def _between(
-    computation: HloComputation, selects: Collection[HloInstruction], last: HloInstruction
-) -> set[HloInstruction]:
+def _between(selects: Collection[HloInstruction], last: HloInstruction) -> set[HloInstruction]:
     """Returns the selects and what is made from them, as far as the last instruction needs it."""
     reached = set(selects)
-    for instruction in computation.instructions:
-        if not reached.isdisjoint(instruction.operands):
-            reached.add(instruction)
+    stack = list(reached)
+    while stack:
+        top = stack.pop()
+        if top is not last:
+            new = [user for user in top.users if user not in reached]
+            reached.update(new)
+            stack += new
     needed: set[HloInstruction] = set()
     stack = [last]
     while stack:

@@ -21,6 +21,7 @@ from typing import Final, Protocol, final
 from llvmlite import ir
 
 from fuselane.codegen.combining import combine_entries
+from fuselane.codegen.function import KernelFunction
 from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.memory import Warp
@@ -93,7 +94,7 @@ class CpuEntry:
         self, module: ir.Module, symbol: str, num_inputs: int, num_outputs: int, *, num_tiles: int
     ) -> None:
         signature = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, I64, I64])
-        self.function = ir.Function(module, signature, symbol)
+        self.function = KernelFunction(module, signature, symbol)
         self.function.attributes.add("nounwind")
         inputs, self._results, self._first, self._last = self.function.args
         builder = ir.IRBuilder(self.function.append_basic_block("entry"))

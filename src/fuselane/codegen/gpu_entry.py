@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from fuselane.codegen.combining import combine_entries
 from fuselane.codegen.entry import POINTER
+from fuselane.codegen.function import KernelFunction
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.memory import Warp, declare
 from fuselane.codegen.plan import GpuLayout
@@ -56,7 +57,7 @@ class GpuEntry:
                 each warp.
         """
         signature = ir.FunctionType(ir.VoidType(), [POINTER] * (num_inputs + num_outputs))
-        self.function = ir.Function(module, signature, symbol)
+        self.function = KernelFunction(module, signature, symbol)
         self.function.calling_convention = "ptx_kernel"
         self.function.attributes.add("nounwind")
         for argument in self.function.args:

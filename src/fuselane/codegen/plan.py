@@ -187,7 +187,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     work = measure(program)
     if not program.has_lanes:
         return _scalar_plan(program, work, device)
-    lanes = (options.vector_bits or device.vector_bits) // _element_bits(program)
+    bits = _element_bits(program)
+    lanes = (options.vector_bits or device.vector_bits) // bits
     rows = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
     work = replace(work, state_bytes=work.state_bytes + sum(rows.values()))
     trips = program.loop.trip_count
@@ -199,7 +200,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     max_unrolled = max_unrolled_for(program, work)
     unit = VectorUnit(
         lanes=lanes,
-        bits=_element_bits(program),
+        bits=bits,
         registers=device.num_vector_registers,
         max_unrolled=max_unrolled,
     )
@@ -358,8 +359,7 @@ def max_unrolled_for(program: LaneProgram, work: Work) -> int:
     """Returns the most elements per lane to keep in registers, so that code stays short."""
     sizes = [
         _size(instruction, program)
-        for instruction, _ in _weighted(program, program.loop.instruction.body, 1.0)
-        if instruction.shape.is_array
+        for instruction, _ in _repeated(program, program.loop.instruction.body, 1.0)
     ]
     limit = _MAX_UNROLLED_BESIDE_DOTS if work.dot_ops else _MAX_UNROLLED
     while limit > 1 and sum(size for size in sizes if size <= limit) > _MAX_EMITTED:
@@ -372,7 +372,7 @@ def _max_unrolled_scalars(program: LaneProgram) -> int:
     faster, since LLVM makes vectors of these."""
     sizes = [
         instruction.shape.num_elements
-        for instruction, _ in _weighted(program, program.loop.instruction.body, 1.0)
+        for instruction, _ in _repeated(program, program.loop.instruction.body, 1.0)
         if instruction not in program.mutable
     ]
     is_small = max(sizes, default=0) <= _MAX_UNROLLED and sum(sizes) <= _MAX_EMITTED_SCALARS
@@ -422,13 +422,21 @@ def _has_partial_stream(program: LaneProgram) -> bool:
 def _weighted(
     program: LaneProgram, computation: HloComputation, times: float
 ) -> Iterator[tuple[HloInstruction, float]]:
-    """Yields the instructions of a loop body, nested ones too, with their operations per step."""
+    """Yields the arrays of a loop body, nested ones too, with their operations per step."""
+    lane = program.lane_dimensions.get
+    for instruction, runs in _repeated(program, computation, times):
+        yield instruction, runs * instruction_cost(instruction, lane, lambda loop: None)
+
+
+def _repeated(
+    program: LaneProgram, computation: HloComputation, times: float
+) -> Iterator[tuple[HloInstruction, float]]:
+    """Yields the arrays of a loop body, nested ones too, with how often they are made in a step."""
     for instruction in computation.instructions:
         for inner, count in inner_runs(instruction, program):
-            yield from _weighted(program, inner, times * count)
+            yield from _repeated(program, inner, times * count)
         if instruction.opcode not in ("while", "conditional") and instruction.shape.is_array:
-            lane = program.lane_dimensions.get
-            yield instruction, times * instruction_cost(instruction, lane, lambda loop: None)
+            yield instruction, times
 
 
 def _size(instruction: HloInstruction, program: LaneProgram) -> int:

@@ -201,7 +201,7 @@ def _waiting_cycles(
 ) -> float:
     """Returns the time of a step in which operations only wait for others, of this step and the
     last, as far as a processor looks ahead."""
-    working = set(instructions)
+    working = {i: _latency_cycles(i, program, plan) for i in instructions}
     carried = _find_carried(computation)
     done: dict[HloInstruction, float] = {}
     begin: dict[HloInstruction, float] = {}
@@ -213,7 +213,7 @@ def _waiting_cycles(
             start = max([start, *(done.get(operand, 0.0) for operand in instruction.operands)])
             if instruction in working:
                 start = max(start, ahead.opening())
-                latency, length = _latency_cycles(instruction, program, plan)
+                latency, length = working[instruction]
                 start += latency
                 ahead.push(length, 0.0, start)
             done[instruction] = start

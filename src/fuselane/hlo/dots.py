@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 from fuselane.hlo.instruction import HloInstruction
@@ -35,11 +36,11 @@ class DotDimensions:
     @staticmethod
     def of(dot: HloInstruction) -> DotDimensions:
         """Returns the dimension numbers of a dot instruction."""
-        numbers = dot.proto.dot_dimension_numbers
-        left, right = (operand.shape.rank for operand in dot.operands)
+        numbers = dot.origin.dot_dimension_numbers
+        left, right = dot.operands
         return DotDimensions.create(
-            left_rank=left,
-            right_rank=right,
+            left_rank=left.shape.rank,
+            right_rank=right.shape.rank,
             left_batch=tuple(numbers.lhs_batch_dimensions),
             right_batch=tuple(numbers.rhs_batch_dimensions),
             left_contracting=tuple(numbers.lhs_contracting_dimensions),
@@ -47,6 +48,7 @@ class DotDimensions:
         )
 
     @staticmethod
+    @lru_cache(maxsize=1024)  # estimates ask again and again
     def create(
         *,
         left_rank: int,

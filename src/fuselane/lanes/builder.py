@@ -131,8 +131,8 @@ class ComputationBuilder:
         if known is not None:
             return known
         fields = {name: _proto_field(name, value) for name, value in attributes}
-        if origin is not None and origin.proto.HasField("metadata"):
-            fields["metadata"] = origin.proto.metadata
+        if origin is not None and origin.origin.HasField("metadata"):
+            fields["metadata"] = origin.origin.metadata
         instruction = HloInstruction.create(
             opcode,
             shape,

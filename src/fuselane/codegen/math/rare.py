@@ -8,6 +8,7 @@ from typing import Final
 
 from llvmlite import ir
 
+from fuselane.codegen.function import KernelFunction
 from fuselane.codegen.math.emitter import FloatEmitter
 
 Body = Callable[..., ir.Value]
@@ -101,7 +102,7 @@ def internal_function(
     """
     function = module.globals.get(name)
     if function is None:
-        function = ir.Function(module, signature, name)
+        function = KernelFunction(module, signature, name)
         function.linkage = "internal"
         for attribute in ("alwaysinline" if is_inlined else "noinline", "nounwind", "readnone"):
             function.attributes.add(attribute)

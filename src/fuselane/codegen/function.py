@@ -1,0 +1,32 @@
+"""Functions that write their text in less time than llvmlite's, but the same text."""
+
+from __future__ import annotations
+
+from typing import final
+
+from llvmlite import ir
+
+
+@final
+class KernelFunction(ir.Function):  # type: ignore[misc]
+    """A function of a module; see the module's head."""
+
+    def descr_body(self, buf: list[str]) -> None:
+        """Adds the text of all blocks to a list."""
+        for block in self.blocks:
+            buf.append(f"{block._format_name()}:\n")
+            buf += map(_describe, block.instructions)
+
+
+def _describe(instruction: ir.Instruction) -> str:
+    """Returns the line of an instruction."""
+    if type(instruction) is ir.Instruction and not instruction.metadata:  # on numbers
+        opcode = " ".join((instruction.opname, *instruction.flags))
+        operands = ", ".join([operand.get_reference() for operand in instruction.operands])
+        return f"  {instruction.get_reference()} = {opcode} {instruction.type} {operands}\n"
+    parts: list[str] = []
+    instruction.descr(parts)
+    text = "".join(parts).rstrip()
+    if isinstance(instruction.type, ir.VoidType):
+        return f"  {text}\n"
+    return f"  {instruction.get_reference()} = {text}\n"

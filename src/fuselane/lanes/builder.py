@@ -90,10 +90,16 @@ class ComputationBuilder:
 
     All shapes are row-major. An instruction equal to an earlier one (opcode, shape, operands,
     attributes, called computations) is that earlier one.
+
+    Attributes:
+        computation: What is emitted into.
+        unconverted: Instructions that move values, but none that were converted from a type, or
+            from any (None); see `lanes.conversions`.
     """
 
     def __init__(self, name: str) -> None:
         self.computation = HloComputation.create(name)
+        self.unconverted: dict[PrimitiveType | None, set[HloInstruction]] = {}
         self._known: dict[Hashable, HloInstruction] = {}
         self._attributes: dict[HloInstruction, Attributes] = {}
 

@@ -52,7 +52,7 @@ def read_unconverted(builder: ComputationBuilder, value: HloInstruction) -> HloI
     """Returns parts read from converted arrays as converted parts; anything else as it is."""
     if value.opcode not in _READING_OPCODES:
         return value
-    source = _find_conversion(value, None)
+    source = _find_conversion(builder, value, None)
     if source is None:
         return value
     unconverted = _Unconverted(builder, source.operands[0].shape.element_type, is_exact=True)
@@ -67,7 +67,7 @@ def convert_back(
 
     Returns None if it is made from none, so that it has to be converted itself.
     """
-    if _find_conversion(value, element_type) is None:
+    if _find_conversion(builder, value, element_type) is None:
         return None
     return _Unconverted(builder, element_type, is_exact=False).get(value)
 
@@ -122,14 +122,15 @@ class _Unconverted:
 
 
 def _find_conversion(
-    value: HloInstruction, element_type: PrimitiveType | None
+    builder: ComputationBuilder, value: HloInstruction, element_type: PrimitiveType | None
 ) -> HloInstruction | None:
     """Returns a conversion of an array, from a type if one is given, that a value is moved from."""
+    known = builder.unconverted.setdefault(element_type, set())
     seen: set[HloInstruction] = set()
     stack = [value]
     while stack:
         top = stack.pop()
-        if top in seen:
+        if top in seen or top in known:
             continue
         seen.add(top)
         if top.opcode == "convert":
@@ -139,6 +140,7 @@ def _find_conversion(
         elif _is_moving(top):
             moved = _MOVED_OPERANDS[top.opcode](len(top.operands))
             stack.extend(top.operands[position] for position in moved)
+    known |= seen
     return None
 
 

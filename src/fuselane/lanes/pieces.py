@@ -177,6 +177,7 @@ def _describe(
     """Yields the cluster that ends with an instruction if one of its versions is worth it."""
     if not can_join(last):
         return
+    selects = frozenset(selects)
     between = _between(selects, last)
     for side in (2,) if is_rare(predicate) else (1, 2):
         members = between | needed_only_by(selects, 3 - side, can_join)
@@ -190,7 +191,7 @@ def _describe(
         if usual and saved >= MIN_SAVED_COST:
             yield Piecewise(
                 predicate=predicate,
-                selects=frozenset(selects),
+                selects=selects,
                 side=side,
                 instructions=instructions,
                 usual=usual,

@@ -221,6 +221,38 @@ def test_without_lanes(diary: Diary) -> None:
     check_told(program, diary, np.int32(7))
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_table_that_all_tiles_of_lanes_read(every: int, diary: Diary) -> None:
+    """XLA changes it in place and a kernel, whose last tile must not see what the first makes of
+    it, goes on; with a callback in each step, that is a kernel in XLA's loop."""
+
+    def program(x: jax.Array) -> Any:
+        def step(i: Any, state: Any) -> Any:
+            x, table = state
+            for _ in range(2):
+                lax.cond(i % 3 == 2, lambda: jax.debug.callback(diary.write, i), lambda: None)
+            if every == 1:
+                jax.debug.callback(diary.write, i)
+
+            def change(j: Any, state: Any) -> Any:
+                x, table = state
+                x = x * 3 + table[(x + j) % 7]
+                return x, table.at[(i + j) % 7].set(i * 5 + j)
+
+            return lax.fori_loop(0, 2, change, (x, table.at[i % 7].add(11)))
+
+        return lax.fori_loop(0, STEPS, step, (x, jnp.arange(7)))
+
+    x = np.abs(numbers(1000))
+    expected = jax.block_until_ready(jax.jit(program)(x))
+    told = sorted(diary.take())
+    options = {"min_gain": 0.0, "tile_lanes": 8}
+    actual, report = run_and_explain(program, x, options=options)
+    assert_same_results(expected, actual, EXACT)
+    assert sorted(diary.take()) == told
+    assert any(loop.fused and loop.lanes == 1000 for loop in report.loops), report
+
+
 def test_an_error_of_the_host_is_raised() -> None:
     def program(x: jax.Array) -> Any:
         def fail(x: Any) -> Any:

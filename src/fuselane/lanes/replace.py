@@ -57,6 +57,9 @@ _SHARED_BUFFER_OPCODES: Final = frozenset(
         "while",
     }
 )
+_IN_PLACE_OPCODES: Final = frozenset({"dynamic-update-slice", "scatter"})
+"""Their value lies in the buffer of what they change, and that of fusions of them may."""
+
 _ORDERLESS_OPCODES: Final = frozenset({"constant", "iota", "parameter"})
 
 
@@ -215,7 +218,7 @@ class _Replacement:
 
     def _in_own_buffer(self, value: HloInstruction) -> HloInstruction:
         """Returns a value that certainly shares no buffer with a result."""
-        if value.opcode not in _SHARED_BUFFER_OPCODES:
+        if not _may_share_buffer(value):
             return value
         copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
         return self.computation.add(copy, before=self.loop)
@@ -358,6 +361,16 @@ class _Replacement:
                 operands = list(instruction.operands)
                 self.computation.remove(instruction)
                 stack.extend(operands)
+
+
+def _may_share_buffer(value: HloInstruction) -> bool:
+    """Whether a value may lie in a buffer that something else shares, be it a result behind it: a
+    loop around all of this has one buffer for what it begins, changes and ends with."""
+    if value.opcode in _SHARED_BUFFER_OPCODES | _IN_PLACE_OPCODES:
+        return True
+    return value.opcode == "fusion" and any(
+        i.opcode in _IN_PLACE_OPCODES for i in value.to_apply.instructions
+    )
 
 
 def _source(value: HloInstruction) -> HloInstruction:

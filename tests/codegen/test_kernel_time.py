@@ -227,7 +227,8 @@ def test_sparse_sums_take_what_was_measured(window: int, most: float) -> None:
       half = f32[] constant(0.5)
       u = f32[2000,{window}] broadcast(half), dimensions={{}}
       y = f32[500,{window}] scatter(e0, e1, u), update_window_dims={{1}},
-        inserted_window_dims={{0}}, scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, to_apply=add_f32"""
+        inserted_window_dims={{0}}, scatter_dims_to_operand_dims={{0}}, index_vector_dim=1,
+        to_apply=add_f32"""
     carried = [f"f32[500,{window}]", "s32[2000,1]"]
     module = counting_loop(body, ["y", "e1"], carried, trip_count=MANY)
     assert 0.5 < step_us(module) < most

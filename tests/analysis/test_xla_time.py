@@ -277,6 +277,15 @@ def test_windows_of_gathers_are_moved_as_runs() -> None:
     assert gather_us(6400, 1) > 5 * gather_us(64, 100)
 
 
+def test_a_scattered_number_takes_a_nanosecond() -> None:
+    """Measured: 2,000 numbers added to 500 take 1.5 us."""
+    body = """
+      y = f32[500] scatter(e0, e1, e2), update_window_dims={}, inserted_window_dims={0},
+        scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add_f32"""
+    carried = ["f32[500]", "s32[2000,1]", "f32[2000]"]
+    assert 1.0 < step_us(counting_loop(body, ["y", "e1", "e2"], carried)) < 3.0
+
+
 def test_index_vectors_are_not_put_together() -> None:
     """A gather takes each component from where it is made."""
     body = """

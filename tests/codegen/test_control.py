@@ -383,3 +383,32 @@ def test_three_loops_share_a_recurrence(
         return a, u
 
     check(module, step, 3, some([lanes], np.int32), np.int32(3), **options)
+
+
+@layouts
+def test_what_longer_arrays_read_is_in_memory(lanes: int, options: Settings) -> None:
+    """32 elements fit the registers, their differences with zeros at both ends do not: a loop over
+    these would select each of what it reads among all 32."""
+    body = f"""
+      three = s32[] constant(3)
+      threes = s32[{lanes},32] broadcast(three), dimensions={{}}
+      x = s32[{lanes},32] add(e0, threes)
+      none = s32[] constant(0)
+      padded = s32[{lanes},34] pad(x, none), padding=0_0x1_1
+      high = s32[{lanes},33] slice(padded), slice={{[0:{lanes}], [1:34]}}
+      low = s32[{lanes},33] slice(padded), slice={{[0:{lanes}], [0:33]}}
+      d = s32[{lanes},33] subtract(high, low)
+      square = s32[{lanes},33] multiply(d, d)
+      after = s32[{lanes},32] slice(square), slice={{[0:{lanes}], [1:33]}}
+      before = s32[{lanes},32] slice(square), slice={{[0:{lanes}], [0:32]}}
+      y = s32[{lanes},32] subtract(after, before)"""
+    module = counting_loop(body, ["y"], [f"s32[{lanes},32]"], trip_count=3)
+
+    def step(_: int, x: NumpyArray) -> tuple[NumpyArray]:
+        d = np.diff(np.pad(x + 3, ((0, 0), (1, 1))), axis=1)
+        return (np.diff(d * d, axis=1).astype(np.int32),)
+
+    values = np.random.default_rng(0).integers(-9, 9, (lanes, 32)).astype(np.int32)
+    compiled = check(module, step, 3, values, **options)
+    if compiled.plan.max_unrolled == 32 and lanes % compiled.plan.width == 0:
+        assert compiled.code.ir.count(" select ") < 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -235,3 +236,33 @@ def test_versions_live_on(lanes: int, options: Settings) -> None:
         return b + (a - x[:, ::-1]), at
 
     check(module, step, TRIPS, some_values(lanes, 90) % 97, some_indices(lanes, 90), **options)
+
+
+def test_updates_put_together_are_read_part_by_part() -> None:
+    """Without lanes: a loop for each part, none of which selects among them."""
+    body = """
+      r = s32[500] reverse(e0), dimensions={0}
+      u = s32[1500] concatenate(r, e0, r), dimensions={0}
+      s = s32[500] scatter(e0, e1, u), update_window_dims={}, inserted_window_dims={0},
+        scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=sum"""
+    sums = """
+    sum {
+      p = s32[] parameter(0)
+      q = s32[] parameter(1)
+      ROOT s = s32[] add(p, q)
+    }"""
+    module = counting_loop(body, ["s", "e1"], ["s32[500]", "s32[1500,1]"], trip_count=2, more=sums)
+
+    def step(_: int, x: NumpyArray, at: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
+        result = x.copy()
+        inside = (at[:, 0] >= 0) & (at[:, 0] < 500)
+        updates = np.concatenate([x[::-1], x, x[::-1]])
+        np.add.at(result, at[inside, 0], updates[inside])
+        return result, at
+
+    generator = np.random.default_rng(0)
+    x, at = generator.integers(-9, 9, 500), generator.integers(-20, 520, (1500, 1))
+    compiled = check(module, step, 2, x.astype(np.int32), at.astype(np.int32))
+    assert not compiled.program.has_lanes
+    blocks = re.split(r"\n\S+:\n", compiled.code.ir)
+    assert max(block.count(" = select") for block in blocks) <= 4

@@ -182,6 +182,58 @@ def test_arrays_whose_elements_branch_are_computed_one_by_one() -> None:
     assert scalars(branching, shape) > 2 * scalars(usual, shape)
 
 
+def test_functions_of_rows_take_what_they_take_of_vectors() -> None:
+    """Measured, of 4,096 numbers: quotients 0.23 us, exponentials 1.4, hyperbolic tangents 1.2."""
+
+    def function_us(opcode: str) -> float:
+        shape = "f32[4096]"
+        operands = "a, a" if opcode == "divide" else "a"
+        body = f"a = {shape} reverse(e0), dimensions={{0}}\ny = {shape} {opcode}({operands})"
+        return scalars(body, shape)
+
+    assert function_us("divide") < 0.7
+    assert 0.9 < function_us("exponential") < 2.0
+    assert 0.7 < function_us("tanh") < 1.8
+
+
+def test_rows_end_where_the_last_dimension_with_elements_does() -> None:
+    flat, column = (
+        f"r = f32[{shape}] reverse(e0), dimensions={{0}}\ny = f32[{shape}] negate(r)"
+        for shape in ("4096", "4096,1")
+    )
+    assert scalars(column, "f32[4096,1]") == pytest.approx(scalars(flat, "f32[4096]"), rel=0.1)
+
+
+def test_a_few_rows_are_reduced_in_vectors() -> None:
+    """The best of 9 neighbours, of each point of a grid; not of so many that it takes a loop."""
+
+    def reduced_us(count: int, dimension: int) -> float:
+        whole, kept = (f"{count},64,64", "1,2") if dimension == 0 else (f"64,64,{count}", "0,1")
+        body = f"""
+          a = f32[64,64] reverse(e0), dimensions={{0,1}}
+          b = f32[{whole}] broadcast(a), dimensions={{{kept}}}
+          none = f32[] constant(0)
+          y = f32[64,64] reduce(b, none), dimensions={{{dimension}}}, to_apply=max_f32"""
+        return scalars(body, "f32[64,64]")
+
+    assert reduced_us(9, 0) < reduced_us(9, 2) / 1.5
+    assert reduced_us(40, 0) > 3 * reduced_us(9, 0)
+
+
+@pytest.mark.parametrize(("window", "most"), [(1, 3.0), (2, 6.0)])
+def test_sparse_sums_take_what_was_measured(window: int, most: float) -> None:
+    """2,000 rows scattered into 500: 1.6 us, of two numbers each 2.8, on a busy machine."""
+    body = f"""
+      half = f32[] constant(0.5)
+      u = f32[2000,{window}] broadcast(half), dimensions={{}}
+      y = f32[500,{window}] scatter(e0, e1, u), update_window_dims={{1}},
+        inserted_window_dims={{0}}, scatter_dims_to_operand_dims={{0}}, index_vector_dim=1,
+        to_apply=add_f32"""
+    carried = [f"f32[500,{window}]", "s32[2000,1]"]
+    module = counting_loop(body, ["y", "e1"], carried, trip_count=MANY)
+    assert 0.5 < step_us(module) < most
+
+
 def test_a_chain_of_scalars_takes_as_long_as_each_waits_for_the_one_before() -> None:
     chain = "a = f32[] multiply(e0, e0)\nb = f32[] multiply(a, e0)\ny = f32[] multiply(b, a)"
     one = scalars("y = f32[] multiply(e0, e0)", "f32[]")

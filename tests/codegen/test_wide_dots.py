@@ -24,15 +24,22 @@ CONTRACTED: Final = {"ik,kj": (1, 0), "ik,jk": (1, 1), "ki,kj": (0, 0), "ki,jk":
 
 
 def mixing_loop(
-    shapes: tuple[str, str, str], numbers: str, *, trip_count: int = 2, element: str = "f32"
+    shapes: tuple[str, str, str],
+    numbers: str,
+    *,
+    trip_count: int = 2,
+    element: str = "f32",
+    right: str | None = None,
 ) -> HloModule:
     """Returns a loop that writes down a dot of its first two elements, one number of which it adds
-    to the first, and one of the first itself: so that nothing is lanes."""
-    left, right, result = (f"{element}[{shape}]" for shape in shapes)
+    to the first, and one of the first itself: so that nothing is lanes. `right` says what is made
+    of the second first."""
+    left, other, result = (f"{element}[{shape}]" for shape in shapes)
     rank = shapes[2].count(",") + 1
-    ends, own_ends = (", ".join(["[1:2]"] * n) for n in (rank, shapes[0].count(",") + 1))
+    ends, own_ends = (_second_of(shapes[n]) for n in (2, 0))
     ones = ",".join("1" * (shapes[0].count(",") + 1))
-    body = f"""d = {result} dot(e0, e1), {numbers}
+    body = f"""r = {right or f"{other} copy(e1)"}
+      d = {result} dot(e0, r), {numbers}
       s = {element}[{",".join("1" * rank)}] slice(d), slice={{{ends}}}
       own = {element}[{ones}] slice(e0), slice={{{own_ends}}}
       u = {element}[] reshape(own)
@@ -40,7 +47,12 @@ def mixing_loop(
       t = {element}[] add(u, v)
       b = {left} broadcast(t), dimensions={{}}
       x = {left} add(e0, b)"""
-    return counting_loop(body, ["x", "e1", "d"], [left, right, result], trip_count=trip_count)
+    return counting_loop(body, ["x", "e1", "d"], [left, other, result], trip_count=trip_count)
+
+
+def _second_of(shape: str) -> str:
+    """Returns a slice of the second element along every dimension, the first where there is one."""
+    return ", ".join("[0:1]" if size == "1" else "[1:2]" for size in shape.split(","))
 
 
 def matrices(equation: str, rows: int, columns: int, total: int, **options: str | int) -> HloModule:
@@ -117,6 +129,48 @@ def test_a_vector_and_the_rows_of_a_matrix(size: int, rows: int) -> None:
     check(module, step, 2, few((size,)), few((rows, size), 1), few((rows,), 2))
     dot = dot_of(program := form_program(module))
     assert choose_side(dot, DotShape.of(dot, program)) is Along.SUM
+
+
+@pytest.mark.parametrize(
+    ("own", "turned", "order", "result", "numbers", "equation"),
+    [
+        ("2,3,16,1", "2,3,16,20", "0,2,3,1", "2,3,1,20", (2, 2), "bhdi,bhdt->bhit"),
+        ("2,3,20", "2,3,20,16", "0,2,1,3", "2,3,16", (2, 2), "bht,bhtd->bhd"),
+    ],
+    ids=["scores", "values"],
+)
+def test_a_transposed_operand_is_read_where_it_lies(
+    own: str, turned: str, order: str, result: str, numbers: tuple[int, int], equation: str
+) -> None:
+    """A cache of keys, or of values, as attention reads it."""
+    first, second = numbers
+    dimensions = f"""lhs_batch_dims={{0,1}}, rhs_batch_dims={{0,1}},
+        lhs_contracting_dims={{{first}}}, rhs_contracting_dims={{{second}}}"""
+    module = mixing_loop(
+        (own, "2,20,3,16", result),
+        dimensions,
+        right=f"f32[{turned}] transpose(e1), dimensions={{{order}}}",
+    )
+
+    def step(i: int, x: NumpyArray, w: NumpyArray, _: NumpyArray) -> list[NumpyArray]:
+        d = np.einsum(equation, x, w.transpose([int(n) for n in order.split(",")]))
+        corner = d[tuple(min(1, n - 1) for n in d.shape)]
+        return [x + (corner + x[tuple(min(1, n - 1) for n in x.shape)]), w, d]
+
+    left, sums = (tuple(map(int, sizes.split(","))) for sizes in (own, result))
+    check(module, step, 2, few(left), few((2, 20, 3, 16), 1), few(sums, 2))
+    dot = dot_of(program := form_program(module))
+    assert dot.operands[1].opcode != "transpose"
+    assert choose_side(dot, DotShape.of(dot, program)) is not None
+
+
+def test_a_transposed_operand_is_moved_where_only_that_makes_vectors() -> None:
+    """What lies innermost is a batch dimension, along which nothing is summed or kept."""
+    numbers = """lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={1},
+        rhs_contracting_dims={1}"""
+    turned = "f32[16,9,20] transpose(e1), dimensions={2,0,1}"
+    dot = dot_of(form_program(mixing_loop(("16,9", "9,20,16", "16,20"), numbers, right=turned)))
+    assert dot.operands[1].opcode == "transpose"
 
 
 def test_several_dimensions_in_every_group() -> None:

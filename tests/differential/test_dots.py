@@ -281,3 +281,38 @@ def test_failing_factorisations_stay_in_their_lane() -> None:
     a[7], a[9, 1, 1], a[20], a[30, 2] = -a[7], -5, np.nan, 0
     a[40] = 0
     check(repeat(step, steps=5), a, normal(LANES, 3), tolerance=CLOSE)
+
+
+@pytest.mark.parametrize("size", [9, 10])
+def test_systems_of_ten_equations(size: int) -> None:
+    def step(a: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return a, 0.5 * jnp.linalg.solve(a, x[..., None])[..., 0] + x
+
+    a = normal(LANES, size, size) + 2 * np.eye(size, dtype=np.float32)
+    check(repeat(step, steps=5), a, normal(LANES, size), tolerance=CLOSE)
+
+
+def test_attention_over_a_cache() -> None:
+    """Of one sequence, without lanes: keys and values are read where they lie."""
+    heads, width, length = 2, 8, 24
+
+    def program(x: jax.Array, *weights: jax.Array) -> Any:
+        to_query, to_key, to_value, back = weights
+
+        def step(state: Any, number: jax.Array) -> Any:
+            x, keys, values = state
+            query, key, value = (
+                (x @ w).reshape(1, heads, width) for w in (to_query, to_key, to_value)
+            )
+            keys, values = keys.at[:, number].set(key), values.at[:, number].set(value)
+            scores = jnp.einsum("bhd,bthd->bht", query, keys)
+            scores = jnp.where(jnp.arange(length) <= number, scores, -1e9)
+            seen = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores), values)
+            x = jnp.tanh(x + seen.reshape(1, heads * width) @ back)
+            return (x, keys, values), x
+
+        empty = jnp.zeros((1, length, heads, width))
+        return lax.scan(step, (x, empty, empty), jnp.arange(length))
+
+    weights = [normal(heads * width, heads * width, seed=n) for n in range(4)]
+    check(program, normal(1, heads * width), *weights, tolerance=CLOSE)

@@ -17,7 +17,7 @@ from tests.differential.comparison import (
     Tolerance,
     assert_same_results,
 )
-from tests.differential.harness import run_and_explain
+from tests.differential.harness import check, run_and_explain
 from tests.differential.values import NumpyArray
 
 SHAPES = [(7,), (300,), (70_000,), (9, 11), (40, 50), (300, 301), (6, 7, 8), (30, 31, 32)]
@@ -193,3 +193,21 @@ def test_inner_loops_over_the_same_grid() -> None:
         return lax.scan(step, x, None, length=3)
 
     check_grid(f, grid(40, 50), grid(40, 50, seed=1))
+
+
+def test_the_best_of_the_neighbours() -> None:
+    """A spatial game: each point takes after the neighbour that has gained most."""
+    shifts = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+
+    def step(plays: jax.Array, _: None) -> Any:
+        cooperating = plays.astype(jnp.float32)
+        gained = sum(jnp.roll(cooperating, s, (0, 1)) for s in shifts)
+        gained = jnp.where(plays == 1, gained, 1.85 * gained)
+        all_gained = jnp.stack([jnp.roll(gained, s, (0, 1)) for s in shifts])
+        all_plays = jnp.stack([jnp.roll(plays, s, (0, 1)) for s in shifts])
+        best = jnp.argmax(all_gained, axis=0)
+        plays = jnp.take_along_axis(all_plays, best[None], axis=0)[0]
+        return plays, plays.sum()
+
+    plays = (np.random.default_rng(0).random((64, 64)) < 0.9).astype(np.int32)
+    check(lambda p: lax.scan(step, p, None, length=20), plays)

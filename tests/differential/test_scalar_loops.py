@@ -289,7 +289,7 @@ def test_large_uniform_work_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> N
 
     for program, arguments in (
         (sorting, (linear_values((100_000,)),)),
-        (product, (linear_values((512,)), linear_values((512, 512)))),
+        (product, (linear_values((1024,)), linear_values((1024, 1024)))),
     ):
         (loop, *_) = explain(program, *arguments).loops
         assert not loop.fused

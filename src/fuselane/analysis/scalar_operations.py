@@ -27,7 +27,7 @@ _SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
 _SCALAR_MOVES: Final[Mapping[str, float]] = {
     "dynamic-slice": 0.5,
     "gather": 1.2,
-    "scatter": 8.0,
+    "scatter": 1.7,
 }
 _MAX_UPDATED: Final = 0.5
 _MOVED: Final = 0.2

@@ -25,6 +25,7 @@ from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import CpuEntry, KernelEntry
 from fuselane.codegen.frame import Frame
+from fuselane.codegen.heavy_loops import leave_light_loops
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.math.rare import call_long_functions
@@ -129,6 +130,8 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
     entry = CpuEntry(module, SYMBOL, num_inputs, num_outputs, num_tiles=plan.num_tiles)
     frame = emit_kernel(program, plan, entry)
     call_long_functions(module)
+    if plan.width == 1:
+        leave_light_loops(module)
     if bounds_checks:
         guard(module, frame.regions, f"the kernel of {program.name}")
     return KernelCode(

@@ -28,9 +28,6 @@ from fuselane.errors import CodegenError, OutOfTimeError, UnsupportedError
 
 _Result = TypeVar("_Result")
 _emission = threading.Lock()
-_MAX_IN_VECTORISED_LOOPS = 3000
-"""LLVM writes every loop several times over, and what comes behind takes time by the square of
-that: minutes for a dozen thousand instructions in loops of index arithmetic."""
 PTX_ARCHITECTURES: Final = MappingProxyType(
     {
         (7, 0): (9, 0),
@@ -111,7 +108,8 @@ def compile_object(
             its whole pipeline. Kernels gain nothing from 3. 1 leaves loads that 2 removes or takes
             out of loops, up to a quarter of a kernel's time, but nothing where most work is dots;
             it is a seventh of the passes' time and saves a third to a half of LLVM's.
-        vectorise: Whether LLVM looks for vectors in scalar code, and in its loops if it is short.
+        vectorise: Whether LLVM looks for vectors in scalar code and its loops; see
+            `codegen.heavy_loops`.
         in_order: Whether instructions keep the order of the IR: for long chains of operations on
             vectors of several registers, with few values alive.
     Raises:
@@ -328,9 +326,8 @@ def _parse(text: str, machine: binding.TargetMachine) -> binding.ModuleRef:
 
 
 def _vectorise(module: binding.ModuleRef, machine: binding.TargetMachine) -> None:
-    """Runs the whole pipeline with its vectorisers; that of loops, only if the code is short."""
-    count = sum(1 for f in module.functions for block in f.blocks for _ in block.instructions)
-    builder = _pass_builder(machine, 2, slp=True, loops=count <= _MAX_IN_VECTORISED_LOOPS)
+    """Runs the whole pipeline with its vectorisers."""
+    builder = _pass_builder(machine, 2, slp=True, loops=True)
     with _disposing(builder.getModulePassManager()) as passes:
         passes.run(module, builder)
 

@@ -296,11 +296,11 @@ def _unroll_for_gpus(builder: ir.IRBuilder, branch: ir.Instruction, trip_count: 
     if is_long and size <= _MAX_SHORT_BODY:
         count = ir.Constant(ir.IntType(32), _STEPS_AT_ONCE)
         properties = builder.module.add_metadata(["llvm.loop.unroll.count", count])
-        branch.set_metadata("llvm.loop", _LoopId(builder.module, properties))
+        branch.set_metadata("llvm.loop", LoopId(builder.module, properties))
 
 
 @final
-class _LoopId(ir.MDValue):  # type: ignore[misc]
+class LoopId(ir.MDValue):  # type: ignore[misc]
     """What tells a loop from others, with its properties: a node that begins with itself."""
 
     def __init__(self, module: ir.Module, properties: ir.MDValue) -> None:

@@ -20,6 +20,7 @@ from fuselane.codegen.arrays import (
     Scratch,
     choose,
 )
+from fuselane.codegen.cuts import per_dimension
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.gathers import components_of, place_in
 from fuselane.codegen.indexing import Element, Index
@@ -155,7 +156,11 @@ class _Scatter:
                 target.put(place, hit.element, choose(place, hit.is_inside, new, before))
 
         emit_for_each(
-            place.builder, update.dimensions, change, max_unrolled=self.emitter.max_unrolled
+            place.builder,
+            update.dimensions,
+            change,
+            max_unrolled=self.emitter.max_unrolled,
+            cuts=per_dimension(update) if len(self.updates) == 1 else (),
         )
 
     # Both.

@@ -74,7 +74,7 @@ def choose_side(dot: HloInstruction, shape: DotShape) -> Along | None:
     types = {s.element_type for s in (*operands, dot.shape)}
     if not is_shared or len(types) != 1 or not types <= WIDE_FLOATS:
         return None
-    left, right = (s.rank for s in operands)
+    left, right = (s.dimensions for s in operands)
     numbers = shape.numbers
     sides = {}
     if _are_last(numbers.right_free, right):
@@ -90,9 +90,12 @@ def choose_side(dot: HloInstruction, shape: DotShape) -> Along | None:
     return max(whole, key=lambda side: whole[side], default=None)
 
 
-def _are_last(dimensions: Sequence[int], rank: int) -> bool:
-    """Whether dimensions are the innermost ones, in order."""
-    return tuple(dimensions) == tuple(range(rank - len(dimensions), rank))
+def _are_last(dimensions: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether dimensions of an array of these sizes are the innermost ones, in order; those of
+    size 1 may lie anywhere."""
+    long = [d for d, size in enumerate(sizes) if size > 1]
+    own = [d for d in dimensions if sizes[d] > 1]
+    return own == long[len(long) - len(own) :]
 
 
 def count_wide_work(shape: DotShape, side: Along, width: int) -> tuple[float, float]:

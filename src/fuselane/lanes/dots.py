@@ -58,7 +58,8 @@ def _emit(
     operands: Sequence[HloInstruction],
     numbers: DotDimensions,
 ) -> HloInstruction:
-    """Emits a dot of what was reshaped before, where that only merged free dimensions.
+    """Emits a dot of what was reshaped before, where that only merged free dimensions, and of what
+    was transposed before, where that lies better.
 
         dot(reshape(x), w), x f32[8,3,5], reshape f32[24,5]  ->  dot(x, w): f32[8,3,..]
 
@@ -66,6 +67,7 @@ def _emit(
     """
     left = _before_merging(operands[0], numbers.left_batch, numbers.left_contracting)
     right = _before_merging(operands[1], numbers.right_batch, numbers.right_contracting)
+    left, right = _before_transposing(left, right), _before_transposing(right, left)
     whole = DotDimensions.create(
         left_rank=left.source.shape.rank,
         right_rank=right.source.shape.rank,
@@ -93,6 +95,17 @@ class _Operand:
     batch: tuple[int, ...]
     contracting: tuple[int, ...]
 
+    def find_free(self) -> list[int]:
+        """Returns the dimensions that are its own, in order."""
+        taken = {*self.batch, *self.contracting}
+        return [d for d in range(self.source.shape.rank) if d not in taken]
+
+    def find_innermost(self) -> int | None:
+        """Returns the dimension along which its neighbours in memory lie, None if there is one
+        element only."""
+        sizes = self.source.shape.dimensions
+        return max((d for d, size in enumerate(sizes) if size > 1), default=None)
+
 
 def _before_merging(
     operand: HloInstruction, batch: tuple[int, ...], contracting: tuple[int, ...]
@@ -109,6 +122,35 @@ def _before_merging(
                 contracting=tuple(position[d] for d in contracting),
             )
     return _Operand(source=operand, batch=batch, contracting=contracting)
+
+
+def _before_transposing(operand: _Operand, other: _Operand) -> _Operand:
+    """Returns what an operand was before it was transposed, if a dot reads that with vectors; the
+    operand itself if it must be.
+
+        transpose(%cache), cache f32[8,100,4,16] -> [8,4,16,100], sums over 16   ->   %cache
+
+    Its neighbours in memory are what is summed over, in the other operand as well, or all that it
+    has of its own.
+    """
+    if operand.source.opcode != "transpose":
+        return operand
+    source, order = operand.source.operands[0], operand.source.dimensions
+    before = _Operand(
+        source=source,
+        batch=tuple(order[d] for d in operand.batch),
+        contracting=tuple(order[d] for d in operand.contracting),
+    )
+    kept = [order[d] for d in operand.find_free()]
+    innermost = before.find_innermost()
+    if kept != sorted(kept) or innermost is None:
+        return operand
+    if innermost in kept:
+        return before if all(source.shape.dimensions[d] == 1 for d in kept[:-1]) else operand
+    if innermost not in before.contracting:
+        return operand
+    summed = before.contracting.index(innermost)
+    return before if other.contracting[summed] == other.find_innermost() else operand
 
 
 def _in_memory_order(logical: DotDimensions, left: Order, right: Order) -> DotDimensions:

@@ -302,19 +302,21 @@ class HloInstruction:
             return
         if self.shape is not new.shape and not self.shape.is_compatible(new.shape):
             raise VerificationError(f"{new!r} cannot take the place of {self!r}.")
-        keep = [new] if new in self.users else []
-        has_users = bool(new.users)
-        for user in self.users:
+        users, new_users = self.users, new.users
+        keep = [new] if new in users else []
+        has_users = bool(new_users)
+        for user in users:
             if user is new:
                 continue
             operands = user.operands
             if not has_users or new not in operands:
-                new.users.append(user)
+                new_users.append(user)
             operands[:] = [new if operand is self else operand for operand in operands]
-        self.users[:] = keep
+        users[:] = keep
         self._note_edit()
-        if self.is_root and self.computation is not None:
-            self.computation.root = new
+        computation = self.computation
+        if computation is not None and computation.has_root(self):
+            computation.root = new
 
     def add_control_predecessor(self, predecessor: HloInstruction) -> None:
         """Requires `predecessor`, of the same computation, to run before this instruction."""

@@ -25,7 +25,7 @@ from fuselane.fusion.gpu.kernel_cost import (
 )
 from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
 from fuselane.fusion.gpu.region import Opcodes, Region, is_custom, opcodes_of
-from fuselane.fusion.gpu.rules import is_plain
+from fuselane.fusion.gpu.rules import Demands, demands_of, is_plain
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -68,6 +68,7 @@ class Kernel:
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
         is_plain: See `rules.is_plain`.
         cost: What it computes, reads and writes; this and all below is None until asked for.
+        demands: What its reductions and transposes ask for.
         plan: How it is made.
         time: How long it takes.
         reading: What reading its operands takes.
@@ -77,6 +78,7 @@ class Kernel:
 
     __slots__ = (
         "cost",
+        "demands",
         "instruction",
         "is_plain",
         "is_shaping",
@@ -94,11 +96,12 @@ class Kernel:
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
         self.is_plain = is_plain(instruction, opcodes)
         self.cost: KernelCost | None = None
+        self.demands: Demands | None = None
         self.plan: Plan | None = None
         self.time: KernelTime | None = None
         self.reading: _Reading | None = None
         self.places: dict[HloInstruction, int] | None = None
-        self.readings: dict[tuple[int, bool, float | None], _Reading] = {}
+        self.readings: dict[tuple[int, float | None], _Reading] = {}
 
 
 def places_in(kernel: Kernel) -> dict[HloInstruction, int]:
@@ -150,10 +153,11 @@ class PerformanceModel:
         cost: KernelCost,
         opcodes: Opcodes,
         plan: Plan | None = None,
+        demands: Demands | None = None,
     ) -> None:
         """Takes what is known of an instruction instead of looking for itself."""
         kernel = self._kernels[instruction] = Kernel(instruction, opcodes)
-        kernel.cost, kernel.plan = cost, plan
+        kernel.cost, kernel.plan, kernel.demands = cost, plan, demands
 
     def kernel(self, instruction: HloInstruction) -> Kernel:
         """Returns what is known of an instruction."""
@@ -178,6 +182,8 @@ class PerformanceModel:
             alone = into.plan = self._plan_alone(into)
         if of is None or (alone.is_steady and not of.is_shaping):
             return alone
+        if alone.is_kept and not of.is_shaping:
+            return alone.feeding(into.instruction, of.instruction, of.plan or self.plan_of(of))
         region = Region(into.instruction, of.instruction, into.opcodes | of.opcodes)
         return Plan(region, (self.plan_of(of), alone))
 
@@ -202,6 +208,12 @@ class PerformanceModel:
             kernel.cost = compute_cost(kernel.instruction)
         return kernel.cost
 
+    def demands_of(self, kernel: Kernel) -> Demands:
+        """Returns what a kernel of its own asks for."""
+        if kernel.demands is None:
+            kernel.demands = demands_of(kernel.instruction, kernel.opcodes)
+        return kernel.demands
+
     def time(self, instruction: HloInstruction) -> KernelTime:
         """Returns the time of an instruction as a kernel of its own."""
         return self.time_of(self.kernel(instruction))
@@ -224,7 +236,8 @@ class PerformanceModel:
         places, places_of = into.places or places_in(into), of.places or places_in(of)
         operands = cost.operands
         place = places[of.instruction]
-        share = operands[place].utilization
+        read_of = operands[place]
+        share = read_of.utilization
         reading = into.reading if plan is into.plan else None
         total, ticks, _ = reading or self._reading(into, running)
         total_of, ticks_of, num_bytes_of = self._reading(of, running, share)
@@ -232,18 +245,19 @@ class PerformanceModel:
         if is_multi_output:
             memory += write_of
         for operand, place_of in places_of.items():
-            here = places.get(operand)
-            if here is None:
-                continue
-            memory -= ticks_of[place_of]
-            num_bytes, read = num_bytes_of[place_of], operands[here]
-            common = _common_utilization(of, into, cost_of.operands[place_of], read, place)
-            if common:
-                size = operand.shape.byte_size
-                num_bytes -= size if common == 1.0 and size < EXACT_IN_F32 else _share(size, common)
-            if num_bytes:  # else the consumer reads all of it anyway
-                memory += self._read_ticks(operand, read.bytes_read + num_bytes, running)
-                memory -= ticks[here]
+            if operand in places:
+                here = places[operand]
+                read = operands[here]
+                num_bytes = num_bytes_of[place_of]
+                common = _common_utilization(of, into, cost_of.operands[place_of], read, read_of)
+                if common:
+                    size = operand.shape.byte_size
+                    whole = common == 1.0 and size < EXACT_IN_F32
+                    num_bytes -= size if whole else _share(size, common)
+                if num_bytes:  # else the consumer reads all of it anyway
+                    memory += self._read_ticks(operand, read.bytes_read + num_bytes, running)
+                    memory -= ticks[here]
+                memory -= ticks_of[place_of]
         if len(places) < len(operands):
             share *= into.instruction.operands.count(of.instruction)
         computed = flops + (flops_of if share == 1.0 else to_f32(flops_of * share))
@@ -259,8 +273,9 @@ class PerformanceModel:
         if operand not in places:
             return 0.0
         read_of = self.cost_of(of).operands[places_in(of)[operand]]
-        read = self.cost_of(into).operands[places[operand]]
-        return _common_utilization(of, into, read_of, read, places[producer])
+        operands = self.cost_of(into).operands
+        read, value = operands[places[operand]], operands[places[producer]]
+        return _common_utilization(of, into, read_of, read, value)
 
     def _compute_time(self, kernel: Kernel) -> KernelTime:
         cost = self.cost_of(kernel)
@@ -278,7 +293,7 @@ class PerformanceModel:
 
     def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> _Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
-        key = (running.blocks, running.is_coalesced, share)
+        key = running.reading, share
         reading = kernel.readings.get(key)
         if reading is None:
             operands = self.cost_of(kernel).operands
@@ -292,7 +307,7 @@ class PerformanceModel:
                 ticks[place] = self._read_ticks(operand, total, running)
             reading = kernel.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
             if share is None and max(num_bytes, default=0) < EXACT_IN_F32:
-                kernel.readings[running.blocks, running.is_coalesced, 1.0] = reading
+                kernel.readings[running.reading, 1.0] = reading
         return reading
 
     def _write_ticks(self, num_bytes: int) -> int:
@@ -344,7 +359,7 @@ class _Reading(NamedTuple):
 
 
 def _common_utilization(
-    of: Kernel, into: Kernel, read_of: Operand, read: Operand, place: int
+    of: Kernel, into: Kernel, read_of: Operand, read: Operand, value: Operand
 ) -> float:
     """Returns how much of an operand two kernels read in the same places.
 
@@ -353,7 +368,7 @@ def _common_utilization(
         into: Another.
         read_of: How `of` reads it.
         read: How `into` does.
-        place: Which operand of `into` the result of `of` is.
+        value: How `into` reads the result of `of`.
     """
     cost_of, cost = of.cost, into.cost
     assert cost_of is not None
@@ -365,7 +380,7 @@ def _common_utilization(
         return 0.0
     if cost.result < 0:
         return 1.0 if is_elementwise(into.instruction) else 0.0
-    return cost.common(read, cost.operands[place])
+    return read.utilization if read.roots is value.roots else cost.common(read, value)
 
 
 def _share(num_bytes: int, share: float) -> int:

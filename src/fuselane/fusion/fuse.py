@@ -172,6 +172,8 @@ class Fuser:
                     reader.replace_operands([whole if o is old else o for o in reader.operands])
             if old.is_root:
                 self.computation.root = whole
+        if old is fusion:
+            return  # its elements stay where they are
         for reader in readers:
             if reader.opcode == "get-tuple-element":
                 reader.proto.tuple_index += first

@@ -122,22 +122,9 @@ def is_effective_scalar(shape: Shape) -> bool:
     return shape.is_array and all(size == 1 for size in shape.dimensions)
 
 
-def true_rank(shape: Shape) -> int:
-    """Returns the number of dimensions that are not of size one."""
-    return sum(size != 1 for size in shape.dimensions)
-
-
-def leaf_shapes(shape: Shape) -> list[Shape]:
+def leaf_shapes(shape: Shape) -> tuple[Shape, ...]:
     """Returns the arrays of a shape, which is one itself or a tuple of such."""
-    if not shape.is_tuple:
-        return [shape]
-    leaves: list[Shape] = []
-    for element in shape.tuple_shapes:
-        if element.is_tuple:
-            leaves += leaf_shapes(element)
-        else:
-            leaves.append(element)
-    return leaves
+    return shape.leaves if shape.is_tuple else (shape,)
 
 
 def is_complex(shape: Shape) -> bool:

@@ -130,6 +130,7 @@ class _Queue:
             priority, _, _, producer = heapq.heappop(self.heap)
             if self.priority.get(producer) == -priority:
                 self._fuse_into_users(producer, self.priority.pop(producer))
+        self.model.leave_costs()
         self._fuse_constants()
         if self.changed:
             self.fuser.finish()

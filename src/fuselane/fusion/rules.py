@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
@@ -34,8 +34,7 @@ _LOOP_FUSIBLE: Final = opcodes(
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """An operand of an instruction, as a question: fuse it?
 
     Attributes:

@@ -187,6 +187,10 @@ class HloComputation:
         fact: _Fact = self._facts[find_out]
         return fact
 
+    def remember(self, find_out: Callable[[HloComputation], _Fact], fact: _Fact) -> None:
+        """Takes what a function would say of the computation as it is now; see `fact`."""
+        self._facts[find_out] = fact
+
     def sort(self) -> None:
         """Puts `instructions` into post order."""
         self.instructions[:] = self.post_order()
@@ -245,7 +249,10 @@ class HloComputation:
         for value in {operand: None for i in gone for operand in i.operands}:
             value.users[:] = [user for user in value.users if user not in dead]
         for instruction in reversed(gone):
-            self._detach(instruction)
+            instruction.operands.clear()
+            instruction.drop_control_edges()
+            instruction.computation = None
+        self.note_edit()
         return len(gone)
 
     def _dead_instructions(self) -> set[HloInstruction]:

@@ -46,6 +46,12 @@ def compute_cost(instruction: HloInstruction) -> KernelCost:
     return KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
 
 
+def remember_cost(instruction: HloInstruction, cost: KernelCost) -> None:
+    """Takes what `compute_cost` would say of a fusion if it were asked, from `fuse_cost`."""
+    if instruction.fusion_kind != "kCustom" and cost.is_fusion and cost.is_exact:
+        instruction.to_apply.remember(_cost_of_body, cost)
+
+
 def _cost_of_body(body: HloComputation) -> KernelCost:
     cost = _start(body.root)
     places = {body.root: Operand(0, _RESULT)}

@@ -15,7 +15,7 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple, final
 
-from fuselane.fusion.gpu.costs import compute_cost
+from fuselane.fusion.gpu.costs import compute_cost, remember_cost
 from fuselane.fusion.gpu.kernel_cost import (
     EXACT_IN_F32,
     KernelCost,
@@ -158,6 +158,12 @@ class PerformanceModel:
         """Takes what is known of an instruction instead of looking for itself."""
         kernel = self._kernels[instruction] = Kernel(instruction, opcodes)
         kernel.cost, kernel.plan, kernel.demands = cost, plan, demands
+
+    def leave_costs(self) -> None:
+        """Leaves the costs of fusions that are final to who asks next, where they are exact."""
+        for instruction, kernel in self._kernels.items():
+            if instruction.opcode == "fusion" and kernel.cost is not None:
+                remember_cost(instruction, kernel.cost)
 
     def kernel(self, instruction: HloInstruction) -> Kernel:
         """Returns what is known of an instruction."""

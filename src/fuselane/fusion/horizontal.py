@@ -42,9 +42,12 @@ def check_feeder(feeder: HloInstruction, consumer: HloInstruction) -> FusionDeci
 
 def _has_other_readers(feeder: HloInstruction, consumer: HloInstruction) -> bool:
     """Whether anything reads a feeder but a consumer and a tuple that is the program's result."""
+    computation = feeder.computation
+    root = consumer if computation is None else computation.root
+    result = root if root.opcode == "tuple" else consumer
     for user in feeder.users:
         for reader in user.users if user.opcode == "get-tuple-element" else (user,):
-            if reader is not consumer and not (reader.opcode == "tuple" and reader.is_root):
+            if reader is not consumer and reader is not result:
                 return True
     return False
 

@@ -266,7 +266,10 @@ class HloComputation:
             if instruction is self._root or _is_kept(instruction):
                 continue
             dead.add(instruction)
-            for other in (*dict.fromkeys(instruction.operands), *instruction.control_predecessors):
+            others = instruction.operands
+            if len(others) > 1 or instruction.control_predecessors:
+                others = [*dict.fromkeys(others), *instruction.control_predecessors]
+            for other in others:
                 if other not in needed:
                     needed[other] = len(other.users) + len(other.control_successors)
                 needed[other] -= 1
@@ -292,9 +295,13 @@ class HloComputation:
 
 def _find_from_end(instructions: list[HloInstruction], instruction: HloInstruction) -> int:
     """Returns the position of an instruction, in time proportional to its distance from the end."""
-    for distance, other in enumerate(reversed(instructions), 1):
-        if other is instruction:
-            return len(instructions) - distance
+    size, looked_at = len(instructions), 0
+    while looked_at < size:
+        looked_at = 4 * looked_at + 16
+        try:
+            return instructions.index(instruction, max(0, size - looked_at))
+        except ValueError:
+            continue
     raise VerificationError(f"{instruction.name} is not listed in its computation.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fuselane.hlo.computation import HloComputation
 
 _detached_ids: Final = itertools.count(1)
+_FEW: Final = 8
+"""Operands that are gone through one by one; in more of them one is searched."""
 _PLAIN: Final = HloInstructionProto()
 """What instructions have in common that only are what their attributes say; never changed."""
 
@@ -311,7 +313,13 @@ class HloInstruction:
             operands = user.operands
             if not has_users or new not in operands:
                 new_users.append(user)
-            operands[:] = [new if operand is self else operand for operand in operands]
+            if len(operands) <= _FEW:
+                for place, operand in enumerate(operands):
+                    if operand is self:
+                        operands[place] = new
+                continue
+            for place in _places(operands, self):
+                operands[place] = new
         users[:] = keep
         self._note_edit()
         computation = self.computation
@@ -524,3 +532,14 @@ class HloInstruction:
         if index >= len(self.called_computations):
             raise VerificationError(f"{self.name}, a {self.opcode}, lacks a called computation.")
         return self.called_computations[index]
+
+
+def _places(instructions: list[HloInstruction], wanted: HloInstruction) -> Iterator[int]:
+    """Yields where one of them is in a long list, in which it is until the next is asked for."""
+    place = -1
+    while True:
+        try:
+            place = instructions.index(wanted, place + 1)
+        except ValueError:
+            return
+        yield place

@@ -19,7 +19,6 @@ from fuselane.fusion.gpu.costs import compute_cost, remember_cost
 from fuselane.fusion.gpu.kernel_cost import (
     EXACT_IN_F32,
     KernelCost,
-    Operand,
     round_half_up,
     to_f32,
 )
@@ -238,50 +237,41 @@ class PerformanceModel:
         flops, write, _ = into.time or self.time_of(into)
         flops_of, write_of, _ = of.time or self.time_of(of)
         running = plan.known or plan.running(self.gpu)
-        cost, cost_of = into.cost or self.cost_of(into), of.cost or self.cost_of(of)
-        places, places_of = into.places or places_in(into), of.places or places_in(of)
-        operands = cost.operands
+        cost, places = into.cost or self.cost_of(into), into.places or places_in(into)
+        operands, operands_of = cost.operands, of.instruction.operands
         place = places[of.instruction]
-        read_of = operands[place]
-        share = read_of.utilization
+        share = operands[place].utilization
         reading = into.reading if plan is into.plan else None
         total, ticks, _ = reading or self._reading(into, running)
         total_of, ticks_of, num_bytes_of = self._reading(of, running, share)
         memory = total - ticks[place] + total_of + write
         if is_multi_output:
             memory += write_of
-        for operand, place_of in places_of.items():
-            if operand in places:
-                here = places[operand]
-                read = operands[here]
-                num_bytes = num_bytes_of[place_of]
-                common = _common_utilization(of, into, cost_of.operands[place_of], read, read_of)
-                if common:
-                    size = operand.shape.byte_size
-                    whole = common == 1.0 and size < EXACT_IN_F32
-                    num_bytes -= size if whole else _share(size, common)
-                if num_bytes:  # else the consumer reads all of it anyway
-                    memory += self._read_ticks(operand, read.bytes_read + num_bytes, running)
-                    memory -= ticks[here]
-                memory -= ticks_of[place_of]
+        for place_of, here, common in _shared(of, into):
+            num_bytes, operand = num_bytes_of[place_of], operands_of[place_of]
+            if common:
+                size = operand.shape.byte_size
+                whole = common == 1.0 and size < EXACT_IN_F32
+                num_bytes -= size if whole else _share(size, common)
+            if num_bytes:  # else the consumer reads all of it anyway
+                total = operands[here].bytes_read + num_bytes
+                memory += self._read_ticks(operand, total, running) - ticks[here]
+            memory -= ticks_of[place_of]
         if len(places) < len(operands):
             share *= into.instruction.operands.count(of.instruction)
         computed = flops + (flops_of if share == 1.0 else to_f32(flops_of * share))
         computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
         return _overlap(computing, memory)
 
-    def common_utilization(
-        self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
-    ) -> float:
-        """Returns how much of a producer's operand the consumer reads in the same places."""
+    def common_utilizations(
+        self, producer: HloInstruction, consumer: HloInstruction
+    ) -> dict[int, float]:
+        """Returns how much of the operands of a producer that a consumer reads as well is read in
+        the same places, by the first place where the producer has each."""
         of, into = self.kernel(producer), self.kernel(consumer)
-        places = places_in(into)
-        if operand not in places:
-            return 0.0
-        read_of = self.cost_of(of).operands[places_in(of)[operand]]
-        operands = self.cost_of(into).operands
-        read, value = operands[places[operand]], operands[places[producer]]
-        return _common_utilization(of, into, read_of, read, value)
+        self.cost_of(of)
+        self.cost_of(into)
+        return {place_of: common for place_of, _, common in _shared(of, into)}
 
     def _compute_time(self, kernel: Kernel) -> KernelTime:
         cost = self.cost_of(kernel)
@@ -364,29 +354,30 @@ class _Reading(NamedTuple):
     num_bytes: list[int]
 
 
-def _common_utilization(
-    of: Kernel, into: Kernel, read_of: Operand, read: Operand, value: Operand
-) -> float:
-    """Returns how much of an operand two kernels read in the same places.
-
-    Args:
-        of: A kernel that reads the operand.
-        into: Another.
-        read_of: How `of` reads it.
-        read: How `into` does.
-        value: How `into` reads the result of `of`.
-    """
+def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
+    """Returns the operands of a kernel that a user of it reads as well: where each has them first,
+    and how much of them the two read in the same places. Costs of both are known."""
     cost_of, cost = of.cost, into.cost
     assert cost_of is not None
     assert cost is not None
-    if cost_of.result >= 0:  # a fusion
-        if cost_of.result not in read_of.roots:
-            return 0.0
-    elif not is_elementwise(of.instruction):
-        return 0.0
-    if cost.result < 0:
-        return 1.0 if is_elementwise(into.instruction) else 0.0
-    return read.utilization if read.roots is value.roots else cost.common(read, value)
+    places = into.places or places_in(into)
+    operands_of, operands = cost_of.operands, cost.operands
+    value = operands[places[of.instruction]]
+    result = cost_of.result
+    is_read = result >= 0 or is_elementwise(of.instruction)
+    shared: list[tuple[int, int, float]] = []
+    for operand, place_of in (of.places or places_in(of)).items():
+        if operand not in places:
+            continue
+        here, common = places[operand], 0.0
+        if is_read and (result < 0 or result in operands_of[place_of].roots):
+            read = operands[here]
+            if cost.result < 0:
+                common = 1.0 if is_elementwise(into.instruction) else 0.0
+            else:
+                common = read.utilization if read.roots is value.roots else cost.common(read, value)
+        shared.append((place_of, here, common))
+    return shared
 
 
 def _share(num_bytes: int, share: float) -> int:

@@ -40,13 +40,13 @@ class Edge(NamedTuple):
     Attributes:
         producer: The operand.
         consumer: The instruction.
-        index: Which operand it is.
+        place: Which operand it is.
         growing: What is known of the consumer if it is a fusion, else None.
     """
 
     producer: HloInstruction
     consumer: HloInstruction
-    index: int
+    place: int
     growing: GrowingFusion | None
 
     @property
@@ -54,7 +54,7 @@ class Edge(NamedTuple):
         """Whether the consumer reads elements of the producer several times."""
         if self.growing is not None:
             return self.growing.reused.get(self.producer, False)
-        return reuses_operand(self.consumer, self.index)
+        return reuses_operand(self.consumer, self.place)
 
     @staticmethod
     def of(consumer: HloInstruction, index: int) -> Edge:
@@ -319,7 +319,7 @@ class CpuRules:
         dot = edge.consumer
         if dot.opcode != "dot" or dot.shape.rank > 1:
             return None
-        vector = dot.operands[1 - edge.index].shape
+        vector = dot.operands[1 - edge.place].shape
         if vector.rank != 1 or vector.byte_size >= self.max_vector_bytes:
             return None
         return allow(

@@ -307,11 +307,13 @@ class HloInstruction:
         users, new_users = self.users, new.users
         keep = [new] if new in users else []
         has_users = bool(new_users)
+        if not has_users:
+            new_users += users if not keep else [user for user in users if user is not new]
         for user in users:
             if user is new:
                 continue
             operands = user.operands
-            if not has_users or new not in operands:
+            if has_users and new not in operands:
                 new_users.append(user)
             if len(operands) <= _FEW:
                 for place, operand in enumerate(operands):
@@ -526,7 +528,8 @@ class HloInstruction:
     def to_apply(self) -> HloComputation:
         """What a call, map, reduce, reduce-window, scatter or sort applies; a fusion's fused
         computation."""
-        return self._callee(0)
+        callees = self.called_computations
+        return callees[0] if callees else self._callee(0)
 
     def _callee(self, index: int) -> HloComputation:
         if index >= len(self.called_computations):

@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from fuselane.fusion.gpu.kernel_cost import (
-    EXACT_IN_F32,
     NO_ROOTS,
     KernelCost,
     Operand,

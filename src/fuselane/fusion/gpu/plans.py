@@ -5,7 +5,7 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2026.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.kernel_cost import to_f32
@@ -103,7 +103,9 @@ class Plan:
             cores = min(launch.blocks, gpu.num_multiprocessors)
             units = cores * min(launch.threads, gpu.fp32_units)
             flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
-            self.known = Running(launch.blocks, flops_per_ns, self._is_coalesced())
+            is_coalesced = self._is_coalesced()
+            reading = 2 * launch.blocks + is_coalesced
+            self.known = Running(launch.blocks, flops_per_ns, is_coalesced, reading)
         return self.known
 
     def _is_coalesced(self) -> bool:
@@ -128,23 +130,20 @@ def _kept_emission(of: Plan, into: Plan) -> Emission | None:
 
 
 @final
-class Running:
+class Running(NamedTuple):
     """What the time of a kernel depends on, besides operations and bytes.
 
     Attributes:
         blocks: Of threads.
         flops_per_ns: Of all threads at work.
         is_coalesced: Whether neighbouring threads read neighbouring elements.
-        reading: What of this reading depends on, as one number.
+        reading: Both that reading depends on, blocks and coalescing, as one number.
     """
 
-    __slots__ = ("blocks", "flops_per_ns", "is_coalesced", "reading")
-
-    def __init__(self, blocks: int, flops_per_ns: int, is_coalesced: bool) -> None:
-        self.blocks = blocks
-        self.flops_per_ns = flops_per_ns
-        self.is_coalesced = is_coalesced
-        self.reading = 2 * blocks + is_coalesced
+    blocks: int
+    flops_per_ns: int
+    is_coalesced: bool
+    reading: int
 
 
 def _transposes_minor(member: HloInstruction) -> bool:

@@ -53,8 +53,10 @@ class Fuser:
         body = HloComputation.create("fused_computation")
         body.proto.is_fusion_computation = True
         operands = list(dict.fromkeys(instruction.operands))
-        inner = {o: body.add(_make_parameter(at, o)) for at, o in enumerate(operands)}
-        body.root = body.add(instruction.clone([inner[o] for o in instruction.operands]))
+        parameters = [_make_parameter(at, operand) for at, operand in enumerate(operands)]
+        values = dict(zip(operands, parameters, strict=True))
+        add_copies(body, [instruction], values, parameters)
+        body.root = values[instruction]
         self.module.add(body)
         fusion = HloInstruction.create(
             "fusion",
@@ -131,7 +133,8 @@ class Fuser:
 
     def _fusion_of(self, consumer: HloInstruction, kind: str) -> HloInstruction:
         fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
-        fusion.proto.fusion_kind = kind
+        if fusion.fusion_kind != kind:
+            fusion.proto.fusion_kind = kind
         if fusion.to_apply not in self._changed:
             _read_once(fusion)
             self._changed[fusion.to_apply] = None
@@ -169,6 +172,8 @@ class Fuser:
                     reader.replace_operands([whole if o is old else o for o in reader.operands])
             if old.is_root:
                 self.computation.root = whole
+        if old is fusion:
+            return  # its elements stay where they are
         for reader in readers:
             if reader.opcode == "get-tuple-element":
                 reader.proto.tuple_index += first
@@ -234,19 +239,21 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
         is_last: Whether it is needed no more, so that its body itself can be moved.
     """
     body = fusion.to_apply
+    number = len(body.parameters)
     inside = dict(zip(fusion.operands, body.parameters, strict=True))
     parameter = inside.pop(producer, None)
     members, read = _contents(producer)
     new = [operand for operand in dict.fromkeys(read) if operand not in inside]
-    number = len(body.parameters)
-    parameters = [_make_parameter(at, operand) for at, operand in enumerate(new, number)]
-    inside.update(zip(new, parameters, strict=True))
+    parameters: list[HloInstruction] = []
+    for operand in new:
+        inside[operand] = made = _make_parameter(number + len(parameters), operand)
+        parameters.append(made)
     if producer.opcode == "fusion":
         callee = producer.to_apply
         outside = zip(callee.parameters, producer.operands, strict=True)
         values, root = {p: inside[o] for p, o in outside if o in inside}, callee.root
     else:
-        values, root = {o: inside[o] for o in producer.operands}, producer
+        values, root = inside, producer
     if is_last and producer.opcode == "fusion":
         move_all(body, producer.to_apply, members, values, parameters)
     else:
@@ -279,13 +286,22 @@ def _contents(
     which is that of last use."""
     if producer.opcode != "fusion":
         return [producer], producer.operands
-    body = producer.to_apply
+    members, numbers = producer.to_apply.fact(_members_and_uses)
+    operands = producer.operands
+    return members, [operands[number] for number in numbers]
+
+
+def _members_and_uses(body: HloComputation) -> tuple[list[HloInstruction], list[int]]:
+    """Returns what a body computes, in post order, and the numbers of the parameters that are read,
+    the last use first."""
     members = [member for member in body.post_order() if member.opcode != "parameter"]
-    actual = dict(zip(body.parameters, producer.operands, strict=True))
-    read = dict.fromkeys(
-        operand for member in reversed(members) for operand in member.operands if operand in actual
-    )
-    return members, [actual[parameter] for parameter in read]
+    read = {
+        operand: None
+        for member in reversed(members)
+        for operand in member.operands
+        if operand.opcode == "parameter"
+    }
+    return members, [parameter.parameter_number for parameter in read]
 
 
 def _make_parameter(number: int, operand: HloInstruction) -> HloInstruction:

@@ -98,6 +98,7 @@ class _Walk:
             if producer.opcode == "fusion":
                 changed |= self._merge(producer)
         if changed:
+            self.model.leave_costs()
             self.fuser.finish()
         return changed
 

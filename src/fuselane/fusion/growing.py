@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final, final
 
 from fuselane.fusion.reuse import fusion_reuses, reuses_operand
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 RECOMPUTED_INDICES: Final = frozenset(
@@ -18,6 +19,17 @@ RECOMPUTED_INDICES: Final = frozenset(
 
 HEAVY: Final = frozenset({"copy", "reduce", "reduce-window", "transpose"})
 """Opcodes whose number and kind limit what a kernel may hold."""
+
+
+def heavy_members(instruction: HloInstruction) -> list[HloInstruction]:
+    """Returns what a fusion computes that is heavy; another instruction itself, if it is."""
+    if instruction.opcode == "fusion":
+        return instruction.to_apply.fact(_heavy_in)
+    return [instruction] if instruction.opcode in HEAVY else []
+
+
+def _heavy_in(body: HloComputation) -> list[HloInstruction]:
+    return [member for member in body.instructions if member.opcode in HEAVY]
 
 
 @final
@@ -58,8 +70,7 @@ class GrowingFusion:
     def heavy(self) -> list[HloInstruction]:
         """Its members that reduce, transpose or copy."""
         if self._heavy is None:
-            body = self.fusion.to_apply
-            self._heavy = [i for i in body.instructions if i.opcode in HEAVY]
+            self._heavy = heavy_members(self.fusion).copy()
         return self._heavy
 
     @property

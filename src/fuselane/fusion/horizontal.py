@@ -27,10 +27,7 @@ def check_feeder(feeder: HloInstruction, consumer: HloInstruction) -> FusionDeci
     if feeder.control_predecessors or feeder.control_successors:
         detail = f"`{feeder.name}` must run before or after others."
         return refuse(BoundaryReason.SIDE_EFFECT, detail)
-    if any(
-        reader is not consumer and not (reader.opcode == "tuple" and reader.is_root)
-        for reader in readers(feeder)
-    ):
+    if _has_other_readers(feeder, consumer):
         others = [reader for reader in readers(feeder) if reader is not consumer]
         return refuse(
             BoundaryReason.MULTI_OUTPUT,
@@ -41,6 +38,18 @@ def check_feeder(feeder: HloInstruction, consumer: HloInstruction) -> FusionDeci
         detail = f"`{feeder.name}` updates an operand in place."
         return refuse(BoundaryReason.IN_PLACE, detail)
     return None
+
+
+def _has_other_readers(feeder: HloInstruction, consumer: HloInstruction) -> bool:
+    """Whether anything reads a feeder but a consumer and a tuple that is the program's result."""
+    computation = feeder.computation
+    root = consumer if computation is None else computation.root
+    result = root if root.opcode == "tuple" else consumer
+    for user in feeder.users:
+        for reader in user.users if user.opcode == "get-tuple-element" else (user,):
+            if reader is not consumer and reader is not result:
+                return True
+    return False
 
 
 def readers(instruction: HloInstruction) -> Iterator[HloInstruction]:

@@ -11,6 +11,7 @@ from typing import Final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
 from fuselane.fusion.opcodes import is_elementwise
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 _UPDATING: Final = frozenset({"bitcast", "dynamic-update-slice", "fusion", "scatter"})
@@ -28,12 +29,16 @@ def in_place_operands(instruction: HloInstruction) -> list[int]:
         case "scatter":
             return list(range(len(instruction.operands) // 2))
         case "fusion":
-            root = instruction.to_apply.root
-            roots = root.operands if root.opcode == "tuple" else [root]
-            updates = [member for member in roots if member.opcode in _UPDATING]
-            return [p.parameter_number for m in updates for p in overwritten_parameters(m)]
+            return instruction.to_apply.fact(_overwritten_operands)
         case _:
             return []
+
+
+def _overwritten_operands(body: HloComputation) -> list[int]:
+    root = body.root
+    roots = root.operands if root.opcode == "tuple" else [root]
+    updates = [member for member in roots if member.opcode in _UPDATING]
+    return [p.parameter_number for m in updates for p in overwritten_parameters(m)]
 
 
 def check_in_place(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:

@@ -99,6 +99,7 @@ class _Walk:
             changed |= self._fuse_users(parent)
             changed |= self._fuse_with_user(parent)
         if changed:
+            self.model.leave_costs()
             self.fuser.finish()
         return changed
 

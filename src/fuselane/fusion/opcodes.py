@@ -27,6 +27,10 @@ ELEMENTWISE: Final = opcodes(
 )
 """Opcodes whose result elements each depend on the same element of every operand."""
 
+_ALWAYS_FUSIBLE: Final = ELEMENTWISE | opcodes(
+    "bitcast broadcast concatenate constant dynamic-slice dynamic-update-slice fusion gather "
+    "get-tuple-element iota map pad reduce reduce-window reshape reverse slice transpose tuple"
+)
 _NEVER_FUSIBLE: Final = frozenset({"domain", "parameter", "while", "conditional", "call"})
 
 _CHEAP: Final = opcodes(
@@ -62,17 +66,12 @@ def is_elementwise(instruction: HloInstruction) -> bool:
 
 def is_fusible(instruction: HloInstruction) -> bool:
     """Whether an instruction may be part of any fusion at all."""
-    if instruction.opcode in ELEMENTWISE:
+    opcode = instruction.opcode
+    if opcode in _ALWAYS_FUSIBLE:
         return True
-    match instruction.opcode:
-        case opcode if opcode in _NEVER_FUSIBLE:
-            return False
-        case "fusion" | "map" | "reduce" | "reduce-window":
-            return True
-        case "rng":
-            return len(instruction.users) <= 1
-        case _:
-            return not instruction.has_side_effect
+    if opcode == "rng":
+        return len(instruction.users) <= 1
+    return opcode not in _NEVER_FUSIBLE and not instruction.has_side_effect
 
 
 def is_expensive(instruction: HloInstruction) -> bool:
@@ -122,22 +121,9 @@ def is_effective_scalar(shape: Shape) -> bool:
     return shape.is_array and all(size == 1 for size in shape.dimensions)
 
 
-def true_rank(shape: Shape) -> int:
-    """Returns the number of dimensions that are not of size one."""
-    return sum(size != 1 for size in shape.dimensions)
-
-
-def leaf_shapes(shape: Shape) -> list[Shape]:
+def leaf_shapes(shape: Shape) -> tuple[Shape, ...]:
     """Returns the arrays of a shape, which is one itself or a tuple of such."""
-    if not shape.is_tuple:
-        return [shape]
-    leaves: list[Shape] = []
-    for element in shape.tuple_shapes:
-        if element.is_tuple:
-            leaves += leaf_shapes(element)
-        else:
-            leaves.append(element)
-    return leaves
+    return shape.leaves if shape.is_tuple else (shape,)
 
 
 def is_complex(shape: Shape) -> bool:

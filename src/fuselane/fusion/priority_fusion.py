@@ -12,7 +12,7 @@ which stay as they are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
@@ -22,7 +22,13 @@ from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.emitters import Emitter
 from fuselane.fusion.gpu.kernel_cost import KernelCost
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, Kernel, PerformanceModel
+from fuselane.fusion.gpu.model import (
+    LAUNCH,
+    TICKS_PER_US,
+    Kernel,
+    PerformanceModel,
+    places_in,
+)
 from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes
 from fuselane.fusion.gpu.rules import (
@@ -30,7 +36,6 @@ from fuselane.fusion.gpu.rules import (
     GpuRules,
     check_pair,
     check_scatter,
-    demands_of,
     is_free_bitcast,
     is_small_constant,
 )
@@ -75,15 +80,16 @@ class _Pair:
     Attributes:
         refusal: Why it is refused; None if it is not.
         plan: How it would be made, if that was looked at.
-        ticks: Time of the user with the producer inside, once asked for.
+        won: Ticks of the user's that its own kernel takes longer than the one with the producer
+            inside; None until asked for.
     """
 
-    __slots__ = ("plan", "refusal", "ticks")
+    __slots__ = ("plan", "refusal", "won")
 
-    def __init__(self, refusal: FusionDecision | None, plan: Plan | None = None) -> None:
+    def __init__(self, refusal: FusionDecision | None, plan: Plan | None) -> None:
         self.refusal = refusal
         self.plan = plan
-        self.ticks: int | None = None
+        self.won: int | None = None
 
 
 _Pairs = dict[HloInstruction, _Pair]
@@ -113,7 +119,6 @@ class _Queue:
         self.model = PerformanceModel(options.gpu)
         self.pairs: dict[HloInstruction, _Pairs] = {}
         """By producer and user; dropped when either changes."""
-        self.demands: dict[HloInstruction, Demands] = {}
         self.priority: dict[HloInstruction, int] = {}
         self.heap: list[tuple[int, int, int, HloInstruction]] = []
         self.changed = False
@@ -125,6 +130,7 @@ class _Queue:
             priority, _, _, producer = heapq.heappop(self.heap)
             if self.priority.get(producer) == -priority:
                 self._fuse_into_users(producer, self.priority.pop(producer))
+        self.model.leave_costs()
         self._fuse_constants()
         if self.changed:
             self.fuser.finish()
@@ -193,17 +199,18 @@ class _Queue:
 
     def _gain(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> int:
         """Returns the ticks won, launches aside, by fusing a producer into users of it."""
-        model = self.model
-        won = (of.time or model.time_of(of)).total
+        won = (of.time or self.model.time_of(of)).total
         for user in users:
             pair = pairs.get(user) or self._pair(of, user, pairs)
-            into = model.kernel(user)
-            ticks = pair.ticks
-            if ticks is None:
-                plan = pair.plan or model.plan_of(into, of)
-                ticks = pair.ticks = model.fused_ticks(of, into, plan)
-            won += (into.time or model.time_of(into)).total - ticks
+            won += self._won(of, user, pair) if pair.won is None else pair.won
         return won
+
+    def _won(self, of: Kernel, user: HloInstruction, pair: _Pair) -> int:
+        model = self.model
+        into = model.kernel(user)
+        ticks = model.fused_ticks(of, into, pair.plan or model.plan_of(into, of))
+        pair.won = (into.time or model.time_of(into)).total - ticks
+        return pair.won
 
     def _pair(self, of: Kernel, user: HloInstruction, pairs: _Pairs) -> _Pair:
         """Looks at a pair that is not known yet."""
@@ -212,25 +219,19 @@ class _Queue:
         plan: Plan | None = None
         if of.is_plain and into.is_plain and not self.computation.has_root(producer):
             plan = model.plan_of(into, of)
-            cost_of, cost = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
-            refusal = self.rules.check_size(producer, user, cost_of, cost)
+            costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
+            refusal = self.rules.check_size(producer, user, *costs, places_in(into)[producer])
         else:
             refusal = check_pair(producer, user)
             if refusal is None:
                 plan = model.plan_of(into, of)
-                costs = model.cost_of(of), model.cost_of(into)
-                demands = self._demands_of(of), self._demands_of(into)
+                costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
+                demands = model.demands_of(of), model.demands_of(into)
                 emitters = model.plan_of(of).emission.emitter, plan.emission.emitter
-                refusal = self.rules.check(producer, user, costs, demands, emitters)
+                opcodes = of.opcodes | into.opcodes
+                refusal = self.rules.check(producer, user, opcodes, costs, demands, emitters)
         pair = pairs[user] = _Pair(refusal, plan)
         return pair
-
-    def _demands_of(self, kernel: Kernel) -> Demands:
-        demands = self.demands.get(kernel.instruction)
-        if demands is None:
-            demands = demands_of(kernel.instruction, kernel.opcodes)
-            self.demands[kernel.instruction] = demands
-        return demands
 
     # Fusing.
 
@@ -247,29 +248,37 @@ class _Queue:
         if not users:
             return
         decision, known = _worth(producer, priority), self.pairs.get(producer, {})
+        cost_of, demands_of = model.cost_of(of), model.demands_of(of)
         updates: dict[HloInstruction, list[HloInstruction]] = {}
         new: dict[HloInstruction, tuple[KernelCost, Opcodes, Plan | None, Demands]] = {}
         for user in users:
             if is_free_bitcast(user):
                 continue
             into = model.kernel(user)
-            demands = self._demands_of(into).plus(self._demands_of(of))
-            cost, places = fuse_cost(producer, user, model.cost_of(of), model.cost_of(into))
+            demands = model.demands_of(into).plus(demands_of)
+            cost, places = fuse_cost(producer, user, cost_of, model.cost_of(into))
             plan, pair = model.plan_of(into), known.get(user)
             fused_plan = (pair and pair.plan) or model.plan_of(into, of)
-            stays = fused_plan is plan
             fusion = self._fuse(producer, user, decision, fused_plan.emission.emitter)
             cost.settle([places[operand] for operand in fusion.operands])
-            kept = plan if stays and fusion is user else None
-            new[fusion] = cost, into.opcodes | of.opcodes, kept, demands
+            opcodes = into.opcodes if of.opcodes <= into.opcodes else into.opcodes | of.opcodes
+            kept: Plan | None = None
+            if fusion is user and fused_plan is plan:
+                kept = plan
+            elif fusion is user and plan.is_kept and not of.is_shaping:
+                kept = fused_plan.of_fusion(fusion, opcodes)
+            new[fusion] = cost, opcodes, kept, demands
             if fusion is not user:
                 self.priority.pop(user, None)
                 updates.pop(user, None)
             for operand in fusion.operands:
-                if _may_be_fused(operand):
-                    updates.setdefault(operand, []).append(fusion)
+                if operand in updates:
+                    updates[operand].append(fusion)
+                elif _may_be_fused(operand):
+                    updates[operand] = [fusion]
+        gone = [*users, producer]
         removed = {
-            operand: self._share(operand, [*users, producer])
+            operand: self._share(operand, gone)
             for operand in updates
             if operand in self.priority and not is_free_bitcast(operand)
         }
@@ -278,19 +287,17 @@ class _Queue:
         for user in users:
             self._forget(user)
         for fusion, (cost, opcodes, kept, demands) in new.items():
-            model.learn(fusion, cost, opcodes, kept)
-            self.demands[fusion] = demands
+            model.learn(fusion, cost, opcodes, kept, demands)
         for instruction in dict.fromkeys([*new, *updates]):
             self._price(instruction, updates.get(instruction, ()), removed.get(instruction, 0))
 
-    def _share(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> int:
+    def _share(self, producer: HloInstruction, users: Iterable[HloInstruction]) -> int:
         """Returns what users contributed to a producer's gain, with its own time."""
         share = self.model.time(producer).total
         known = self.pairs.get(producer, {})
         for user in users:
-            pair = known.get(user)
-            if pair is not None and pair.ticks is not None:
-                share += self.model.time(user).total - pair.ticks
+            if user in known:
+                share += known[user].won or 0
         return share
 
     def _fuse(
@@ -312,7 +319,6 @@ class _Queue:
     def _forget(self, instruction: HloInstruction) -> None:
         """Drops what is known of an instruction that changed or is gone."""
         self.model.forget(instruction)
-        self.demands.pop(instruction, None)
         self.pairs.pop(instruction, None)
         for operand in instruction.operands:
             pairs = self.pairs.get(operand)

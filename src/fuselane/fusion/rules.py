@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
@@ -34,20 +34,19 @@ _LOOP_FUSIBLE: Final = opcodes(
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """An operand of an instruction, as a question: fuse it?
 
     Attributes:
         producer: The operand.
         consumer: The instruction.
-        index: Which operand it is.
+        place: Which operand it is.
         growing: What is known of the consumer if it is a fusion, else None.
     """
 
     producer: HloInstruction
     consumer: HloInstruction
-    index: int
+    place: int
     growing: GrowingFusion | None
 
     @property
@@ -55,7 +54,7 @@ class Edge:
         """Whether the consumer reads elements of the producer several times."""
         if self.growing is not None:
             return self.growing.reused.get(self.producer, False)
-        return reuses_operand(self.consumer, self.index)
+        return reuses_operand(self.consumer, self.place)
 
     @staticmethod
     def of(consumer: HloInstruction, index: int) -> Edge:
@@ -320,7 +319,7 @@ class CpuRules:
         dot = edge.consumer
         if dot.opcode != "dot" or dot.shape.rank > 1:
             return None
-        vector = dot.operands[1 - edge.index].shape
+        vector = dot.operands[1 - edge.place].shape
         if vector.rank != 1 or vector.byte_size >= self.max_vector_bytes:
             return None
         return allow(

@@ -54,18 +54,24 @@ def xla_post_order(computation: HloComputation) -> list[HloInstruction]:
     for start in sorted(computation.instructions, key=_id):
         if start.users or start.control_successors:
             continue
-        stack = [(start, False)]
+        stack: list[HloInstruction | None] = [start]
         while stack:
-            instruction, is_ready = stack.pop()
-            if instruction in done:
-                continue
-            if is_ready:
-                done.add(instruction)
-                order.append(instruction)
-                continue
-            stack.append((instruction, True))
-            stack.extend((o, False) for o in reversed(instruction.operands) if o not in done)
-            stack.extend((p, False) for p in instruction.control_predecessors if p not in done)
+            instruction = stack.pop()
+            if instruction is None:  # the next one's operands are done
+                instruction = stack.pop()
+                if instruction is not None and instruction not in done:
+                    done.add(instruction)
+                    order.append(instruction)
+            elif instruction not in done:
+                operands = [o for o in reversed(instruction.operands) if o not in done]
+                before = [p for p in instruction.control_predecessors if p not in done]
+                if operands or before:
+                    stack += (instruction, None)
+                    stack += operands
+                    stack += before
+                else:
+                    done.add(instruction)
+                    order.append(instruction)
     return order
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import final
 
-from fuselane.fusion.opcodes import is_effective_scalar, leaf_shapes, true_rank
+from fuselane.fusion.opcodes import is_effective_scalar, leaf_shapes
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 
@@ -46,8 +46,10 @@ def is_effectively_unary(instruction: HloInstruction) -> bool:
 
     Dimensions of size one, broadcasts, iotas and scalar constants don't count.
     """
-    rank = max((true_rank(shape) for shape in leaf_shapes(instruction.shape)), default=0)
-    large = [o for o in instruction.operands if not _is_small(o) and true_rank(o.shape) >= rank]
+    if len(instruction.operands) <= 1:
+        return True
+    rank = max([shape.true_rank for shape in leaf_shapes(instruction.shape)], default=0)
+    large = [o for o in instruction.operands if o.shape.true_rank >= rank and not _is_small(o)]
     return len(large) <= 1
 
 
@@ -113,4 +115,6 @@ def _is_small(operand: HloInstruction) -> bool:
 
 
 def _num_elements(shape: Shape) -> int:
-    return sum(leaf.num_elements for leaf in leaf_shapes(shape))
+    if not shape.is_tuple:
+        return shape.num_elements
+    return sum([leaf.num_elements for leaf in shape.leaves])

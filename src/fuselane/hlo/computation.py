@@ -187,6 +187,10 @@ class HloComputation:
         fact: _Fact = self._facts[find_out]
         return fact
 
+    def remember(self, find_out: Callable[[HloComputation], _Fact], fact: _Fact) -> None:
+        """Takes what a function would say of the computation as it is now; see `fact`."""
+        self._facts[find_out] = fact
+
     def sort(self) -> None:
         """Puts `instructions` into post order."""
         self.instructions[:] = self.post_order()
@@ -245,7 +249,10 @@ class HloComputation:
         for value in {operand: None for i in gone for operand in i.operands}:
             value.users[:] = [user for user in value.users if user not in dead]
         for instruction in reversed(gone):
-            self._detach(instruction)
+            instruction.operands.clear()
+            instruction.drop_control_edges()
+            instruction.computation = None
+        self.note_edit()
         return len(gone)
 
     def _dead_instructions(self) -> set[HloInstruction]:
@@ -259,7 +266,10 @@ class HloComputation:
             if instruction is self._root or _is_kept(instruction):
                 continue
             dead.add(instruction)
-            for other in (*dict.fromkeys(instruction.operands), *instruction.control_predecessors):
+            others = instruction.operands
+            if len(others) > 1 or instruction.control_predecessors:
+                others = [*dict.fromkeys(others), *instruction.control_predecessors]
+            for other in others:
                 if other not in needed:
                     needed[other] = len(other.users) + len(other.control_successors)
                 needed[other] -= 1
@@ -285,9 +295,13 @@ class HloComputation:
 
 def _find_from_end(instructions: list[HloInstruction], instruction: HloInstruction) -> int:
     """Returns the position of an instruction, in time proportional to its distance from the end."""
-    for distance, other in enumerate(reversed(instructions), 1):
-        if other is instruction:
-            return len(instructions) - distance
+    size, looked_at = len(instructions), 0
+    while looked_at < size:
+        looked_at = 4 * looked_at + 16
+        try:
+            return instructions.index(instruction, max(0, size - looked_at))
+        except ValueError:
+            continue
     raise VerificationError(f"{instruction.name} is not listed in its computation.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fuselane.hlo.computation import HloComputation
 
 _detached_ids: Final = itertools.count(1)
+_FEW: Final = 8
+"""Operands that are gone through one by one; in more of them one is searched."""
 _PLAIN: Final = HloInstructionProto()
 """What instructions have in common that only are what their attributes say; never changed."""
 
@@ -302,19 +304,29 @@ class HloInstruction:
             return
         if self.shape is not new.shape and not self.shape.is_compatible(new.shape):
             raise VerificationError(f"{new!r} cannot take the place of {self!r}.")
-        keep = [new] if new in self.users else []
-        has_users = bool(new.users)
-        for user in self.users:
+        users, new_users = self.users, new.users
+        keep = [new] if new in users else []
+        has_users = bool(new_users)
+        if not has_users:
+            new_users += users if not keep else [user for user in users if user is not new]
+        for user in users:
             if user is new:
                 continue
             operands = user.operands
-            if not has_users or new not in operands:
-                new.users.append(user)
-            operands[:] = [new if operand is self else operand for operand in operands]
-        self.users[:] = keep
+            if has_users and new not in operands:
+                new_users.append(user)
+            if len(operands) <= _FEW:
+                for place, operand in enumerate(operands):
+                    if operand is self:
+                        operands[place] = new
+                continue
+            for place in _places(operands, self):
+                operands[place] = new
+        users[:] = keep
         self._note_edit()
-        if self.is_root and self.computation is not None:
-            self.computation.root = new
+        computation = self.computation
+        if computation is not None and computation.has_root(self):
+            computation.root = new
 
     def add_control_predecessor(self, predecessor: HloInstruction) -> None:
         """Requires `predecessor`, of the same computation, to run before this instruction."""
@@ -516,9 +528,21 @@ class HloInstruction:
     def to_apply(self) -> HloComputation:
         """What a call, map, reduce, reduce-window, scatter or sort applies; a fusion's fused
         computation."""
-        return self._callee(0)
+        callees = self.called_computations
+        return callees[0] if callees else self._callee(0)
 
     def _callee(self, index: int) -> HloComputation:
         if index >= len(self.called_computations):
             raise VerificationError(f"{self.name}, a {self.opcode}, lacks a called computation.")
         return self.called_computations[index]
+
+
+def _places(instructions: list[HloInstruction], wanted: HloInstruction) -> Iterator[int]:
+    """Yields where one of them is in a long list, in which it is until the next is asked for."""
+    place = -1
+    while True:
+        try:
+            place = instructions.index(wanted, place + 1)
+        except ValueError:
+            return
+        yield place

@@ -137,12 +137,13 @@ class HloModule:
         Their names stay where no other instruction has them.
         """
         names, ids = self._instruction_names, self._ids.next_ids(computation, len(instructions))
+        add = names.add
         for instruction, new_id in zip(instructions, ids, strict=True):
             instruction.id = new_id
             name = instruction.name
             if name in names:
                 name = instruction.name = _numbered(name, names)
-            names.add(name)
+            add(name)
 
     def _adopt_computation(self, computation: HloComputation) -> None:
         computation.module = self

@@ -37,12 +37,20 @@ def _append_with_dependencies(
     while path:
         top, rest = path[-1]
         for dependency in rest:
-            if dependency not in order:
-                if dependency in entered:
-                    raise VerificationError(f"{dependency} depends on itself.")
-                entered.add(dependency)
-                path.append((dependency, iter(dependencies(dependency))))
-                break
+            if dependency in order:
+                continue
+            if dependency in entered:
+                raise VerificationError(f"{dependency} depends on itself.")
+            below = dependencies(dependency)
+            for needed in below:
+                if needed not in order:
+                    break
+            else:
+                order[dependency] = None
+                continue
+            entered.add(dependency)
+            path.append((dependency, iter(below)))
+            break
         else:
             order[top] = None
             path.pop()

@@ -129,6 +129,8 @@ class Shape:
         num_leaves: Arrays, tokens and the like it is made of; 1 for what is no tuple.
         is_tuple: Whether values are tuples.
         is_array: Whether values are arrays of numbers, scalars included.
+        leaves: What a tuple is made of, in order; nothing for what is none.
+        true_rank: Number of dimensions that are not of size one.
     """
 
     element_type: PrimitiveType
@@ -141,6 +143,8 @@ class Shape:
     num_leaves: int = field(init=False, repr=False, compare=False)
     is_tuple: bool = field(init=False, repr=False, compare=False)
     is_array: bool = field(init=False, repr=False, compare=False)
+    leaves: tuple[Shape, ...] = field(init=False, repr=False, compare=False)
+    true_rank: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         size = sum([shape.byte_size for shape in self.tuple_shapes])
@@ -149,8 +153,14 @@ class Shape:
         object.__setattr__(self, "is_array", self.element_type.bits != 0)
         object.__setattr__(self, "num_elements", num_elements)
         object.__setattr__(self, "byte_size", size or num_elements * self.element_type.byte_size)
-        leaves = sum([shape.num_leaves for shape in self.tuple_shapes]) if self.is_tuple else 1
-        object.__setattr__(self, "num_leaves", leaves)
+        leaves = [
+            leaf
+            for element in self.tuple_shapes
+            for leaf in (element.leaves if element.is_tuple else (element,))
+        ]
+        object.__setattr__(self, "leaves", tuple(leaves))
+        object.__setattr__(self, "num_leaves", len(leaves) if self.is_tuple else 1)
+        object.__setattr__(self, "true_rank", len(self.dimensions) - self.dimensions.count(1))
 
     @classmethod
     def array(cls, element_type: PrimitiveType, dimensions: tuple[int, ...] | list[int]) -> Shape:

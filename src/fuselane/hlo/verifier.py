@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from fuselane.errors import VerificationError
@@ -10,6 +10,9 @@ from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
+
+_MANY: Final = 16
+"""Operands or users among which one is not searched for one by one."""
 
 _SHAPED: Final = frozenset({"call", "fusion", "get-tuple-element", "tuple", "while"})
 """Opcodes of instructions whose shapes are known from their operands' or what they call."""
@@ -49,16 +52,18 @@ def verify_computation(computation: HloComputation) -> None:
             parameters, tuples, get-tuple-elements, whiles, calls and fusions agree, layouts aside.
     """
     seen: set[HloInstruction] = set()
+    many = {i: frozenset(i.users) for i in computation.instructions if len(i.users) > _MANY}
     for instruction in computation.instructions:
-        _check_edges(computation, instruction, seen)
+        _check_edges(computation, instruction, seen, many)
         seen.add(instruction)
     _require(computation.root in seen, f"The root of {computation.name} is not in it.")
     _check_unique(
         [i.id for i in computation.instructions], f"instruction ids of {computation.name}"
     )
     _check_parameters(computation)
+    many = {i: frozenset(i.operands) for i in computation.instructions if len(i.operands) > _MANY}
     for instruction in computation.instructions:
-        _check_mirrors(instruction, seen)
+        _check_mirrors(instruction, seen, many)
         if instruction.opcode in _SHAPED:
             _check_shapes(instruction)
 
@@ -79,8 +84,12 @@ def _check_unique(keys: Sequence[int] | Sequence[str], what: str) -> None:
 
 
 def _check_edges(
-    computation: HloComputation, instruction: HloInstruction, seen: set[HloInstruction]
+    computation: HloComputation,
+    instruction: HloInstruction,
+    seen: set[HloInstruction],
+    many: Mapping[HloInstruction, Collection[HloInstruction]],
 ) -> None:
+    """Checks what an instruction needs; `many` has the users of those with many of them."""
     name = instruction.name
     if instruction.computation is not computation:
         raise VerificationError(f"{name} is listed in {computation.name} but belongs elsewhere.")
@@ -89,8 +98,11 @@ def _check_edges(
             raise VerificationError(
                 f"Operand {operand.name} of {name} is not in front of it in {computation.name}."
             )
-        if instruction not in operand.users:
+        users = operand.users
+        if instruction not in (many[operand] if len(users) > _MANY else users):
             raise VerificationError(f"{name} is missing among the users of {operand.name}.")
+    if not instruction.control_predecessors:
+        return
     for predecessor in instruction.control_predecessors:
         if predecessor not in seen:
             raise VerificationError(
@@ -100,9 +112,17 @@ def _check_edges(
             raise VerificationError(f"{name} is missing among {predecessor.name}'s successors.")
 
 
-def _check_mirrors(instruction: HloInstruction, members: set[HloInstruction]) -> None:
+def _check_mirrors(
+    instruction: HloInstruction,
+    members: set[HloInstruction],
+    many: Mapping[HloInstruction, Collection[HloInstruction]],
+) -> None:
+    """Checks what needs an instruction; `many` has the operands of those with many of them."""
     for user in instruction.users:
-        if user not in members or instruction not in user.operands:
+        operands = user.operands
+        if user not in members or instruction not in (
+            many[user] if len(operands) > _MANY else operands
+        ):
             raise VerificationError(f"{user.name} is listed as a user of {instruction.name}.")
     for successor in instruction.control_successors:
         if successor not in members or instruction not in successor.control_predecessors:

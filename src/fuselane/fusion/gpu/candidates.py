@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final, final
 
-from fuselane.fusion.fuse import has_several_results
+from fuselane.fusion.fuse import INPUT, has_several_results
 from fuselane.fusion.gpu.emitters import find_hero, is_real_reduction_hero
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.shapes import (
@@ -19,8 +19,8 @@ from fuselane.fusion.gpu.shapes import (
     tiled_transpose,
     unnested_form,
 )
-from fuselane.fusion.growing import HEAVY
-from fuselane.fusion.in_place import members, without_bitcasts
+from fuselane.fusion.growing import heavy_members
+from fuselane.fusion.in_place import without_bitcasts
 from fuselane.fusion.opcodes import is_elementwise, is_fusible, opcodes
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
@@ -56,7 +56,7 @@ class Candidate:
         self.instruction = instruction
         self.tiled = tiled
         if heavy is None:
-            heavy = [member for member in members(instruction) if member.opcode in HEAVY]
+            heavy = heavy_members(instruction)
         self.heavy = heavy
         self._may_have_heroes = False
         if tiled and heavy:
@@ -140,8 +140,10 @@ class Candidate:
     @property
     def is_scatter(self) -> bool:
         """Whether the result is that of a scatter."""
-        is_loop = self.instruction.opcode == "fusion" and self.instruction.fusion_kind != "kInput"
-        return self.roots[0].opcode == "scatter" and not is_loop
+        instruction = self.instruction
+        if instruction.opcode != "fusion":
+            return instruction.opcode == "scatter"
+        return instruction.fusion_kind == INPUT and self.roots[0].opcode == "scatter"
 
     @property
     def is_transposing(self) -> bool:

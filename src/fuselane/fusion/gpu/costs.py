@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from fuselane.fusion.gpu.kernel_cost import (
-    EXACT_IN_F32,
     NO_ROOTS,
     KernelCost,
     Operand,
@@ -44,6 +43,12 @@ def compute_cost(instruction: HloInstruction) -> KernelCost:
         for index in range(len(instruction.operands))
     ]
     return KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
+
+
+def remember_cost(instruction: HloInstruction, cost: KernelCost) -> None:
+    """Takes what `compute_cost` would say of a fusion if it were asked, from `fuse_cost`."""
+    if instruction.fusion_kind != "kCustom" and cost.is_fusion and cost.is_exact:
+        instruction.to_apply.remember(_cost_of_body, cost)
 
 
 def _cost_of_body(body: HloComputation) -> KernelCost:
@@ -88,7 +93,9 @@ def fuse_cost(
     else:
         cost = _start(consumer)
         places = {operand: Operand() for operand in consumer.operands}
-        _walk(cost, [consumer], {consumer: Operand(0, _RESULT), **places}, _updates(consumer))
+        inputs = [places[operand] for operand in consumer.operands]
+        is_update = consumer.opcode == "dynamic-update-slice"
+        _add(cost, consumer, Operand(0, _RESULT), inputs, is_update=is_update)
         for operand, read in places.items():
             _count(cost, operand, read)
     value = places.pop(producer, None) or Operand()
@@ -102,9 +109,7 @@ def fuse_cost(
             places[operand] = Operand()
     inputs = [places[operand] for operand in producer.operands]
     if producer.opcode != "fusion":
-        inside = dict(zip(producer.operands, inputs, strict=True))
-        inside[producer] = value
-        _walk(cost, [producer], inside)
+        _add(cost, producer, value, inputs)
     else:
         body = producer.to_apply
         is_simple = len(set(producer.operands)) == len(inputs) and not _updates(body.root)
@@ -163,7 +168,6 @@ def _walk(
     read = {instruction: place.roots for instruction, place in places.items()}
     value_of = {i: place.value for i, place in places.items() if place.value >= 0}
     roots, used, times = NO_ROOTS, 0.0, 0
-    total, bits = cost.flops, cost.flop_bits
     for member in reversed(members):
         asking = read.get(member, NO_ROOTS)
         if asking is not roots:
@@ -173,14 +177,7 @@ def _walk(
         cost.member_size += times
         flops = _flops(member)
         if flops:
-            term = flops if used == 1.0 and flops < EXACT_IN_F32 else to_f32(used * to_f32(flops))
-            total += term
-            if total >= EXACT_IN_F32:
-                total = to_f32(total)
-            whole = int(term)
-            bits |= whole
-            if whole != term:
-                cost.has_fractions = True
+            cost.compute(flops, used)
         if member.opcode in ELEMENTWISE or _passes_on(member):
             for operand in member.operands:
                 known = read.get(operand)
@@ -190,21 +187,63 @@ def _walk(
         for index, operand in enumerate(member.operands):
             value = value_of.get(operand, -1)
             if value < 0:
-                value = value_of[operand] = len(utilization)
-                utilization[value], emissions[value] = 0.0, 0
+                value = value_of[operand] = cost.new_value()
                 read[operand] = read.get(operand, NO_ROOTS) | {value}
-            asked = 0.0
-            if index or member not in updates:
-                asked = to_f32(used * operand_utilization(member, index))
-            count = operand.shape.num_elements
-            share = to_f32(math.ceil(to_f32(asked * count)) / count) if count else 0.0
-            if share != int(share):
-                cost.has_fractions = True
-            utilization[value] = to_f32(utilization[value] + share)
-            emissions[value] += times
-    cost.flops, cost.flop_bits = to_f32(total), bits
+            asked = 0.0 if not index and member in updates else used
+            _ask(cost, value, member, index, asked, times)
+    cost.flops = to_f32(cost.flops)
     for instruction, place in places.items():
         place.roots, place.value = read[instruction], value_of.get(instruction, -1)
+
+
+def _add(
+    cost: KernelCost,
+    member: HloInstruction,
+    value: Operand,
+    inputs: Sequence[Operand],
+    *,
+    is_update: bool = False,
+) -> None:
+    """Adds one member to a fusion's cost, as `_walk` does.
+
+    Args:
+        cost: The fusion's.
+        member: What it computes.
+        value: How it uses the result.
+        inputs: How it uses each of the member's operands, which is brought up to date.
+        is_update: Whether the first operand is updated in place.
+    """
+    roots = value.roots
+    used = to_f32(sum([cost.utilization[root] for root in roots]))
+    times = sum([cost.emissions[root] for root in roots])
+    cost.member_size += times
+    flops = _flops(member)
+    if flops:
+        cost.compute(flops, used)
+        cost.flops = to_f32(cost.flops)
+    if member.opcode in ELEMENTWISE or _passes_on(member):
+        for read in inputs:
+            if read.roots is not roots:
+                read.roots = read.roots | roots if read.roots else roots
+        return
+    for index, read in enumerate(inputs):
+        if read.value < 0:
+            read.value = cost.new_value()
+            read.roots |= {read.value}
+        _ask(cost, read.value, member, index, 0.0 if is_update and not index else used, times)
+
+
+def _ask(
+    cost: KernelCost, value: int, member: HloInstruction, index: int, used: float, times: int
+) -> None:
+    """Counts what a member, computed so often, reads of an operand by indices of its own."""
+    asked = to_f32(used * operand_utilization(member, index))
+    count = member.operands[index].shape.num_elements
+    share = to_f32(math.ceil(to_f32(asked * count)) / count) if count else 0.0
+    if share != int(share):
+        cost.has_fractions = True
+    cost.utilization[value] = to_f32(cost.utilization[value] + share)
+    cost.emissions[value] += times
 
 
 def _count(cost: KernelCost, operand: HloInstruction, read: Operand) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_S, PerformanceModel
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_S, PerformanceModel, places_in
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -82,11 +82,13 @@ def _reading(
     """Returns the time to read a producer's operands, less what the user reads anyway."""
     cost = model.cost(producer)
     seconds = 0.0
+    common = {} if user is None else model.common_utilizations(producer, user)
+    places = places_in(model.kernel(producer))
     for operand in dict.fromkeys(producer.operands):
-        read = cost.operands[producer.operands.index(operand)].bytes_read * share
-        if user is not None:
-            common = model.common_utilization(operand, producer, user)
-            read -= operand.shape.byte_size * common
+        place = places[operand]
+        read = cost.operands[place].bytes_read * share
+        if place in common:
+            read -= operand.shape.byte_size * common[place]
         seconds += _read(operand.shape.byte_size, max(0, round(read)), gpu)
     return seconds
 

@@ -81,6 +81,22 @@ class KernelCost:
         """
         return not self.has_fractions and self.flops <= _unit(self.flop_bits) * EXACT_IN_F32
 
+    def new_value(self) -> int:
+        """Returns the number of one more value of a fusion, which is not computed yet."""
+        value = len(self.utilization)
+        self.utilization[value], self.emissions[value] = 0.0, 0
+        return value
+
+    def compute(self, flops: float, times: float) -> None:
+        """Adds operations that are done so often; below 2^24 the sum is yet to be rounded."""
+        term = flops if times == 1.0 and flops < EXACT_IN_F32 else to_f32(times * to_f32(flops))
+        total = self.flops + term
+        self.flops = total if total < EXACT_IN_F32 else to_f32(total)
+        whole = int(term)
+        self.flop_bits |= whole
+        if whole != term:
+            self.has_fractions = True
+
     def settle(self, operands: list[Operand]) -> None:
         """Takes a fusion's operands, in order."""
         self.operands = operands
@@ -123,8 +139,7 @@ class KernelCost:
                 continue
             mine = known.get(number, -1)
             if mine < 0:
-                mine = len(self.utilization)
-                self.utilization[mine], self.emissions[mine] = 0.0, 0
+                mine = self.new_value()
             self.utilization[mine] += used * of.utilization[number]
             self.emissions[mine] += times * of.emissions[number]
             roots_of[number] = frozenset((mine,))

@@ -15,17 +15,16 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple, final
 
-from fuselane.fusion.gpu.costs import compute_cost
+from fuselane.fusion.gpu.costs import compute_cost, remember_cost
 from fuselane.fusion.gpu.kernel_cost import (
     EXACT_IN_F32,
     KernelCost,
-    Operand,
     round_half_up,
     to_f32,
 )
 from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
 from fuselane.fusion.gpu.region import Opcodes, Region, is_custom, opcodes_of
-from fuselane.fusion.gpu.rules import is_plain
+from fuselane.fusion.gpu.rules import Demands, demands_of, is_plain
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -68,6 +67,7 @@ class Kernel:
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
         is_plain: See `rules.is_plain`.
         cost: What it computes, reads and writes; this and all below is None until asked for.
+        demands: What its reductions and transposes ask for.
         plan: How it is made.
         time: How long it takes.
         reading: What reading its operands takes.
@@ -77,6 +77,7 @@ class Kernel:
 
     __slots__ = (
         "cost",
+        "demands",
         "instruction",
         "is_plain",
         "is_shaping",
@@ -94,11 +95,12 @@ class Kernel:
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
         self.is_plain = is_plain(instruction, opcodes)
         self.cost: KernelCost | None = None
+        self.demands: Demands | None = None
         self.plan: Plan | None = None
         self.time: KernelTime | None = None
         self.reading: _Reading | None = None
         self.places: dict[HloInstruction, int] | None = None
-        self.readings: dict[tuple[int, bool, float | None], _Reading] = {}
+        self.readings: dict[tuple[int, float | None], _Reading] = {}
 
 
 def places_in(kernel: Kernel) -> dict[HloInstruction, int]:
@@ -150,10 +152,17 @@ class PerformanceModel:
         cost: KernelCost,
         opcodes: Opcodes,
         plan: Plan | None = None,
+        demands: Demands | None = None,
     ) -> None:
         """Takes what is known of an instruction instead of looking for itself."""
         kernel = self._kernels[instruction] = Kernel(instruction, opcodes)
-        kernel.cost, kernel.plan = cost, plan
+        kernel.cost, kernel.plan, kernel.demands = cost, plan, demands
+
+    def leave_costs(self) -> None:
+        """Leaves the costs of fusions that are final to who asks next, where they are exact."""
+        for instruction, kernel in self._kernels.items():
+            if instruction.opcode == "fusion" and kernel.cost is not None:
+                remember_cost(instruction, kernel.cost)
 
     def kernel(self, instruction: HloInstruction) -> Kernel:
         """Returns what is known of an instruction."""
@@ -178,6 +187,8 @@ class PerformanceModel:
             alone = into.plan = self._plan_alone(into)
         if of is None or (alone.is_steady and not of.is_shaping):
             return alone
+        if alone.is_kept and not of.is_shaping:
+            return alone.feeding(into.instruction, of.instruction, of.plan or self.plan_of(of))
         region = Region(into.instruction, of.instruction, into.opcodes | of.opcodes)
         return Plan(region, (self.plan_of(of), alone))
 
@@ -202,6 +213,12 @@ class PerformanceModel:
             kernel.cost = compute_cost(kernel.instruction)
         return kernel.cost
 
+    def demands_of(self, kernel: Kernel) -> Demands:
+        """Returns what a kernel of its own asks for."""
+        if kernel.demands is None:
+            kernel.demands = demands_of(kernel.instruction, kernel.opcodes)
+        return kernel.demands
+
     def time(self, instruction: HloInstruction) -> KernelTime:
         """Returns the time of an instruction as a kernel of its own."""
         return self.time_of(self.kernel(instruction))
@@ -220,9 +237,8 @@ class PerformanceModel:
         flops, write, _ = into.time or self.time_of(into)
         flops_of, write_of, _ = of.time or self.time_of(of)
         running = plan.known or plan.running(self.gpu)
-        cost, cost_of = into.cost or self.cost_of(into), of.cost or self.cost_of(of)
-        places, places_of = into.places or places_in(into), of.places or places_in(of)
-        operands = cost.operands
+        cost, places = into.cost or self.cost_of(into), into.places or places_in(into)
+        operands, operands_of = cost.operands, of.instruction.operands
         place = places[of.instruction]
         share = operands[place].utilization
         reading = into.reading if plan is into.plan else None
@@ -231,36 +247,31 @@ class PerformanceModel:
         memory = total - ticks[place] + total_of + write
         if is_multi_output:
             memory += write_of
-        for operand, place_of in places_of.items():
-            here = places.get(operand)
-            if here is None:
-                continue
-            memory -= ticks_of[place_of]
-            num_bytes, read = num_bytes_of[place_of], operands[here]
-            common = _common_utilization(of, into, cost_of.operands[place_of], read, place)
+        for place_of, here, common in _shared(of, into):
+            num_bytes, operand = num_bytes_of[place_of], operands_of[place_of]
             if common:
                 size = operand.shape.byte_size
-                num_bytes -= size if common == 1.0 and size < EXACT_IN_F32 else _share(size, common)
+                whole = common == 1.0 and size < EXACT_IN_F32
+                num_bytes -= size if whole else _share(size, common)
             if num_bytes:  # else the consumer reads all of it anyway
-                memory += self._read_ticks(operand, read.bytes_read + num_bytes, running)
-                memory -= ticks[here]
+                total = operands[here].bytes_read + num_bytes
+                memory += self._read_ticks(operand, total, running) - ticks[here]
+            memory -= ticks_of[place_of]
         if len(places) < len(operands):
             share *= into.instruction.operands.count(of.instruction)
         computed = flops + (flops_of if share == 1.0 else to_f32(flops_of * share))
         computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
         return _overlap(computing, memory)
 
-    def common_utilization(
-        self, operand: HloInstruction, producer: HloInstruction, consumer: HloInstruction
-    ) -> float:
-        """Returns how much of a producer's operand the consumer reads in the same places."""
+    def common_utilizations(
+        self, producer: HloInstruction, consumer: HloInstruction
+    ) -> dict[int, float]:
+        """Returns how much of the operands of a producer that a consumer reads as well is read in
+        the same places, by the first place where the producer has each."""
         of, into = self.kernel(producer), self.kernel(consumer)
-        places = places_in(into)
-        if operand not in places:
-            return 0.0
-        read_of = self.cost_of(of).operands[places_in(of)[operand]]
-        read = self.cost_of(into).operands[places[operand]]
-        return _common_utilization(of, into, read_of, read, places[producer])
+        self.cost_of(of)
+        self.cost_of(into)
+        return {place_of: common for place_of, _, common in _shared(of, into)}
 
     def _compute_time(self, kernel: Kernel) -> KernelTime:
         cost = self.cost_of(kernel)
@@ -278,7 +289,7 @@ class PerformanceModel:
 
     def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> _Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
-        key = (running.blocks, running.is_coalesced, share)
+        key = running.reading, share
         reading = kernel.readings.get(key)
         if reading is None:
             operands = self.cost_of(kernel).operands
@@ -292,7 +303,7 @@ class PerformanceModel:
                 ticks[place] = self._read_ticks(operand, total, running)
             reading = kernel.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
             if share is None and max(num_bytes, default=0) < EXACT_IN_F32:
-                kernel.readings[running.blocks, running.is_coalesced, 1.0] = reading
+                kernel.readings[running.reading, 1.0] = reading
         return reading
 
     def _write_ticks(self, num_bytes: int) -> int:
@@ -343,29 +354,30 @@ class _Reading(NamedTuple):
     num_bytes: list[int]
 
 
-def _common_utilization(
-    of: Kernel, into: Kernel, read_of: Operand, read: Operand, place: int
-) -> float:
-    """Returns how much of an operand two kernels read in the same places.
-
-    Args:
-        of: A kernel that reads the operand.
-        into: Another.
-        read_of: How `of` reads it.
-        read: How `into` does.
-        place: Which operand of `into` the result of `of` is.
-    """
+def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
+    """Returns the operands of a kernel that a user of it reads as well: where each has them first,
+    and how much of them the two read in the same places. Costs of both are known."""
     cost_of, cost = of.cost, into.cost
     assert cost_of is not None
     assert cost is not None
-    if cost_of.result >= 0:  # a fusion
-        if cost_of.result not in read_of.roots:
-            return 0.0
-    elif not is_elementwise(of.instruction):
-        return 0.0
-    if cost.result < 0:
-        return 1.0 if is_elementwise(into.instruction) else 0.0
-    return cost.common(read, cost.operands[place])
+    places = into.places or places_in(into)
+    operands_of, operands = cost_of.operands, cost.operands
+    value = operands[places[of.instruction]]
+    result = cost_of.result
+    is_read = result >= 0 or is_elementwise(of.instruction)
+    shared: list[tuple[int, int, float]] = []
+    for operand, place_of in (of.places or places_in(of)).items():
+        if operand not in places:
+            continue
+        here, common = places[operand], 0.0
+        if is_read and (result < 0 or result in operands_of[place_of].roots):
+            read = operands[here]
+            if cost.result < 0:
+                common = 1.0 if is_elementwise(into.instruction) else 0.0
+            else:
+                common = read.utilization if read.roots is value.roots else cost.common(read, value)
+        shared.append((place_of, here, common))
+    return shared
 
 
 def _share(num_bytes: int, share: float) -> int:

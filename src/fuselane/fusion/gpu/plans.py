@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, final
 
 from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.kernel_cost import to_f32
-from fuselane.fusion.gpu.launch import HOSTILE, compute_launch
-from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.launch import HOSTILE, compute_launch, smallest_bits
+from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -35,19 +35,66 @@ class Plan:
         emission: By which code generator.
         is_steady: Whether it stays as it is if a producer is computed in the region as well, unless
             that has any of the opcodes that decide.
+        is_kept: Whether it stays as it is then but for its launch.
         known: What `running` returned.
     """
 
-    __slots__ = ("_sides", "emission", "is_steady", "known", "region")
+    __slots__ = ("_feeding", "_sides", "emission", "is_kept", "is_steady", "known", "region")
 
-    def __init__(self, region: Region, sides: tuple[Plan, Plan] | None = None) -> None:
+    def __init__(
+        self,
+        region: Region,
+        sides: tuple[Plan, Plan] | None = None,
+        emission: Emission | None = None,
+    ) -> None:
+        """Plans a kernel.
+
+        Args:
+            region: What is computed.
+            sides: The plans of the producer and of the consumer alone, if known.
+            emission: How it is made, if known.
+        """
         self.region = region
-        kept: Emission | None = _kept_emission(*sides) if sides is not None else None
-        self.emission = kept or choose_emitter(region)
-        self.is_steady = self.emission.emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
+        if emission is None and sides is not None:
+            emission = _kept_emission(*sides)
+        self.emission = emission or choose_emitter(region)
+        emitter = self.emission.emitter
+        self.is_steady = emitter in _STEADY and region.opcodes.isdisjoint(_WATCHING)
+        self.is_kept = emitter is Emitter.REDUCTION and region.opcodes.isdisjoint(_MOVES)
         self._sides = sides
-        """Those of the producer and of the consumer alone, if known."""
+        self._feeding: dict[int | None, Plan] = {}
         self.known: Running | None = None
+
+    def feeding(self, consumer: HloInstruction, producer: HloInstruction, of: Plan) -> Plan:
+        """Returns the plan of a kernel that `is_kept`, with a producer computed in it that has none
+        of the opcodes that decide.
+
+        Its launch depends on such a producer only by the narrowest array that is read, by which
+        these plans are remembered; nothing else may be asked about their regions.
+
+        Args:
+            consumer: The instruction that this is the plan of.
+            producer: An operand of it.
+            of: The producer's plan.
+        """
+        others = [operand for operand in consumer.operands if operand is not producer]
+        narrowest = smallest_bits(others + producer.operands)
+        plan = self._feeding.get(narrowest)
+        if plan is None:
+            region = Region(consumer, producer, self.region.opcodes)
+            plan = self._feeding[narrowest] = Plan(region, (of, self))
+        return plan
+
+    def of_fusion(self, fusion: HloInstruction, opcodes: Opcodes) -> Plan:
+        """Returns the plan of a consumer that is a fusion after a producer was computed in it.
+
+        Args:
+            fusion: The consumer, whose plan `is_kept`; this is what that was `feeding`.
+            opcodes: Of what it computes now.
+        """
+        plan = Plan(Region(fusion, None, opcodes), emission=self.emission)
+        plan.known = self.known
+        return plan
 
     def running(self, gpu: GpuDescription) -> Running:
         """Returns what its time depends on, for the GPU it is always asked about."""
@@ -56,7 +103,9 @@ class Plan:
             cores = min(launch.blocks, gpu.num_multiprocessors)
             units = cores * min(launch.threads, gpu.fp32_units)
             flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
-            self.known = Running(launch.blocks, flops_per_ns, self._is_coalesced())
+            is_coalesced = self._is_coalesced()
+            reading = 2 * launch.blocks + is_coalesced
+            self.known = Running(launch.blocks, flops_per_ns, is_coalesced, reading)
         return self.known
 
     def _is_coalesced(self) -> bool:
@@ -82,11 +131,19 @@ def _kept_emission(of: Plan, into: Plan) -> Emission | None:
 
 @final
 class Running(NamedTuple):
-    """What the time of a kernel depends on, besides operations and bytes."""
+    """What the time of a kernel depends on, besides operations and bytes.
+
+    Attributes:
+        blocks: Of threads.
+        flops_per_ns: Of all threads at work.
+        is_coalesced: Whether neighbouring threads read neighbouring elements.
+        reading: Both that reading depends on, blocks and coalescing, as one number.
+    """
 
     blocks: int
     flops_per_ns: int
     is_coalesced: bool
+    reading: int
 
 
 def _transposes_minor(member: HloInstruction) -> bool:

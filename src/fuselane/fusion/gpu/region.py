@@ -99,7 +99,11 @@ def opcodes_of(instruction: HloInstruction) -> Opcodes:
     """Returns the opcodes of what a fusion computes, or that of another instruction."""
     if instruction.opcode != "fusion":
         return frozenset((instruction.opcode,))
-    return frozenset([member.opcode for member in instruction.to_apply.instructions])
+    return instruction.to_apply.fact(_opcodes_in)
+
+
+def _opcodes_in(body: HloComputation) -> Opcodes:
+    return frozenset([member.opcode for member in body.instructions])
 
 
 def is_custom(instruction: HloInstruction) -> bool:

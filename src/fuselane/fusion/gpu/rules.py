@@ -16,7 +16,7 @@ from fuselane.fusion.gpu.emitters import Emitter
 from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.region import Opcodes, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
-from fuselane.fusion.in_place import check_in_place, members
+from fuselane.fusion.in_place import IN_PLACE, check_in_place, members
 from fuselane.fusion.opcodes import (
     ELEMENTWISE,
     is_effective_scalar,
@@ -131,6 +131,7 @@ class GpuRules:
         self,
         producer: HloInstruction,
         consumer: HloInstruction,
+        opcodes: Opcodes,
         costs: tuple[KernelCost, KernelCost],
         demands: tuple[Demands, Demands],
         emitters: tuple[Emitter, Emitter],
@@ -140,24 +141,34 @@ class GpuRules:
         Args:
             producer: An operand of `consumer`.
             consumer: A fusion or any other instruction.
+            opcodes: Of what the two compute.
             costs: Of the producer and of the consumer.
             demands: Of both, as well.
             emitters: What makes a kernel of the producer, and what would make one of both.
         """
         return (
-            check_scatter(producer, consumer)
+            (check_scatter(producer, consumer) if "scatter" in opcodes else None)
             or _check_reductions(producer, consumer, demands, emitters)
             or self._check_demands(*demands)
-            or self.check_size(producer, consumer, *costs)
-            or check_in_place(producer, consumer)
+            or self.check_size(producer, consumer, *costs, consumer.operands.index(producer))
+            or (None if IN_PLACE.isdisjoint(opcodes) else check_in_place(producer, consumer))
         )
 
     def check_size(
-        self, producer: HloInstruction, consumer: HloInstruction, of: KernelCost, into: KernelCost
+        self,
+        producer: HloInstruction,
+        consumer: HloInstruction,
+        of: KernelCost,
+        into: KernelCost,
+        place: int,
     ) -> FusionDecision | None:
-        """Refuses kernels that would be too large; all that `check` does where both are plain."""
-        return self.check_operands(producer, consumer, is_vertical=True) or self.check_code(
-            producer, consumer, of, into
+        """Refuses kernels that would be too large; all that `check` does where both are plain.
+
+        The producer is the consumer's operand at `place`, and costs are known of both.
+        """
+        size = into.code_size + into.operands[place].emissions * of.code_size
+        return self.check_operands(producer, consumer, is_vertical=True) or (
+            None if size <= self.max_code_size else _refuse_code(size, self.max_code_size)
         )
 
     def check_heavy(self, members: Iterable[HloInstruction]) -> FusionDecision | None:
@@ -232,15 +243,17 @@ class GpuRules:
     ) -> FusionDecision | None:
         """Refuses kernels whose code would be too large."""
         size = into.code_size + emissions(producer, consumer, into) * of.code_size
-        if size <= self.max_code_size:
-            return None
-        return refuse(
-            BoundaryReason.CODE_DUPLICATION,
-            f"The code of the kernel would have {size} instructions.",
-            xla="overly large code duplication",
-            instructions=size,
-            limit=self.max_code_size,
-        )
+        return None if size <= self.max_code_size else _refuse_code(size, self.max_code_size)
+
+
+def _refuse_code(size: int, limit: int) -> FusionDecision:
+    return refuse(
+        BoundaryReason.CODE_DUPLICATION,
+        f"The code of the kernel would have {size} instructions.",
+        xla="overly large code duplication",
+        instructions=size,
+        limit=limit,
+    )
 
 
 def emissions(producer: HloInstruction, consumer: HloInstruction, into: KernelCost) -> int:
@@ -294,7 +307,8 @@ def _check_reductions(
     demands: tuple[Demands, Demands],
     emitters: tuple[Emitter, Emitter],
 ) -> FusionDecision | None:
-    if all(each.is_significant for each in demands):
+    of, into = demands
+    if of.is_significant and into.is_significant:
         detail = f"`{producer.name}` and `{consumer.name}` both reduce."
         return refuse(BoundaryReason.REDUCTION_INTO_REDUCTION, detail, xla="both contain a reduce")
     if emitters == (Emitter.REDUCTION, Emitter.LOOP):

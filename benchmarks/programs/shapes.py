@@ -236,7 +236,7 @@ def build_smoothing(size: Size) -> Built:
 
 
 def build_progress(size: Size) -> Built:
-    """Particles in a double well; they tell the host every tenth of the way, as progress bars do."""
+    """Particles in a double well, with a callback every tenth of the way, as progress bars have."""
 
     def take(step: Any, energy: Any) -> None:
         del step, energy

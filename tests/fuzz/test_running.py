@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import runpy
 import signal
 import time
 import warnings
@@ -50,6 +51,21 @@ def test_a_good_program_is_fused_and_counted() -> None:
     assert not outcome.failures
     assert dict(outcome.reasons) == dict(run_programs([SMALL]).reasons) == {"fused": 1}
     assert outcome.opcodes["add s32"] > 0 and outcome.opcodes["while tuple"] == 0
+
+
+@pytest.mark.parametrize("aside", [2, 3])
+def test_a_program_that_calls_back(aside: int, tmp_path: Path) -> None:
+    """And the file that would show its failure, in which nobody listens."""
+    program = replace(SMALL, aside=aside, steps=9)
+    outcome = run_programs([program])
+    assert not outcome.failures
+    assert outcome.reasons["fused"] == 1
+    path = write_reproducer(tmp_path, [program], Failure(form="differs", detail="not at all"))
+    assert "_python_cpu_callback" in path.read_text(encoding="utf-8")
+    names = runpy.run_path(str(path))
+    assert (
+        replay(names["MODULE"], names["INPUTS"], names["JUDGEMENTS"], options={}, x64=False) is None
+    )
 
 
 @pytest.mark.parametrize(

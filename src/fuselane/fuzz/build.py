@@ -160,6 +160,8 @@ class Built:
     def _step(self, state: Any, number: jax.Array, rows: Sequence[jax.Array]) -> Any:
         program = self._program
         carries, shared, totals = state
+        if program.aside:
+            _call_back(program.aside, number, carries[0])
         values = self._all_lanes(number, shared, *carries, *rows)
         num_kept = self._num_carries + len(program.results)
         stacked = values[self._num_carries : num_kept]
@@ -324,6 +326,17 @@ class Built:
             Judgement(value.kind, growth if value.kind is Kind.NEAR else value.error)
             for value in self._made[: self._num_carries]
         ]
+
+
+def _call_back(aside: int, number: jax.Array, carry: jax.Array) -> None:
+    """Calls the host, which does nothing, in some steps; see `Program.aside`."""
+    told = number if aside % 2 else _low_bits(carry)
+    is_time = lax.eq(lax.rem(told, np.int32(aside)), np.int32(1))
+    lax.cond(is_time, lambda: jax.debug.callback(_ignore, number, carry), lambda: None)
+
+
+def _ignore(*_: Any) -> None:
+    """What the host does."""
 
 
 def _judge(value: Value, growth: float) -> Judgement:

@@ -39,6 +39,9 @@ SOME_STEPS: Final = 9
 FEW_SHAPES: Final = 9
 """How many of the shapes are small."""
 OUTER_LOOPS: Final = ("scan", "scan", "scan", "counted", "while", "gradient")
+ASIDES: Final = 0.15
+"""The share of programs that call back to the host now and then."""
+
 STEPS: Final = (3, 2, 4, 1, 5, 3, 2, 4, 9, 70)
 OPTIONS: Final[Sequence[tuple[dict[str, Any], float]]] = (
     *(({}, 6), ({"vector_bits": 128}, 2), ({"vector_bits": 256}, 2), ({"vector_bits": 512}, 2)),
@@ -130,6 +133,7 @@ class _Draw:
             unroll=draw.choice((1, 1, 1, 1, 2, 3)),
             remat=draw.random() < 0.3,
             chained=draw.random() < 0.3,
+            aside=draw.randrange(2, 8) if draw.random() < ASIDES else 0,
             donated=self._donated,
             devices=self._devices,
             x64=self._x64,

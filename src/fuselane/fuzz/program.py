@@ -92,6 +92,9 @@ class Program:
         table_form: Chooses how it changes.
         unroll: How many steps of a scan JAX writes one after another.
         remat: Whether the gradient computes steps again instead of keeping what they made.
+        aside: How often a scan or counted loop calls back to the host: 0 for never, else in steps
+            whose number, or whose first carry's first element if this is even, leaves 1 divided
+            by it.
         chained: Whether it starts from what the program in front of it in the module has left.
         donated: Whether the module's arguments are given up to it.
         devices: Over how many devices the first dimension of the lanes is spread, where it can be.
@@ -114,6 +117,7 @@ class Program:
     table_form: int = 0
     unroll: int = 1
     remat: bool = False
+    aside: int = 0
     chained: bool = False
     donated: bool = False
     devices: int = 1

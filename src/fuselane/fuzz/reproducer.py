@@ -11,7 +11,9 @@ from typing import Any, Final
 import jax
 import numpy as np
 from jax._src import compiler
+from jax._src.interpreters import mlir
 from jax._src.lib import xla_client  # type: ignore[attr-defined]
+from jax._src.lib.mlir import ir  # type: ignore[attr-defined]
 from jax.extend.backend import get_backend
 
 import fuselane
@@ -21,6 +23,9 @@ from fuselane.fuzz.inputs import NumpyArray
 from fuselane.fuzz.kinds import Kind
 from fuselane.fuzz.program import Program
 from fuselane.fuzz.run import OPTIONS, Failure, Module
+
+_CALLBACK: Final = "_python_cpu_callback"
+"""How the targets of custom calls end by which JAX calls Python."""
 
 _TEMPLATE: Final = '''"""{failure}
 
@@ -97,9 +102,17 @@ def _run(module: str, arrays: Sequence[NumpyArray]) -> list[NumpyArray]:
     device = jax.devices("cpu")[0]
     options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
     devices = xla_client.DeviceList((device,))
-    executable = get_backend("cpu").compile_and_load(module.encode(), devices, options)
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        ignored = [_ignore] * module.count(_CALLBACK)
+        executable = get_backend("cpu").compile_and_load(parsed, devices, options, ignored)
     results = executable.execute_sharded([jax.device_put(array, device) for array in arrays])
     return [np.asarray(parts[0]) for parts in results.disassemble_into_single_device_arrays()]
+
+
+def _ignore(*_: Any) -> tuple[()]:
+    """What the host does where a program calls back; see `Program.aside`."""
+    return ()
 
 
 def _pack(arrays: Sequence[NumpyArray]) -> str:

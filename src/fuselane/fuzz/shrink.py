@@ -65,7 +65,8 @@ def _smaller_program(program: Program) -> Iterator[Program]:
             yield replace(program, carries=carries, updates=updates)
     plainer: dict[str, Any] = {"outer": "scan", "reverse": False, "chained": False}
     plainer |= {"table": None} if program.table else {}
-    plainer |= {"donated": False, "devices": 1, "unroll": 1, "remat": False, "options": {}}
+    plainer |= {"donated": False, "devices": 1, "unroll": 1, "remat": False}
+    plainer |= {"aside": 0, "options": {}}
     if not any(slot.dtype in WIDE for slot in program.carries + program.streams):
         plainer["x64"] = False
     for name, value in plainer.items():

@@ -7,6 +7,7 @@
     residuals     what one loop stacks for another that may as well compute it
     for each `while`, outermost first; the loops inside one that stays get their chance after it
     (see `replacing`):
+      run ahead   one that calls back in some steps stays, and gets a loop without callbacks inside
       glance      does XLA take long enough for it by estimate to look any further?
       form        normal form, lanes, streams, guards: a lane program, or a reason why not
       choose      how to lay it out on this machine, and whether that beats XLA by estimate

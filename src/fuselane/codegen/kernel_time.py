@@ -10,7 +10,7 @@ from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.row_accesses import count_row_accesses
-from fuselane.codegen.scalar_time import estimate_shared_us
+from fuselane.codegen.scalar_time import estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
@@ -54,7 +54,11 @@ def estimate_kernel_step_us(
     threads = _num_threads(plan, device)
     tiles = math.ceil(plan.num_tiles / threads)
     traffic = _traffic(program, costs) + _scratch_traffic(program, plan, costs)
-    return tiles * (plan.tile_vectors * per_block + per_tile) + traffic / threads
+    step = tiles * (plan.tile_vectors * per_block + per_tile) + traffic / threads
+    if not program.meetings:
+        return step
+    # No other tile fills the time in which lanes that meet wait for each other.
+    return max(step, estimate_waiting_us(program, plan, body, costs))
 
 
 def estimate_kernel_call_us(

@@ -115,6 +115,15 @@ def estimate_shared_us(
     return max(work, waiting, moving) + nested + costs.moving_us(2 * copied, copied)
 
 
+def estimate_waiting_us(
+    program: LaneProgram, plan: Plan, computation: HloComputation, costs: MachineCosts
+) -> float:
+    """Returns the time of one run of a computation in which operations only wait for others, be
+    they on lanes or on what all lanes share, in microseconds."""
+    working = [i for i in computation.instructions if has_work(i)]
+    return _waiting_cycles(computation, working, program, plan) * costs.kernel_cycle_us
+
+
 def _copied_bytes(loop: HloInstruction, program: LaneProgram, plan: Plan) -> int:
     """Returns the bytes of large state that is copied into an inner loop and out of it, if it is
     one without lanes."""

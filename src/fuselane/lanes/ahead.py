@@ -24,7 +24,7 @@ from functools import reduce
 from typing import Final, NamedTuple, final
 
 from fuselane.analysis.while_loops import get_known_trip_count, is_invariant
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 
@@ -163,10 +163,8 @@ def _is_loud(computation: HloComputation) -> bool:
 
 def _calls_back(computation: HloComputation) -> bool:
     """Whether a computation, or any that it calls, does what only the host can do."""
-    return any(
-        _is_effect(i) or any(c.fact(_calls_back) for c in i.called_computations)
-        for i in computation.instructions
-    )
+    called = reachable_computations([computation])
+    return any(_is_effect(i) for c in called for i in c.instructions)
 
 
 def _is_effect(instruction: HloInstruction) -> bool:

@@ -7,7 +7,8 @@
     residuals     what one loop stacks for another that may as well compute it
     for each `while`, outermost first; the loops inside one that stays get their chance after it
     (see `replacing`):
-      run ahead   one that calls back in some steps stays, and gets a loop without callbacks inside
+      run ahead   one that calls back or calls a library in some steps stays, and gets a loop
+                  inside that does not
       glance      does XLA take long enough for it by estimate to look any further?
       form        normal form, lanes, streams, guards: a lane program, or a reason why not
       choose      how to lay it out on this machine, and whether that beats XLA by estimate
@@ -41,7 +42,7 @@ from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.backends.backend import Backend
 from fuselane.backends.cpu import CpuBackend
 from fuselane.config import Options
-from fuselane.decisions import DecisionLog
+from fuselane.decisions import DecisionLog, LoopDecision
 from fuselane.errors import OutOfTimeError
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.lane_kernels import LaneKernels
@@ -53,7 +54,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
-from fuselane.lanes.ahead import forget_trip_count, run_ahead, undo_ahead
+from fuselane.lanes.ahead import Ahead, forget_trip_count, run_ahead, undo_ahead
 from fuselane.lanes.checked_loop import is_reference
 from fuselane.lanes.dispatch import keep_asynchronous
 from fuselane.lanes.donation import (
@@ -185,22 +186,39 @@ def _replace_any(
     residuals: Mapping[HloInstruction, Residuals],
     kernels: Kernels,
 ) -> bool:
-    """Replaces a loop of any structure; one that calls back in branches stays, and a loop that runs
-    ahead of them is replaced."""
+    """Replaces a loop of any structure; one with branches for XLA stays, and the loop that is put
+    into it, to run ahead of them, is replaced."""
     ahead = run_ahead(loop) if kernels.runs_ahead else None
     if ahead is not None:
-        if kernels.replace(ahead, replace(place, is_ahead=True)):
-            forget_trip_count(loop)
-        else:
-            undo_ahead(ahead)
+        refusal = _replace_ahead(loop, ahead, place, kernels)
+        if refusal is not None:
+            kernels.log.append(refusal)
         return False
     tupled = make_tupled(loop)
-    is_replaced = kernels.replace(tupled, place, residuals.get(tupled))
-    if not is_replaced:
-        undo_tupled(loop, tupled)
-    elif loop.computation is not None:
-        loop.computation.remove(loop)
-    return is_replaced
+    refusal = kernels.replace(tupled, place, residuals.get(tupled))
+    if refusal is None:
+        if loop.computation is not None:
+            loop.computation.remove(loop)
+        return True
+    undo_tupled(loop, tupled)
+    has_time = kernels.runs_ahead and not kernels.is_out_of_time
+    rare = run_ahead(loop, rare=True) if has_time else None
+    if rare is None or _replace_ahead(loop, rare, place, kernels) is not None:
+        kernels.log.append(refusal)
+    return False
+
+
+def _replace_ahead(
+    loop: HloInstruction, ahead: Ahead, place: Place, kernels: Kernels
+) -> LoopDecision | None:
+    """Replaces the loop that runs ahead inside another; takes it out and says why, if it is not
+    replaced."""
+    refusal = kernels.replace(ahead.loop, replace(place, ahead=ahead))
+    if refusal is None:
+        forget_trip_count(loop)
+    else:
+        undo_ahead(ahead.loop)
+    return refusal
 
 
 def _write(kernels: Kernels) -> bytes:

@@ -33,6 +33,7 @@ from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify_computation
+from fuselane.lanes.ahead import Ahead
 from fuselane.lanes.checked_loop import CheckCalls
 from fuselane.lanes.donation import count_donated_bytes, forgetting_us
 from fuselane.lanes.form import form
@@ -60,11 +61,11 @@ class Place:
         is_compiled: Whether XLA makes them part of one function.
         around: The loops of that function around them, outermost first, that would be part of none
             any more, and run thunk by thunk, if there was a kernel in them.
-        is_ahead: Whether they run ahead of the steps of another that call back; see `lanes.ahead`.
+        ahead: If they run ahead of the steps of another: of which.
     """
 
     is_compiled: bool = False
-    is_ahead: bool = False
+    ahead: Ahead | None = None
     around: tuple[HloInstruction, ...] = ()
 
 
@@ -101,7 +102,7 @@ class Kernels:
 
     def replace(
         self, loop: HloInstruction, place: Place, residuals: Residuals | None = None
-    ) -> bool:
+    ) -> LoopDecision | None:
         """Replaces a `while` of arrays by a kernel, if one can be made and is worth it.
 
         Args:
@@ -109,7 +110,7 @@ class Kernels:
             place: Where it runs.
             residuals: What it may compute instead of reading it.
         Returns:
-            Whether it did.
+            None if it did; else why not, which is not recorded yet.
         """
         program: LaneProgram | None = None
         try:
@@ -123,23 +124,20 @@ class Kernels:
                 call = self.backend.compile(program, planned.plan)
                 program = call.program
         except UnsupportedError as error:
-            self._record(loop, program, error.decision)
-            return False
+            return self._entry(loop, program, error.decision)
         except OutOfTimeError as error:
             self.is_out_of_time = True
-            self._record(loop, program, self._give_up(error))
-            return False
+            return self._entry(loop, program, self._give_up(error))
         except Exception as error:
-            self._record(loop, program, _failure(error))
-            return False
+            return self._entry(loop, program, _failure(error))
         # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
         numbers = {**gain.numbers(), **planned.plan.numbers()}
         if loop in self._left_out:
             numbers[LEFT_OUT] = float(self._left_out[loop])
         if residuals is not None and program.num_recomputed:
             self._left_out[residuals.writer] = program.num_recomputed
-        decision = describe(program, self._source(loop), numbers, is_ahead=place.is_ahead)
-        self._record(loop, program, decision, call.key)
+        decision = describe(program, self._source(loop), numbers, ahead=place.ahead)
+        self.log.append(self._entry(loop, program, decision, call.key))
         is_counted = loop.computation is self.module.entry and program.trip_count is not None
         self._add(gain.kernel_us if is_counted else math.inf)
         if self.options.verify:
@@ -153,7 +151,7 @@ class Kernels:
                 call.attributes,
                 constrains_layouts=self.constrains_layouts,
             )
-        return True
+        return None
 
     def replace_straight(self, backend: CpuBackend, outlined: Outlined) -> Decision:
         """Replaces straight-line code, outlined as a loop of one step, if a kernel is worth it.
@@ -191,15 +189,15 @@ class Kernels:
         count = sum(member.opcode == "fusion" for member in outlined.members)
         sentence = f"Straight-line code, {count} fusions of XLA's, runs as one native kernel."
         decision = replace(decision, sentence=sentence)
-        self._record(loop, call.program, decision, call.key)
+        self.log.append(self._entry(loop, call.program, decision, call.key))
         self._add(gain.kernel_us)
         made = replace_loop(loop, call.program, call.target, call.attributes)
         return replace(decision, instruction=made.name)
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether kernels may run ahead of callbacks: where XLA has placed copies, and none of its
-        loops has to stay beside a kernel."""
+        """Whether kernels may run ahead of what stays with XLA: where it has placed copies, and
+        none of its loops has to stay beside a kernel."""
         return self.backend.comes_after_layouts and not self.options.verify
 
     # Stages.
@@ -242,8 +240,8 @@ class Kernels:
         program = planned.program
         step_us = planned.step_us / program.iterations
         call_us = planned.call_us + self._opening_us(place)
-        if program.trip_count is None and (place.around or place.is_ahead):
-            step_us += call_us / FEW_TRIPS
+        if program.trip_count is None and (place.around or place.ahead):
+            step_us += call_us / (place.ahead.quiet_steps if place.ahead else FEW_TRIPS)
         gain = Gain(
             trip_count=program.trip_count,
             xla_step_us=xla_step_us,
@@ -298,15 +296,16 @@ class Kernels:
         self.total_us += kernel_us
         self.has_any = True
 
-    def _record(
+    def _entry(
         self,
         loop: HloInstruction,
         program: LaneProgram | None,
         decision: Decision,
         kernel: str = "",
-    ) -> None:
+    ) -> LoopDecision:
+        """Returns what the log is to say of a loop."""
         trip_count = program.trip_count if program else compute_trip_count(loop)
-        entry = LoopDecision(
+        return LoopDecision(
             module=self.module.name,
             name=loop.name,
             source=self._source(loop),
@@ -315,7 +314,6 @@ class Kernels:
             decision=decision,
             kernel=kernel,
         )
-        self.log.append(entry)
 
     def _give_up(self, error: OutOfTimeError) -> Decision:
         """Warns that the time is over and returns it as a decision."""

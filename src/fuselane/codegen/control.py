@@ -203,7 +203,7 @@ def emit_loop(
         if goes_on is not None:
             return goes_on(arrays)
         if loop.lane_condition is None:
-            return _emit_condition(emitter, loop, arrays)
+            return emit_condition(emitter, loop, arrays)
         going = _emit_lane_condition(emitter, loop, arrays)
         if loop.lane_condition.is_cheap:
             active.append(going.lanes)
@@ -235,7 +235,8 @@ def emit_loop(
 Carried = Sequence[int]
 
 
-def _emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> ir.Value:
+def emit_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> ir.Value:
+    """Emits whether a loop takes a step from given arrays, by what all lanes share."""
     condition = loop.instruction.condition
     emitter.values[condition.parameters[0]] = list(arrays)
     emit_shared_steps(emitter, condition)

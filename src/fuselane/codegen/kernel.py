@@ -12,6 +12,7 @@ counters) is then computed once per step and tile, and rows of streams are touch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -37,6 +38,7 @@ from fuselane.codegen.products import find_products
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.staging import with_rows_staged
 from fuselane.codegen.tiles import TiledLoop
+from fuselane.codegen.zero_trips import unless_over
 from fuselane.config import Options
 from fuselane.decisions import Reason
 from fuselane.device import DeviceDescription
@@ -150,12 +152,13 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
 def emit_kernel(program: LaneProgram, plan: Plan, entry: KernelEntry) -> Frame:
     """Emits the body of a kernel's function and ends it."""
     frame = Frame(program, plan, entry)
-    panels: Mapping[HloInstruction, Panels] = {}
-    if plan.width > 1 and plan.gpu is None:
-        everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
-        panels = pack_weights(everywhere, plan)
-    with entry.each_tile(frame.builder) as tile:
-        _emit_tile(frame, tile, panels)
+    with unless_over(frame) if plan.gpu is None else nullcontext():
+        panels: Mapping[HloInstruction, Panels] = {}
+        if plan.width > 1 and plan.gpu is None:
+            everywhere = frame.emitter(frame.block(i64(0), ir.Constant(ir.IntType(1), 1)))
+            panels = pack_weights(everywhere, plan)
+        with entry.each_tile(frame.builder) as tile:
+            _emit_tile(frame, tile, panels)
     frame.finish()
     return frame
 

@@ -70,16 +70,16 @@ def estimate_kernel_call_us(
     Other threads are woken besides, but not where nobody knows how long the loop runs: the caller
     takes tiles meanwhile, and may be done before they are there.
     """
-    moved = sum(
-        _state_bytes(element, plan)
-        for element in program.loop.elements
-        if element.kind is ElementKind.STATE
-    )
+    states = [e for e in program.loop.elements if e.kind is ElementKind.STATE]
+    moved = sum(_state_bytes(element, plan) for element in states)
+    apart = sum(e.shape.num_elements for e in states if _lies_apart(e))
     threads = _num_threads(plan, device)
     is_long = threads > 1 and program.trip_count is not None
     wake = costs.wake_us if is_long else 0.0
     rows = [program.loop.elements[index].shape for index in plan.staged]
-    turning_us = sum(shape.num_elements for shape in rows) * _TURNING * costs.kernel_cycle_us
+    turning = sum(shape.num_elements for shape in rows) * _TURNING
+    turning += 2 * apart / plan.vector_lanes * _APART
+    turning_us = turning * costs.kernel_cycle_us
     num_bytes = sum(shape.byte_size for shape in rows)
     turning_us += costs.moving_us(2 * num_bytes, num_bytes)
     moving_us = costs.moving_us(2 * moved, moved)
@@ -193,6 +193,12 @@ def _scratch_traffic(program: LaneProgram, plan: Plan, costs: MachineCosts) -> f
         if element.kind is ElementKind.STATE and element.lane_dimension is not None
     )
     return costs.moving_us(2 * state, state / plan.num_tiles)
+
+
+def _lies_apart(element: LoopElement) -> bool:
+    """Whether a state's lanes are no neighbours in memory, from where it is brought in and out."""
+    lane = element.lane_dimension
+    return lane is not None and not element.combiner and element.shape.strides[lane] > 1
 
 
 def _state_bytes(element: LoopElement, plan: Plan) -> int:

@@ -1,4 +1,4 @@
-"""Loops that run ahead of what only the host can do: callbacks in branches that are rarely taken.
+"""Loops that run ahead of what no kernel can do, in branches that are rarely taken.
 
     while (c(s)) {                              while (c(s)) {
         if (p(s)) print(s)                          if (p(s)) print(s)
@@ -8,52 +8,107 @@
 
 The loop inside holds no callback, so it may become a kernel; XLA runs the first step and those in
 which one of the branches is taken, as it did before. Progress bars, prints every so often and
-checks for errors look like that. A condition may stand within a branch of another; a branch that is
-not to be taken is left out of the loop inside, tokens with it.
+checks for errors look like that; so does what a library does every hundredth step, such as an
+eigendecomposition or a spectrum. Branches with any of that are loud here, others quiet. A condition
+may stand within a branch of another; a branch that is not to be taken is left out of the loop
+inside, tokens with it.
 
-Does not handle: callbacks outside of conditionals; conditionals some of whose branches call back
-only now and then, if what they return is needed.
+Does not handle: what is loud outside of conditionals; conditionals with several branches that may
+be quiet and others that are loud, if what they return is needed.
 Numerics: bitwise-equal, but for what becomes of the loop inside.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final, NamedTuple, final
 
+from fuselane.analysis.gain import FEW_TRIPS
+from fuselane.analysis.opcodes import FREE_OPCODES
+from fuselane.analysis.support import LEFT_OPCODES
 from fuselane.analysis.while_loops import get_known_trip_count, is_invariant
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes.factorisations import is_small_factorisation
+from fuselane.lanes.periods import find_period
+from fuselane.lanes.sorting import TOP_K_TARGET
 
 _PRED: Final = Shape.array(PrimitiveType.PRED, ())
 _CALLBACK: Final = "callback"
 """Part of the targets of all custom calls by which JAX calls Python."""
+_LOUD_OPCODES: Final = frozenset(LEFT_OPCODES) - FREE_OPCODES
 
 
-def run_ahead(loop: HloInstruction) -> HloInstruction | None:
-    """Puts a loop that runs ahead into a `while` that calls back in branches.
+@final
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A loop that runs ahead.
+
+    Attributes:
+        loop: The `while` inside.
+        calls_back: Whether the steps that are left to XLA call back.
+        quiet_steps: How many steps lie between those by all appearances; few, if nothing tells.
+    """
+
+    loop: HloInstruction
+    calls_back: bool
+    quiet_steps: float
+
+
+def run_ahead(loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
+    """Puts a loop that runs ahead into a `while` with loud branches.
 
     Args:
         loop: A `while` of a module, with a body that nothing else calls. XLA must evaluate its
             condition from now on, see `forget_trip_count`.
+        rare: Whether branches that seem to be taken rarely count as loud, whatever they hold.
     Returns:
-        The loop inside. None if the loop calls back in every step or not at all, or if what it goes
-        on with hangs on the branches; it is as it was then.
+        None if the loop is loud in every step or in none, or if what it goes on with hangs on the
+        branches; it is as it was then.
     """
-    root = loop.body.root
-    if root.opcode != "tuple" or not loop.body.fact(_calls_back):
-        return None
-    if loop.body.fact(_is_loud) or loop.condition.fact(_calls_back):
+    body, condition = loop.body, loop.condition
+    loudness = _Loudness([body, condition], _find_rare(body) if rare else ())
+    is_loud_at_times = body in loudness.ever and body not in loudness.always
+    if body.root.opcode != "tuple" or not is_loud_at_times or condition in loudness.ever:
         return None
     kept = [i for i, shape in enumerate(loop.shape.tuple_shapes) if not _is_token(shape)]
     try:
-        called = [_quiet_body(loop.body, kept), _condition(loop, kept)]
+        called = [_quiet_body(loop, kept, loudness), _condition(loop, kept, loudness)]
     except _LoudError:
         return None
-    return _insert(loop, kept, called)
+    computations = reachable_computations([body])
+    calls_back = any(_is_effect(i) for c in computations for i in c.instructions)
+    quiet_steps = _count_quiet_steps(body, loudness, calls_back)
+    return Ahead(_insert(loop, kept, called), calls_back, quiet_steps)
+
+
+def _find_rare(body: HloComputation) -> list[HloComputation]:
+    """Returns the branches that a body seems to take only now and then."""
+    return [
+        branch
+        for conditional in body.instructions
+        if conditional.opcode == "conditional"
+        for number, branch in enumerate(conditional.called_computations)
+        if find_period(conditional, number) is not None
+    ]
+
+
+def _count_quiet_steps(body: HloComputation, loudness: _Loudness, calls_back: bool) -> float:
+    """Returns how many steps lie between two loud ones; callbacks, which take long, are rare if
+    nothing is known of them."""
+    share = 0.0
+    for conditional in loudness.conditionals(body):
+        for number, branch in enumerate(conditional.called_computations):
+            if branch in loudness.ever:
+                period = find_period(conditional, number)
+                if period is None:
+                    return FEW_TRIPS if calls_back else 1.0
+                share += 1 / period
+    return max(1 / share - 1, 1.0)
 
 
 def undo_ahead(inside: HloInstruction) -> None:
@@ -91,40 +146,39 @@ def _insert(loop: HloInstruction, kept: list[int], called: list[HloComputation])
         if instruction not in (*values, parameter):
             inside.add_control_predecessor(instruction)
     for position, index in enumerate(kept):
-        if not is_invariant(loop, index):
+        if not is_invariant(inside, position):
             root.replace_operand(index, body.add(_element(inside, position)))
     body.sort()
     return inside
 
 
-def _quiet_body(body: HloComputation, kept: list[int]) -> HloComputation:
-    """Returns what a body computes where it takes no branch that calls back."""
-    copier = _Copier(body, kept)
-    scope = _Scope(body)
-    roots = [copier.copy(_Value(body.root.operands[i], scope)) for i in kept]
+def _quiet_body(loop: HloInstruction, kept: list[int], loudness: _Loudness) -> HloComputation:
+    """Returns what a body computes where it takes no loud branch."""
+    copier, scope = _Copier(loop.body, kept), _Scope(loop.body, loudness)
+    roots = [copier.copy(_Value(loop.body.root.operands[i], scope)) for i in kept]
     root = HloInstruction.create("tuple", copier.made.parameters[0].shape, roots)
     copier.made.root = copier.made.add(root)
     return copier.made
 
 
-def _condition(loop: HloInstruction, kept: list[int]) -> HloComputation:
-    """Returns the condition of a loop, if it is to end in front of a step that calls back."""
+def _condition(loop: HloInstruction, kept: list[int], loudness: _Loudness) -> HloComputation:
+    """Returns the condition of a loop that is to end in front of a loud step."""
     copier = _Copier(loop.condition, kept)
-    goes_on = copier.copy(_Value(loop.condition.root, _Scope(loop.condition)))
-    is_quiet = copier.add("not", [_find_loud(copier, _Scope(loop.body))])
+    goes_on = copier.copy(_Value(loop.condition.root, _Scope(loop.condition, loudness)))
+    is_quiet = copier.add("not", [_find_loud(copier, _Scope(loop.body, loudness))])
     copier.made.root = copier.add("and", [goes_on, is_quiet])
     return copier.made
 
 
 def _find_loud(copier: _Copier, scope: _Scope) -> HloInstruction:
-    """Returns whether a computation takes a branch that calls back."""
+    """Returns whether a computation takes a loud branch."""
     taken = []
-    for conditional in _loud_conditionals(scope.computation):
+    for conditional in scope.loudness.conditionals(scope.computation):
         index = copier.copy(_Value(conditional.operands[0], scope))
         for number, branch in enumerate(conditional.called_computations):
-            if branch.fact(_calls_back):
+            if branch in scope.loudness.ever:
                 is_taken = _is_taken(copier, index, number, len(conditional.called_computations))
-                if not branch.fact(_is_loud):
+                if branch not in scope.loudness.always:
                     inner = _find_loud(copier, scope.branch(conditional, number))
                     is_taken = copier.add("and", [is_taken, inner])
                 taken.append(is_taken)
@@ -144,30 +198,17 @@ def _is_taken(
     return copier.add("or", [below, copier.compare(index, "GE", number)])
 
 
-def _loud_conditionals(computation: HloComputation) -> list[HloInstruction]:
-    return [
-        i
-        for i in computation.instructions
-        if i.opcode == "conditional" and any(c.fact(_calls_back) for c in i.called_computations)
-    ]
-
-
-def _is_loud(computation: HloComputation) -> bool:
-    """Whether a computation calls back whatever its conditionals decide."""
-    return any(
-        _is_effect(i)
-        or (i.opcode != "conditional" and any(c.fact(_calls_back) for c in i.called_computations))
-        for i in computation.instructions
-    )
-
-
-def _calls_back(computation: HloComputation) -> bool:
-    """Whether a computation, or any that it calls, does what only the host can do."""
-    called = reachable_computations([computation])
-    return any(_is_effect(i) for c in called for i in c.instructions)
+def _is_for_xla(instruction: HloInstruction) -> bool:
+    """Whether no kernel can hold an instruction."""
+    opcode = instruction.opcode
+    if opcode == "custom-call":
+        is_top_k = instruction.custom_call_target == TOP_K_TARGET
+        return not (is_top_k or is_small_factorisation(instruction))
+    return opcode in _LOUD_OPCODES or _is_effect(instruction)
 
 
 def _is_effect(instruction: HloInstruction) -> bool:
+    """Whether an instruction calls back, or does something else besides what it computes."""
     if instruction.called_computations:
         return False
     return instruction.has_side_effect or _CALLBACK in instruction.custom_call_target
@@ -183,7 +224,44 @@ def _element(value: HloInstruction, index: int) -> HloInstruction:
 
 
 class _LoudError(Exception):
-    """What is asked for hangs on a branch that calls back."""
+    """What is asked for hangs on a loud branch."""
+
+
+@final
+class _Loudness:
+    """Where in a loop there is what stays with XLA.
+
+    Attributes:
+        ever: The computations that hold any of it, or call any that does.
+        always: Those that do so whatever their conditionals decide.
+
+    Args:
+        roots: A body and a condition.
+        loud: Computations that are loud whatever they hold.
+    """
+
+    def __init__(self, roots: Sequence[HloComputation], loud: Collection[HloComputation]) -> None:
+        self.ever: set[HloComputation] = set()
+        self.always: set[HloComputation] = set()
+        for computation in reachable_computations(roots):  # callees first
+            callers = [i for i in computation.instructions if self.is_called(i)]
+            if (
+                computation in loud
+                or any(caller.opcode != "conditional" for caller in callers)
+                or any(map(_is_for_xla, computation.instructions))
+            ):
+                self.always.add(computation)
+            if callers or computation in self.always:
+                self.ever.add(computation)
+
+    def is_called(self, instruction: HloInstruction) -> bool:
+        """Whether an instruction calls anything loud."""
+        return any(callee in self.ever for callee in instruction.called_computations)
+
+    def conditionals(self, computation: HloComputation) -> list[HloInstruction]:
+        """Returns the conditionals of a computation with loud branches."""
+        instructions = computation.instructions
+        return [i for i in instructions if i.opcode == "conditional" and self.is_called(i)]
 
 
 @final
@@ -193,16 +271,18 @@ class _Scope:
 
     Attributes:
         computation: A body or condition, or a branch of a conditional.
+        loudness: Of the loop.
         argument: What the branch is given; None for the others, which are given the state.
     """
 
     computation: HloComputation
+    loudness: _Loudness
     argument: _Value | None = None
 
     def branch(self, conditional: HloInstruction, number: int) -> _Scope:
         """Returns a branch of one of its conditionals."""
         argument = _Value(conditional.operands[number + 1], self)
-        return _Scope(conditional.called_computations[number], argument)
+        return _Scope(conditional.called_computations[number], self.loudness, argument)
 
 
 class _Value(NamedTuple):
@@ -289,7 +369,7 @@ def _is_element(instruction: HloInstruction, operands: list[_Value]) -> bool:
 
 def _resolve(value: _Value) -> _Value:
     """Returns what a value is the same as: no parameter of a branch, no element of a `tuple`, and
-    nothing of a conditional that calls back, but what its quiet branch makes."""
+    nothing of a conditional with loud branches, but what its quiet one makes."""
     while True:
         source = _source(value)
         if source is None:
@@ -312,11 +392,11 @@ def _source(value: _Value) -> _Value | None:
 
 
 def _quiet_result(conditional: HloInstruction, scope: _Scope) -> _Value | None:
-    """Returns the result of the only branch that may be taken quietly; None if none calls back."""
-    branches = conditional.called_computations
-    if not any(branch.fact(_calls_back) for branch in branches):
+    """Returns the result of the only branch that may be taken quietly; None if none is loud."""
+    if not scope.loudness.is_called(conditional):
         return None
-    quiet = [number for number, branch in enumerate(branches) if not branch.fact(_is_loud)]
+    branches = conditional.called_computations
+    quiet = [n for n, branch in enumerate(branches) if branch not in scope.loudness.always]
     if len(quiet) != 1:
         raise _LoudError
     branch = scope.branch(conditional, quiet[0])

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fuselane.decisions import Decision, Reason
+from fuselane.lanes.ahead import Ahead
 from fuselane.lanes.program import ElementKind, LaneProgram
 
 RECOMPUTED: Final = "residuals_recomputed"
@@ -21,7 +22,7 @@ def describe(
     source: str = "",
     estimates: Mapping[str, float] = _NO_ESTIMATES,
     *,
-    is_ahead: bool = False,
+    ahead: Ahead | None = None,
 ) -> Decision:
     """Returns the decision to fuse, with the numbers it rests on.
 
@@ -29,7 +30,7 @@ def describe(
         program: What was formed.
         source: The user's source line of the loop.
         estimates: Further numbers, by name.
-        is_ahead: Whether the kernel runs ahead of steps that call back.
+        ahead: If the kernel runs ahead of steps that stay with XLA: of which.
     """
     loop = program.loop
     numbers = {
@@ -47,8 +48,10 @@ def describe(
     extent = f"over {program.num_lanes} lanes" if program.has_lanes else "without lanes"
     if program.shared:
         extent += " that see each other"
-    if is_ahead:
-        extent += ", up to the next step that calls back"
+    if ahead is not None:
+        what = "calls back" if ahead.calls_back else "only XLA can take"
+        extent += f", up to the next step that {what}"
+        numbers["quiet_steps"] = ahead.quiet_steps
     return Reason.FUSED.decide(
         instruction=program.name,
         opcode="while",

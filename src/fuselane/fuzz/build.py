@@ -27,7 +27,15 @@ from fuselane.fuzz.kinds import (
 )
 from fuselane.fuzz.meeting import Shared, change_table, start_table
 from fuselane.fuzz.operations import OPERATIONS
-from fuselane.fuzz.program import FIRST_CARRY, FIRST_STREAM, NUMBER, UNIFORM, Program, Slot
+from fuselane.fuzz.program import (
+    FIRST_CARRY,
+    FIRST_STREAM,
+    MAX_PERIOD,
+    NUMBER,
+    UNIFORM,
+    Program,
+    Slot,
+)
 
 MAX_WHILE_STEPS: Final = 5
 
@@ -161,7 +169,7 @@ class Built:
         program = self._program
         carries, shared, totals = state
         if program.aside:
-            _call_back(program.aside, number, carries[0])
+            carries = [_step_aside(program.aside, number, carries[0]), *carries[1:]]
         values = self._all_lanes(number, shared, *carries, *rows)
         num_kept = self._num_carries + len(program.results)
         stacked = values[self._num_carries : num_kept]
@@ -328,11 +336,17 @@ class Built:
         ]
 
 
-def _call_back(aside: int, number: jax.Array, carry: jax.Array) -> None:
-    """Calls the host, which does nothing, in some steps; see `Program.aside`."""
+def _step_aside(aside: int, number: jax.Array, carry: jax.Array) -> jax.Array:
+    """Calls the host, which does nothing, or turns a carry round in some steps, and returns it; see
+    `Program.aside`."""
+    calls_back = aside <= MAX_PERIOD
+    period = aside if calls_back else aside - MAX_PERIOD + 1
     told = number if aside % 2 else _low_bits(carry)
-    is_time = lax.eq(lax.rem(told, np.int32(aside)), np.int32(1))
-    lax.cond(is_time, lambda: jax.debug.callback(_ignore, number, carry), lambda: None)
+    is_time = lax.eq(lax.rem(told, np.int32(period)), np.int32(1))
+    if calls_back:
+        lax.cond(is_time, lambda: jax.debug.callback(_ignore, number, carry), lambda: None)
+        return carry
+    return lax.cond(is_time, lambda x: lax.rev(x, range(x.ndim)), lambda x: x, carry)
 
 
 def _ignore(*_: Any) -> None:

@@ -13,6 +13,7 @@ from fuselane.fuzz.operations import OPERATIONS, WEIGHTS
 from fuselane.fuzz.program import (
     COHORT,
     FIRST_STEP,
+    MAX_ASIDE,
     MAX_DEVICES,
     UNIFORM,
     Program,
@@ -39,8 +40,8 @@ SOME_STEPS: Final = 9
 FEW_SHAPES: Final = 9
 """How many of the shapes are small."""
 OUTER_LOOPS: Final = ("scan", "scan", "scan", "counted", "while", "gradient")
-ASIDES: Final = 0.15
-"""The share of programs that call back to the host now and then."""
+ASIDES: Final = 0.25
+"""The share of programs that do something else now and then; see `Program.aside`."""
 
 STEPS: Final = (3, 2, 4, 1, 5, 3, 2, 4, 9, 70)
 OPTIONS: Final[Sequence[tuple[dict[str, Any], float]]] = (
@@ -133,7 +134,7 @@ class _Draw:
             unroll=draw.choice((1, 1, 1, 1, 2, 3)),
             remat=draw.random() < 0.3,
             chained=draw.random() < 0.3,
-            aside=draw.randrange(2, 8) if draw.random() < ASIDES else 0,
+            aside=draw.randint(2, MAX_ASIDE) if draw.random() < ASIDES else 0,
             donated=self._donated,
             devices=self._devices,
             x64=self._x64,

@@ -18,6 +18,8 @@ COHORT: Final = 12
 """Programs whose seeds, divided by this, agree share a module, its options and its word size."""
 
 MAX_DEVICES: Final = 2
+MAX_PERIOD: Final = 7
+MAX_ASIDE: Final = 2 * MAX_PERIOD - 1
 
 NUMBER: Final = 0
 """The number of the value that is the number of the loop's step."""
@@ -92,9 +94,10 @@ class Program:
         table_form: Chooses how it changes.
         unroll: How many steps of a scan JAX writes one after another.
         remat: Whether the gradient computes steps again instead of keeping what they made.
-        aside: How often a scan or counted loop calls back to the host: 0 for never, else in steps
-            whose number, or whose first carry's first element if this is even, leaves 1 divided
-            by it.
+        aside: What a scan or counted loop does in some steps: 0 for nothing, up to MAX_PERIOD to
+            call back to the host, up to MAX_ASIDE to turn its first carry round, lanes and all.
+            The steps are those whose number, or whose first carry's first element if this is even,
+            leaves 1 divided by a period of 2 to MAX_PERIOD.
         chained: Whether it starts from what the program in front of it in the module has left.
         donated: Whether the module's arguments are given up to it.
         devices: Over how many devices the first dimension of the lanes is spread, where it can be.

@@ -256,6 +256,95 @@ def build_progress(size: Size) -> Built:
     return simulate, (jnp.linspace(-2.0, 2.0, size.lanes), jax.random.key(5))
 
 
+def build_learning(size: Size) -> Built:
+    """Q-learning with a small network: poles that are balanced and remembered in every step, and an
+    update of the network from what is remembered in every tenth."""
+    num_hidden, num_kept, num_drawn, period = 64, 200, 64, 10
+
+    def score(weights: Any, poles: jax.Array) -> jax.Array:
+        first, second = weights
+        return jnp.maximum(poles @ first, 0.0) @ second
+
+    def balance(poles: jax.Array, actions: jax.Array, key: jax.Array) -> Any:
+        angle, speed = poles.T
+        speed = speed + 0.1 * jnp.sin(angle) + 0.15 * (2.0 * actions - 1.0)
+        moved = jnp.stack([angle + 0.1 * speed, speed], axis=1)
+        has_fallen = jnp.abs(moved[:, 0]) > 0.5
+        fresh = jax.random.uniform(key, poles.shape, minval=-0.1, maxval=0.1)
+        return jnp.where(has_fallen[:, None], fresh, moved), has_fallen
+
+    def update(weights: Any, memory: jax.Array, key: jax.Array) -> Any:
+        rows = memory[jax.random.randint(key, (num_drawn,), 0, memory.shape[0])]
+        before, after, actions, ended = rows[:, :2], rows[:, 2:4], rows[:, 4:5], rows[:, 5]
+        goals = 1.0 + 0.9 * (1.0 - ended) * jnp.max(score(weights, after), axis=1)
+
+        def loss(weights: Any) -> jax.Array:
+            scores = jnp.take_along_axis(score(weights, before), actions.astype(jnp.int32), 1)
+            return jnp.mean((scores[:, 0] - goals) ** 2)
+
+        slopes = jax.grad(loss)(weights)
+        return jax.tree.map(lambda weight, slope: weight - 0.01 * slope, weights, slopes)
+
+    def train(weights: Any, poles: jax.Array, key: jax.Array) -> Any:
+        def step(carry: Any, i: jax.Array) -> Any:
+            weights, poles, memory = carry
+            explore, act, start, draw = jax.random.split(jax.random.fold_in(key, i), 4)
+            best = jnp.argmax(score(weights, poles), axis=1)
+            other = jax.random.randint(act, best.shape, 0, 2)
+            actions = jnp.where(jax.random.uniform(explore, best.shape) < 0.2, other, best)
+            moved, has_fallen = balance(poles, actions, start)
+            outcome = jnp.stack([actions.astype(jnp.float32), has_fallen.astype(jnp.float32)], 1)
+            rows = jnp.concatenate([poles, moved, outcome], axis=1)
+            place = i % num_kept * size.lanes
+            memory = jax.lax.dynamic_update_slice(memory, rows, (place, 0))
+            weights = jax.lax.cond(
+                i % period == 0, lambda w: update(w, memory, draw), lambda w: w, weights
+            )
+            return (weights, moved, memory), jnp.mean(has_fallen)
+
+        memory = jnp.zeros((num_kept * size.lanes, 6))
+        start: Any = (weights, poles, memory)
+        (weights, *_), falls = jax.lax.scan(step, start, jnp.arange(size.steps))
+        return weights, falls
+
+    first, second, start = jax.random.split(jax.random.key(0), 3)
+    weights = (
+        0.3 * jax.random.normal(first, (2, num_hidden)),
+        0.3 * jax.random.normal(second, (num_hidden, 2)),
+    )
+    poles = jax.random.uniform(start, (size.lanes, 2), minval=-0.1, maxval=0.1)
+    return train, (weights, poles, jax.random.key(3))
+
+
+def build_whitening(size: Size) -> Built:
+    """Metropolis chains whose proposals follow what they have found: a singular value decomposition
+    in every hundredth step."""
+
+    def sample(points: jax.Array, key: jax.Array) -> Any:
+        def energy(points: jax.Array) -> jax.Array:
+            return 0.5 * jnp.sum((points / jnp.arange(1.0, 5.0)) ** 2, axis=1)
+
+        def step(i: Any, carry: Any) -> Any:
+            points, scales = carry
+            noise, choice = jax.random.split(jax.random.fold_in(key, i))
+            proposed = points + jax.random.normal(noise, points.shape) @ scales
+            gain = energy(points) - energy(proposed)
+            taken = jnp.log(jax.random.uniform(choice, gain.shape)) < gain
+            points = jnp.where(taken[:, None], proposed, points)
+
+            def follow() -> jax.Array:
+                centred = points - jnp.mean(points, axis=0)
+                _, singular, axes = jnp.linalg.svd(centred, full_matrices=False)
+                return 0.5 * (axes.T * singular) @ axes / jnp.sqrt(float(size.lanes))
+
+            return points, jax.lax.cond(i % 100 == 99, follow, lambda: scales)
+
+        start = (points, 0.5 * jnp.eye(4))
+        return jax.lax.fori_loop(0, size.steps, step, start)
+
+    return sample, (jnp.ones((size.lanes, 4)), jax.random.key(7))
+
+
 def _make(name: str, lanes: int, steps: int, **settings: Any) -> Program:
     return Program(
         name=f"shape/{name}",
@@ -291,5 +380,7 @@ PROGRAMS: Final = (
     _make("unrolled", 16_384, 400, build=build_unrolled),
     _make("boards", 4096, 50, build=build_cells, rule=EXACT),
     _make("progress", 4096, 1000, build=build_progress, rule=Rule(relative=1e-3)),
+    _make("learning", 16, 2000, build=build_learning, rule=Rule(spread=0.3, early_steps=100)),
+    _make("whitening", 256, 1000, build=build_whitening, rule=Rule(spread=0.3, early_steps=150)),
     _make("smoothing", 16_384, 200, build=build_smoothing, rule=Rule(relative=1e-4)),
 )

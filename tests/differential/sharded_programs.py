@@ -111,6 +111,28 @@ def collectives_between_loops() -> None:
     assert IS_OFF or [loop.fused for loop in report.loops].count(True) == 2, report
 
 
+def collective_in_some_steps() -> None:
+    """The devices exchange data in every seventh step: kernels take the steps in between."""
+
+    def per_device(state: jax.Array) -> jax.Array:
+        def step(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+            x = x * 3 + i
+            meet = i % 7 == 6
+            return lax.cond(meet, lambda x: x ^ lax.psum(x.sum(), "lanes"), lambda x: x, x), None
+
+        return lax.scan(step, state, jnp.arange(100))[0]
+
+    spec = PartitionSpec(None, "lanes")
+    program = jax.shard_map(
+        per_device, mesh=mesh(), in_specs=(spec,), out_specs=spec, check_vma=False
+    )
+    expected = jax.jit(program)(inputs()[0])
+    actual, report = run_and_explain(program, inputs()[0])
+    assert_same_results(expected, actual)
+    told = [loop.decision.sentence for loop in report.loops]
+    assert IS_OFF or any("only XLA can take" in sentence for sentence in told), told
+
+
 def one_program_per_device() -> None:
     """The same compiled loop runs on each device by itself, at the same time."""
     state, rows = inputs()
@@ -169,6 +191,7 @@ PROGRAMS: Final[dict[str, Callable[[], None]]] = {
         shard_map,
         collective_in_the_loop,
         collectives_between_loops,
+        collective_in_some_steps,
         one_program_per_device,
         random_numbers,
     )

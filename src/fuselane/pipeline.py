@@ -54,7 +54,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
-from fuselane.lanes.ahead import Ahead, forget_trip_count, run_ahead, undo_ahead
+from fuselane.lanes.ahead import Ahead, forget_trip_count, undo_ahead
 from fuselane.lanes.checked_loop import is_reference
 from fuselane.lanes.dispatch import keep_asynchronous
 from fuselane.lanes.donation import (
@@ -188,7 +188,7 @@ def _replace_any(
 ) -> bool:
     """Replaces a loop of any structure; one with branches for XLA stays, and the loop that is put
     into it, to run ahead of them, is replaced."""
-    ahead = run_ahead(loop) if kernels.runs_ahead else None
+    ahead = kernels.run_ahead(loop)
     if ahead is not None:
         refusal = _replace_ahead(loop, ahead, place, kernels)
         if refusal is not None:
@@ -201,8 +201,7 @@ def _replace_any(
             loop.computation.remove(loop)
         return True
     undo_tupled(loop, tupled)
-    has_time = kernels.runs_ahead and not kernels.is_out_of_time
-    rare = run_ahead(loop, rare=True) if has_time else None
+    rare = None if kernels.is_out_of_time else kernels.run_ahead(loop, rare=True)
     if rare is None or _replace_ahead(loop, rare, place, kernels) is not None:
         kernels.log.append(refusal)
     return False

@@ -27,13 +27,13 @@ from fuselane.backends.cpu import CpuBackend
 from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
-from fuselane.errors import OutOfTimeError, UnsupportedError
+from fuselane.errors import OutOfTimeError, UnsupportedError, VerificationError
 from fuselane.fusion.outline import Outlined
 from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify_computation
-from fuselane.lanes.ahead import Ahead
+from fuselane.lanes.ahead import Ahead, run_ahead
 from fuselane.lanes.checked_loop import CheckCalls
 from fuselane.lanes.donation import count_donated_bytes, forgetting_us
 from fuselane.lanes.form import form
@@ -194,11 +194,19 @@ class Kernels:
         made = replace_loop(loop, call.program, call.target, call.attributes)
         return replace(decision, instruction=made.name)
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether kernels may run ahead of what stays with XLA: where it has placed copies, and
-        none of its loops has to stay beside a kernel."""
-        return self.backend.comes_after_layouts and not self.options.verify
+    def run_ahead(self, loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
+        """Puts a loop into another that runs ahead of what stays with XLA; see `lanes.ahead`.
+
+        None also where XLA has yet to place copies, where its loops have to stay beside kernels,
+        and where the loop can't be looked at: it is found out why when it is replaced.
+        """
+        if not self.backend.comes_after_layouts or self.options.verify:
+            return None
+        try:
+            with budget.until(self.deadline):
+                return run_ahead(loop, rare=rare)
+        except (OutOfTimeError, VerificationError):
+            return None
 
     # Stages.
 

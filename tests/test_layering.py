@@ -45,6 +45,7 @@ LAYERS: Final = FOUNDATION | {
         "codegen.ffi_handler",
         "codegen.launch_handler",
         "codegen.llvm",
+        "codegen.loading",
         "xla.alone",
         *FOUNDATION,
     },
@@ -88,6 +89,7 @@ LAYERS: Final = FOUNDATION | {
     },
     "pipeline": {
         "analysis.dispatch",
+        "analysis.gain",
         "analysis.small_calls",
         "backends",
         "fusion",

@@ -76,6 +76,13 @@ def test_rules_judge_floats(rule: Rule, actual: list[float], holds: bool) -> Non
     assert bool(agreement.detail) != holds
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_keys_agree_bit_by_bit(seed: int) -> None:
+    """Keys of JAX's newer kind are no numbers of NumPy's."""
+    keys = jax.random.split(jax.random.key(0), 3), jax.random.split(jax.random.key(seed), 3)
+    assert compare(*keys, Rule()).holds == (seed == 0)
+
+
 @pytest.mark.parametrize("rule", [Rule(relative=1.0), Rule(spread=9.0, early_steps=1)])
 def test_integers_have_to_be_equal(rule: Rule) -> None:
     """No tolerance of floats applies to integers and booleans."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,27 @@ def test_faults_within_other_libraries_tests_are_told(tmp_path: Path) -> None:
     comparison = test_runs.Comparison(file="test_fault.py", runs={"always": run})
     assert len(comparison.list_faults()) == 1
     assert "this loop is too much" in comparison.list_faults()[0]
+
+
+def test_jax_suite_adds_up_what_was_run_before(tmp_path: Path) -> None:
+    """A file's parts come from earlier calls and this one, each test once, and make one row."""
+    (tmp_path / "tests").mkdir()
+    others = "".join(f"\ndef test_{number}():\n    pass\n" for number in range(6))
+    (tmp_path / "tests" / "ode_test.py").write_text(CHECKOUT + others)
+    page, results = tmp_path / "trust.md", tmp_path / "results.json"
+    page.write_text("before\n{}\nold\n{}\nafter\n".format(*jax_suite.MARKS))
+    arguments = [str(tmp_path), "--files", "ode_test", "--jobs", "0", "--parts", "2"]
+    options = jax_suite.parse_options([*arguments, "--json", str(results)])
+    first = test_runs.compare(
+        "ode_test", ["tests/ode_test.py"], jax_suite.make_harness(options, (0.0, 0.5))
+    )
+    results.write_text(json.dumps(jax_suite.to_json([first], options)))
+    assert 0 < len(first.runs["always"].outcomes) < 9
+    assert jax_suite.main([*arguments, "--json", str(results), "--docs", str(page)]) == 1
+    known = test_runs.read_comparisons(json.loads(results.read_text())["rows"])
+    assert known[0] == first
+    assert [part.share for part in known] == [(0.0, 0.5), (0.5, 1.0)]
+    row = next(line for line in page.read_text().splitlines() if "`ode_test`" in line)
+    assert f"| {first.day} | 9 | 1 |" in row.replace(known[1].day, first.day)
+    with pytest.raises(SystemExit, match="other settings"):
+        jax_suite.main([*arguments, "--json", str(results), "--x64"])

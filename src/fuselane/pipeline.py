@@ -38,6 +38,7 @@ from typing import Final
 
 from fuselane import budget, collector
 from fuselane.analysis.dispatch import remove_dispatch_mark
+from fuselane.analysis.gain import is_over_soon
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.backends.backend import Backend
 from fuselane.backends.cpu import CpuBackend
@@ -201,7 +202,8 @@ def _replace_any(
             loop.computation.remove(loop)
         return True
     undo_tupled(loop, tupled)
-    rare = None if kernels.is_out_of_time else kernels.run_ahead(loop, rare=True)
+    is_settled = kernels.is_out_of_time or is_over_soon(refusal)
+    rare = None if is_settled else kernels.run_ahead(loop, rare=True)
     if rare is None or _replace_ahead(loop, rare, place, kernels) is not None:
         kernels.log.append(refusal)
     return False

@@ -296,6 +296,18 @@ def test_minor_dimension_wins_a_tie() -> None:
     assert by_name(analysis)["q"] is None
 
 
+@pytest.mark.parametrize(("heads", "num_lanes"), [(4, 8), (1, 16)])
+def test_few_lanes_are_more_where_two_dimensions_can_be_one(heads: int, num_lanes: int) -> None:
+    """Rows of attention: 8 of 4 heads make 32 lanes, more than a value's 16 elements are."""
+    sizes = f"8,{heads},16"
+    body = f"""n = f32[{sizes},16] broadcast(e1), dimensions={{0,1,2}}
+        y = f32[{sizes},16] add(e0, n)
+        w = f32[{sizes}] reverse(e1), dimensions={{2}}"""
+    analysis = analyse(body, ["y", "w"], [f"f32[{sizes},16]", f"f32[{sizes}]"])
+    assert analysis.num_lanes == num_lanes
+    assert (analysis.mergeable is not None) == (heads > 1)
+
+
 def test_zeros_shared_by_lanes_and_by_something_else_of_the_same_size() -> None:
     """As many steps as lanes: the same zeros start the state and a table that is indexed."""
     body = """zeros = f32[8] broadcast(f), dimensions={}

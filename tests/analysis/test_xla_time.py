@@ -131,6 +131,67 @@ def test_large_arrays_come_from_memory() -> None:
     assert outside > 2 * inside
 
 
+def test_of_rows_for_each_step_a_row_is_read() -> None:
+    """What reads and writes a row in each step takes as long as what has no other rows, where that
+    fits into the caches; a row of more than they hold comes from memory."""
+    body = """d = f32[1,4096] fusion(e0, i, zero), kind=kLoop, calls=row
+      s = f32[4096] bitcast(d)
+      y = f32[4096] add(e1, s)"""
+    row = """row {
+      p = f32[%(n)d,4096] parameter(0)
+      j = s32[] parameter(1)
+      o = s32[] parameter(2)
+      ROOT d = f32[1,4096] dynamic-slice(p, j, o), dynamic_slice_sizes={1,4096}
+    }"""
+
+    def of(count: int, costs: MachineCosts) -> float:
+        shapes = [f"f32[{count},4096]", "f32[4096]"]
+        return step_us(counting_loop(body, ["e0", "y"], shapes, more=row % {"n": count}), costs)
+
+    few = CACHED_BYTES // 4096 // 4
+    assert of(few, COSTS) == pytest.approx(of(2, COSTS), rel=0.01)
+    slower = dataclasses.replace(COSTS, memory_bytes_per_us=COSTS.cached_bytes_per_us / 4)
+    added = of(4 * few, slower) - of(2, slower)
+    assert 0 < added <= 4 * 4096 * 3 / slower.cached_bytes_per_us * 1.01
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_row_is_loaded_where_it_is_used(size: int) -> None:
+    """A fusion that takes a row out of many loads vectors of it, and no element by itself."""
+    opcodes = {"slice": "slice={[0:1], [0:4096]}", "dynamic-slice": "dynamic_slice_sizes={1,4096}"}
+
+    def of(opcode: str) -> float:
+        starts = ", j, o" if opcode == "dynamic-slice" else ""
+        more = f"""row {{
+          p = f32[{size},4096] parameter(0)
+          j = s32[] parameter(1)
+          o = s32[] parameter(2)
+          d = f32[1,4096] {opcode}(p{starts}), {opcodes[opcode]}
+          ROOT n = f32[1,4096] negate(d)
+        }}"""
+        body = "d = f32[1,4096] fusion(e0, i, zero), kind=kLoop, calls=row"
+        shapes = [f"f32[{size},4096]", "f32[1,4096]"]
+        return step_us(counting_loop(body, ["e0", "d"], shapes, more=more))
+
+    assert of("dynamic-slice") == pytest.approx(of("slice"), rel=0.01)
+
+
+def test_the_best_of_long_rows_take_longer() -> None:
+    """As measured: a nanosecond for each element of a row, and some more for those kept."""
+
+    def of(size: int, kept: int) -> float:
+        both = f"(f32[16,{kept}], s32[16,{kept}])"
+        body = f"""t = {both} custom-call(e0), custom_call_target="TopK"
+          v = f32[16,{kept}] get-tuple-element(t), index=0
+          y = f32[16,{size}] negate(e0)"""
+        shapes = [f"f32[16,{size}]", f"f32[16,{kept}]"]
+        return step_us(counting_loop(body, ["y", "v"], shapes))
+
+    assert of(1024, 4) == pytest.approx(20, rel=0.3)
+    assert of(128, 16) == pytest.approx(9, rel=0.3)
+    assert of(128, 4) < of(128, 16) / 2
+
+
 def nested(trip_count: str) -> str:
     return f"""
     w0 = (s32[], f32[4096]) tuple(zero, e0)

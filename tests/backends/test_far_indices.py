@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuselane.codegen.llvm import compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import load_object
 from fuselane.codegen.nvptx import build_threads
 from fuselane.codegen.thread_plan import make_thread_plan
 from fuselane.config import Options

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuselane.codegen.llvm import compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import load_object
 from fuselane.codegen.nvptx import ThreadCode
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.stream_rows import find_rows

@@ -12,7 +12,8 @@ from llvmlite import ir
 
 from fuselane.codegen.arrays import Place
 from fuselane.codegen.indexing import I64, Index, i64
-from fuselane.codegen.llvm import compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import load_object
 from fuselane.codegen.memory import LaneBlock, lane_numbers
 from fuselane.codegen.types import splat
 

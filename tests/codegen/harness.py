@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from fuselane.codegen.llvm import LoadedObject, compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import LoadedObject, load_object
 from fuselane.codegen.types import llvm_type, memory_type, vector_of
 from fuselane.hlo.shape import PrimitiveType
 

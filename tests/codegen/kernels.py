@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pytest
 
 from fuselane.codegen.kernel import KernelCode, build
-from fuselane.codegen.llvm import LoadedObject, compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import LoadedObject, load_object
 from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.device import DeviceDescription

@@ -19,7 +19,8 @@ from fuselane.codegen.arrays import Memory
 from fuselane.codegen.bounds import Region, guard
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.literals import global_constant
-from fuselane.codegen.llvm import compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import load_object
 from fuselane.codegen.memory import Addresses, LaneBlock
 from fuselane.codegen.types import splat
 from fuselane.errors import CodegenError

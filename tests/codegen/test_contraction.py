@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fuselane.codegen.llvm import HostTarget, compile_object, load_object
+from fuselane.codegen.llvm import HostTarget, compile_object
+from fuselane.codegen.loading import load_object
 from tests.codegen.kernels import CompiledLoop, compile_loop, some
 from tests.lanes.loops import counting_loop
 

@@ -48,6 +48,19 @@ def elementwise(opcode: str, lanes: int, trip_count: int = MANY) -> HloModule:
     return counting_loop(f"y = {shape} {opcode}(e0)", ["y"], [shape], trip_count=trip_count)
 
 
+def test_streams_have_a_row_for_each_step_along_any_dimension() -> None:
+    """A table of each lane's own, written at one place: its length does not matter."""
+
+    def of(steps: int) -> float:
+        body = f"""y = f32[64] negate(e0)
+          r = f32[64,1] reshape(y)
+          w = f32[64,{steps}] dynamic-update-slice(e1, r, zero, i)"""
+        shapes = ["f32[64]", f"f32[64,{steps}]"]
+        return step_us(counting_loop(body, ["y", "w"], shapes, trip_count=steps))
+
+    assert of(10_000) < 2 * of(1_000)
+
+
 def test_time_grows_with_lanes_and_opcode() -> None:
     small, large = step_us(elementwise("sine", 1024)), step_us(elementwise("sine", 10240))
     assert large == pytest.approx(10 * small, rel=0.1)

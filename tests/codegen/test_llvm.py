@@ -18,12 +18,11 @@ from llvmlite.binding import ffi
 
 from fuselane.codegen.llvm import (
     HostTarget,
-    LoadedObject,
     assembly,
     compile_object,
-    load_object,
     optimised_ir,
 )
+from fuselane.codegen.loading import LoadedObject, load_object
 from fuselane.errors import CodegenError
 
 ADD_ONE = """

@@ -336,6 +336,21 @@ def test_sine_and_cosine_of_one_angle_share_their_reduction() -> None:
     assert count(pair) == count(alone)
 
 
+@pytest.mark.parametrize("opcode", ["sine", "cosine", "tan"])
+def test_large_floats_are_reduced_as_doubles_all_at_once(opcode: str) -> None:
+    """Up to 2**30, as phases that nobody wraps are; only what is larger is done lane by lane."""
+    case_ = Case(
+        name="wave",
+        emit=lambda builder, operands: emit_math(builder, opcode, operands),
+        operand_types=(F32,),
+        result_type=F32,
+    )
+    text = str(build_module([case_], (WIDTH,)))
+    rare = next(part for part in text.split("define ") if ".rare." in part.partition("(")[0])
+    assert rare.index("<16 x float>") < rare.index("<16 x double>") < rare.index("br i1")
+    assert rare.index("fuselane.reduce_large_angle") > rare.index("br i1")
+
+
 @pytest.mark.parametrize("opcode", OPCODES)
 def test_no_function_of_another_library_is_called(opcode: str) -> None:
     text = optimised_ir(build_module([case(opcode, F64)], (8,)))

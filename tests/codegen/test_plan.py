@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from fuselane.codegen.plan import Plan, make_plan
+from fuselane.codegen.plan import Plan, make_plan, max_unrolled_for, measure
 from fuselane.config import Options
 from fuselane.device import DeviceDescription
 from fuselane.lanes.program import LaneProgram
@@ -192,19 +192,31 @@ def test_every_thread_has_a_tile(make: Any, cores: int) -> None:
     assert plan.num_tiles >= cores
 
 
-def test_long_bodies_keep_fewer_elements_in_registers() -> None:
-    """Thousands of unrolled elements would take LLVM minutes."""
-    shape = "f32[512,30]"
-    names = ["e0", *(f"x{k}" for k in range(300))]
+def reversals(length: int, elements: int) -> LaneProgram:
+    """Returns a loop that turns arrays of so many elements per lane round and round."""
+    shape = f"f32[512,{elements}]"
+    names = ["e0", *(f"x{k}" for k in range(length))]
     body = "\n".join(
         f"{y} = {shape} reverse({x}), dimensions={{1}}" for x, y in itertools.pairwise(names)
     )
-    long = form_program(counting_loop(body, ["x299"], [shape]))
-    short = form_program(
-        counting_loop(f"y = {shape} reverse(e0), dimensions={{1}}", ["y"], [shape])
-    )
-    assert plan_of(short).max_unrolled == 32
-    assert plan_of(long).max_unrolled < 30
+    return form_program(counting_loop(body, [names[-1]], [shape]))
+
+
+@pytest.mark.parametrize(
+    ("length", "elements", "kept"),
+    [(1, 30, 32), (30, 30, 32), (40, 30, 12), (60, 20, 12), (300, 12, 32), (600, 12, 8)],
+)
+def test_long_bodies_keep_fewer_elements_in_registers(
+    length: int, elements: int, kept: int
+) -> None:
+    """Thousands of unrolled elements would take LLVM minutes."""
+    assert plan_of(reversals(length, elements)).max_unrolled == kept
+
+
+def test_gpus_keep_them_longer() -> None:
+    """They have more registers, and their memory is far."""
+    program = reversals(40, 30)
+    assert max_unrolled_for(program, measure(program)) == 32
 
 
 def test_work_is_measured() -> None:

@@ -194,3 +194,21 @@ def test_scalars_alone() -> None:
         return (lax.switch(x % 5, [dear, cheap, dearer], x),)
 
     check(scan(step, steps=500), np.int32(3))
+
+
+def test_a_branch_that_needs_nothing_of_lanes_it_is_given() -> None:
+    """The only column of a table is read wherever the lanes point, so they are not asked."""
+
+    def program(x: jax.Array, table: jax.Array) -> Any:
+        rows = jnp.arange(2)[:, None]
+
+        def look_up(x: jax.Array, table: jax.Array) -> jax.Array:
+            return table.at[rows, x.T % 3 - 1].get(mode="promise_in_bounds")[:, :1]
+
+        def step(x: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+            found = lax.cond(i % 2 == 1, look_up, lambda x, table: table, x, table)
+            return jnp.broadcast_to(jnp.asarray([3, 5]), (9, 2)) + 0 * x, found
+
+        return lax.scan(step, x, jnp.arange(4))
+
+    check(program, linear_values((9, 2), "int32"), linear_values((2, 1), "float32"))

@@ -94,7 +94,8 @@ def test_matrix_per_lane(size: int, layout: str) -> None:
 
     sizes = {"n": LANES, "i": size, "j": size}
     shape = [sizes[letter] for letter in layout]
-    arrays = normal(*shape), normal(*shape, seed=1), normal(LANES, size, seed=2)
+    a = normal(*shape) / np.float32(np.sqrt(size))  # else rounding errors grow step by step
+    arrays = a, normal(*shape, seed=1), normal(LANES, size, seed=2)
     check(repeat(step), *arrays, tolerance=CLOSE)
 
 
@@ -160,7 +161,7 @@ def test_special_values_stay_in_their_lane() -> None:
     x[5, 3], x[17, 0], x[18, 19] = np.nan, np.inf, -np.inf
     w = normal(20, 20, seed=1)
     w[0, 4] = 0
-    step = lambda x, w: (jnp.clip(x @ w, -1e3, 1e3), w)  # noqa: E731
+    step = lambda x, w: (jnp.clip(x @ w, -3, 3), w)  # noqa: E731
     check(repeat(step, steps=4), x, w, tolerance=CLOSE)
 
 

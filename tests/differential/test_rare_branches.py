@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import fuselane
+from fuselane.replacing import Kernels
 from tests.differential.comparison import CLOSE, EXACT, Tolerance, assert_same_results
 from tests.differential.harness import Program, check, run_and_explain
 
@@ -173,3 +174,22 @@ def test_frequent_branches_stay() -> None:
     reasons = ("not-profitable", "data-dependent-trip-count")
     _, report = run_and_explain(program, np.ones((4, 32), np.float32), options={"min_gain": 1.0})
     assert report.loops[0].decision.reason.code in reasons, report
+
+
+def test_in_a_short_loop_nothing_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA would be done with it before a kernel could pay, whatever its steps hold."""
+    asked: list[bool] = []
+
+    def run_ahead(self: Kernels, loop: Any, *, rare: bool = False) -> None:
+        asked.append(rare)
+
+    def program(x: jax.Array) -> Any:
+        def step(i: Any, x: jax.Array) -> Any:
+            return lax.cond(i % 2 == 1, lambda x: x + x.sum(), lambda x: x, x * 3)
+
+        return lax.fori_loop(0, 3, step, x)
+
+    monkeypatch.setattr(Kernels, "run_ahead", run_ahead)
+    _, report = run_and_explain(program, numbers(LANES), options={"min_gain": 1.15})
+    assert [loop.decision.reason.code for loop in report.loops] == ["not-profitable"], report
+    assert asked == [False]

@@ -356,3 +356,29 @@ def test_a_square_that_is_read_by_rows_and_by_columns() -> None:
 
     squares = np.round(8 * normals(2, 7, 7))
     check_lanes(7, f, np.arange(7, dtype=np.int32), squares)
+
+
+def test_what_lanes_see_is_kept_until_they_have_met() -> None:
+    """Lanes meet in `x` behind what a step makes of it, which may then not lie where `x` is."""
+    rows = 100
+
+    def program(chosen: jax.Array, pairs: jax.Array, x: jax.Array, y: jax.Array, i: Any) -> Any:
+        def goes_on(state: Any) -> Any:
+            return (state[0] < 4) & (state[1][0] % 6 != 1)
+
+        def step(state: Any) -> Any:
+            i, chosen, _, x, y, seen = state
+            is_chosen = ((chosen & 15) == 3)[:, None, None]
+            pairs = lax.complex(jnp.where(is_chosen, 2.0, y), 1 - y).reshape(rows, 64)[:, :33]
+            following = jnp.where(is_chosen, x[:, ::-1] + y, y)
+            chosen = y.astype(jnp.int32).reshape(rows, 64)[:, 0]
+            seen = seen.at[i].set(y.max(2))
+            return i + 1, chosen, pairs, jnp.where(is_chosen, 1.0, y), following, seen
+
+        state = (i, chosen, pairs, x, y, jnp.zeros((4, rows, 16)))
+        return lax.while_loop(goes_on, step, state)
+
+    chosen = np.where(np.arange(rows) % 3, 2, 3).astype(np.int32)
+    chosen[0] = 2
+    x, y = normals(rows, 16, 4), normals(rows, 16, 4, seed=1)
+    check_lanes(16, program, chosen, np.zeros((rows, 33), np.complex64), x, y, np.int32(0))

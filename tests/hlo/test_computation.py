@@ -100,6 +100,44 @@ def test_dead_instructions() -> None:
     verify_computation(computation)
 
 
+def test_dropped_parameters() -> None:
+    """They are gone from both lists, and those behind them have moved up."""
+    computation = HloComputation.create("c")
+    p, q, r = (computation.add(_parameter(number)) for number in range(3))
+    computation.root = computation.add(_add(p, r))
+    computation.drop_parameter(q)
+    assert computation.parameters == [p, r] and r.parameter_number == 1
+    assert computation.instructions == [p, r, computation.root] and q.computation is None
+    verify_computation(computation)
+
+
+def test_repetitions_give_way_to_others() -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    a, b = computation.add(_add(p, p)), computation.add(_add(p, p))
+    c, d = computation.add(_add(a, b)), computation.add(_add(b, a))
+    computation.root = computation.add(_add(c, d))
+    computation.replace_all({b: a, d: c})
+    assert computation.instructions == [p, a, c, computation.root]
+    assert c.operands == [a, a] and computation.root.operands == [c, c]
+    assert p.users == [a] and a.users == [c] and b.computation is None
+    verify_computation(computation)
+
+
+@pytest.mark.parametrize("look", ["instructions", "parameters", "root", "post_order"])
+def test_postponed_edits_are_made_when_somebody_looks(look: str) -> None:
+    computation = HloComputation.create("c")
+    p = computation.add(_parameter(0))
+    computation.root = computation.add(_add(p, p))
+    made = []
+    computation.postpone(lambda: made.append(len(computation.instructions)))
+    assert computation.ends_in({"add"}) and not made
+    getattr(computation, look)
+    assert made == [2] or look == "post_order"
+    computation.post_order()
+    assert made == [2]
+
+
 @st.composite
 def _shuffled(draw: st.DrawFn) -> HloComputation:
     """A computation of additions whose list of instructions is in any order."""

@@ -14,7 +14,8 @@ import pytest
 
 from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL, RESOLVER_SYMBOL
 from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, build_handler_ir
-from fuselane.codegen.llvm import compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import load_object
 from fuselane.errors import CodegenError
 from fuselane.runtime import ffi
 from fuselane.runtime.kernel import Kernel

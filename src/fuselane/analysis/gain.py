@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final, final
 
 from fuselane.analysis.refusal import refuse
-from fuselane.decisions import Decision, Reason
+from fuselane.decisions import Decision, LoopDecision, Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
 
@@ -33,6 +34,12 @@ def check_duration(loop: HloInstruction, trip_count: int, xla_us: float) -> None
     if xla_us < MIN_XLA_TIME_US:
         error = refuse(Reason.NOT_PROFITABLE, loop, detail=_describe_time(xla_us, trip_count))
         raise UnsupportedError(replace(error.decision, numbers={"xla_us": xla_us}))
+
+
+def is_over_soon(refused: LoopDecision) -> bool:
+    """Whether a loop was left to XLA that it is done with before any kernel in it could pay."""
+    xla_us = refused.decision.numbers.get("xla_us", math.inf)
+    return refused.trip_count is not None and xla_us < MIN_XLA_TIME_US
 
 
 @final

@@ -16,7 +16,7 @@ Source: the idea is that of dimension-wise parallelism analysis.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -39,6 +39,9 @@ _MAX_WITHOUT_LANES: Final = 16_384
 """A few lanes are better none if each holds many elements, but not too many all together."""
 
 _SCATTERED_WORTH: Final = 8
+_MANY_LANES: Final = 64
+"""A loop that has so many along one dimension is not searched for two that may be one."""
+
 _AT_A_STEP: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
 
 
@@ -76,10 +79,12 @@ def find_lanes(
     """Returns the lanes of a region in normal form: the largest parallel class its loop carries.
 
     A class whose lanes lie far apart in arrays that are read or written step by step counts for an
-    eighth of its size, and ties go to the dimension that is furthest minor. If there is none every
-    value is uniform, and `obstacle` says why: NO_LANES if no dimension of size two or more is
-    carried; CROSS_LANE or DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest
-    one, if all are mixed. A few lanes of many elements each are none, without an obstacle.
+    eighth of its size, one of few lanes that can be merged with a neighbour for as many as the two
+    have together. Ties go to the larger class, then to the dimension that is furthest minor. If
+    there is none every value is uniform, and `obstacle` says why: NO_LANES if no dimension of size
+    two or more is carried; CROSS_LANE or DATA_DEPENDENT_TRIP_COUNT, naming the instruction that
+    mixes the largest one, if all are mixed. A few lanes of many elements each are none, without an
+    obstacle.
 
     Args:
         region: The region.
@@ -94,17 +99,21 @@ def find_lanes(
     if _is_byplay(classes, loop, candidates, parallel):
         parallel = []
     scattered = _find_scattered(classes, loop)
+    num_merged = _count_merged(classes, candidates, parallel)
     nodes = () if along is None else classes.nodes.get(along, ())
     preferred = classes.find(nodes[0]) if nodes else None
 
-    def rank(candidate: int) -> tuple[bool, int, int]:
+    def rank(candidate: int) -> tuple[bool, int, int, int]:
         size, minor = candidates[candidate]
-        worth = size // _SCATTERED_WORTH if candidate in scattered else size
-        return candidate == preferred, worth, minor
+        count = num_merged[candidate]
+        worth = count // _SCATTERED_WORTH if candidate in scattered else count
+        return candidate == preferred, worth, size, minor
 
     lane_class = max(parallel, key=rank, default=None)
     if with_leaving:
-        smallest = (0, 0) if lane_class is None else candidates[lane_class]
+        smallest = (0, 0)
+        if lane_class is not None:
+            smallest = num_merged[lane_class], candidates[lane_class][1]
         leaving = _find_leaving(classes, loop, candidates, smallest)
         if leaving is not None:
             return leaving
@@ -195,6 +204,22 @@ def _find_mergeable(
             if mergeable is not None:
                 return mergeable
     return None
+
+
+def _count_merged(
+    classes: DimensionClasses, candidates: Mapping[int, tuple[int, int]], parallel: Sequence[int]
+) -> dict[int, int]:
+    """Returns how many lanes there would be of each parallel class, merged with another where it
+    can be. Where a class has many by itself, none is looked at together with others."""
+    counts = {c: candidates[c][0] for c in parallel}
+    if max(counts.values(), default=0) >= _MANY_LANES:
+        return counts
+    merged = dict(counts)
+    for one, other in itertools.combinations(parallel, 2):
+        if classes.mergeable(one, other) is not None:
+            both = counts[one] * counts[other]
+            merged[one], merged[other] = max(merged[one], both), max(merged[other], both)
+    return merged
 
 
 def _are_too_few(loop: HloInstruction, num_lanes: int) -> bool:

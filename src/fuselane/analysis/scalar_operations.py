@@ -25,13 +25,16 @@ _SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
 """For each doubling of a row's size: of integers or floats, of one array or several."""
 
 _SCALAR_MOVES: Final[Mapping[str, float]] = {
-    "dynamic-slice": 0.5,
     "gather": 1.2,
     "scatter": 1.7,
 }
 _MAX_UPDATED: Final = 0.5
 _MOVED: Final = 0.2
 """Of neighbours in one window of a gather, whose place is worked out once."""
+
+_SEARCHED: Final = 2.2
+_KEPT: Final = 12.0
+"""`TopK`: for each element of a row, and for each doubling of those kept for each of them."""
 
 _UNKNOWN: Final = 4.0
 _SHORT_RUN: Final = 4.0
@@ -50,11 +53,7 @@ def scalar_operations(instruction: HloInstruction) -> float:
     """Returns the operations of scalar code for one element of an instruction's result."""
     opcode = instruction.opcode
     if opcode == "reduce":
-        if _is_race(instruction):
-            return _row_length(instruction) * _combination(instruction) * _RACE
-        if instruction.shape.is_tuple:
-            return _row_length(instruction) * _SHORT_RACE
-        return _row_length(instruction) * _combination(instruction)
+        return _row_length(instruction) * _reduction(instruction)
     if opcode == "gather":
         run = window_run(instruction)
         return (_SCALAR_MOVES[opcode] + _MOVED * (run - 1)) / run
@@ -70,7 +69,25 @@ def scalar_operations(instruction: HloInstruction) -> float:
         size = instruction.operands[0].shape.dimensions[instruction.dimensions[0]]
         is_float = instruction.operands[0].shape.element_type.is_floating
         return _SORT_EXCHANGE[is_float, len(instruction.operands) > 1] * math.log2(size + 1)
+    if opcode == "custom-call":
+        return _search(instruction)
     return _SCALAR_MOVES.get(opcode, _UNKNOWN)
+
+
+def _reduction(instruction: HloInstruction) -> float:
+    """Returns the operations of a reduction for each element it takes in."""
+    if _is_race(instruction):
+        return _combination(instruction) * _RACE
+    return _SHORT_RACE if instruction.shape.is_tuple else _combination(instruction)
+
+
+def _search(call: HloInstruction) -> float:
+    """Returns the operations of a call of `TopK` for each element it keeps."""
+    if call.custom_call_target != "TopK":
+        return _UNKNOWN
+    kept = max(1, call.shape.tuple_shapes[0].dimensions[-1])
+    size = call.operands[0].shape.dimensions[-1]
+    return _SEARCHED * size / kept + _KEPT * math.log2(kept + 1)
 
 
 def _row_length(reduction: HloInstruction) -> float:

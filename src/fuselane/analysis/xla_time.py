@@ -19,6 +19,7 @@ from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.fusion_runs import count_runs, result_bytes, result_elements
+from fuselane.analysis.hlo_cost import operand_bytes
 from fuselane.analysis.lapack_time import lapack_operations
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES, FREE_OPCODES
@@ -26,7 +27,7 @@ from fuselane.analysis.scalar_code import is_scalar_code
 from fuselane.analysis.scalar_operations import find_raced, scalar_operations
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.waiting import estimate_chain_us
-from fuselane.analysis.while_loops import compute_trip_count
+from fuselane.analysis.while_loops import compute_trip_count, is_invariant
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
@@ -85,10 +86,12 @@ _COMPLEX: Final[Mapping[str, Mapping[str, float]]] = {
 """Operations on real numbers that XLA does for one on complex numbers; for all others two."""
 
 _LIBRARY: Final = frozenset({"convolution", "custom-call", "dot", "fft"})
+_LOADED: Final = frozenset({"dynamic-slice", "slice"})
 _NO_WORK: Final = (
     FREE_OPCODES
     | COMPLEX_OPCODES
-    | {"broadcast", "copy", "iota", "reshape", "reverse", "slice", "transpose"}
+    | _LOADED
+    | {"broadcast", "copy", "iota", "reshape", "reverse", "transpose"}
 )
 _VECTOR_BITS: Final = 256
 _SINGLE_BITS: Final = 32
@@ -141,7 +144,7 @@ def estimate_step_us(
         is_compiled: Whether XLA compiles the whole loop into one function, without thunks.
         num_cores: Cores that XLA's libraries may use.
     """
-    footprint = sum(shape.byte_size for shape in loop.shape.tuple_shapes)
+    footprint = count_touched_bytes(loop)
     return _Clock(
         costs=costs, footprint=footprint, is_compiled=is_compiled, num_cores=num_cores
     ).step(loop)
@@ -151,7 +154,7 @@ def estimate_thunk_us(
     instruction: HloInstruction,
     costs: MachineCosts,
     *,
-    footprint: int,
+    footprint: float,
     num_cores: int = 1,
     is_compiled: bool = False,
 ) -> float:
@@ -169,13 +172,31 @@ def estimate_thunk_us(
     return clock.instruction(instruction)
 
 
+def count_touched_bytes(loop: HloInstruction) -> float:
+    """Returns how many bytes one iteration of a `while` reads or writes of what it carries: of
+    arrays with a row for each step, a row."""
+    root, parameter = loop.body.root, loop.body.parameters[0]
+    if root.opcode != "tuple":
+        return sum(shape.byte_size for shape in loop.shape.tuple_shapes)
+    touched = [
+        0.0 if is_invariant(loop, number) else float(result_bytes(value))
+        for number, value in enumerate(root.operands)
+    ]
+    for element in parameter.users:
+        for user in element.users:
+            if element.opcode == "get-tuple-element" and user is not root:
+                read = min(operand_bytes(user, element), element.shape.byte_size)
+                touched[element.tuple_index] = max(touched[element.tuple_index], read)
+    return sum(touched)
+
+
 @final
 @dataclass(slots=True, kw_only=True)
 class _Clock:
     """Adds up the time of the thunks of computations.
 
     costs: Those of the machine.
-    footprint: Bytes of all that the outermost loop carries.
+    footprint: Bytes of what a step of the outermost loop reads or writes of all it carries.
     is_compiled: Whether XLA compiles what is looked at into one function.
     num_cores: Cores that libraries may use.
     is_queued: Whether what is looked at are thunks that go through a queue.
@@ -184,7 +205,7 @@ class _Clock:
     """
 
     costs: MachineCosts
-    footprint: int
+    footprint: float
     is_compiled: bool
     num_cores: int
     is_queued: bool = False
@@ -243,8 +264,17 @@ class _Clock:
     def _traffic(self, instruction: HloInstruction) -> float:
         """Returns the time to read and write a thunk's arrays."""
         written = result_bytes(instruction)
-        read = sum(min(o.shape.byte_size, 4 * written) for o in instruction.operands)
-        return self.costs.moving_us(written + read, self.footprint)
+        time = self._moving_us(written, instruction.shape)
+        for operand in dict.fromkeys(instruction.operands):
+            read = min(operand_bytes(instruction, operand), 4 * written)
+            time += self._moving_us(read, operand.shape)
+        return time
+
+    def _moving_us(self, num_bytes: float, shape: Shape) -> float:
+        """Returns the time to read or write so many bytes of an array; a row of what has one for
+        each step comes from where all of that is."""
+        is_part = num_bytes < shape.byte_size
+        return self.costs.moving_us(num_bytes, shape.byte_size if is_part else self.footprint)
 
     def _work(self, instruction: HloInstruction) -> float:
         self.is_library_code = instruction.fusion_kind == "kCustom"
@@ -267,7 +297,7 @@ class _Clock:
     def _time(self, instruction: HloInstruction, count: float) -> float:
         """Returns the time to compute so many elements of an instruction's result."""
         costs, opcode = self.costs, instruction.opcode
-        if opcode == "slice" and not (self.is_library_code or self.is_scalar_code):
+        if opcode in _LOADED and not (self.is_library_code or self.is_scalar_code):
             # A load of its own, of what others may load elsewhere.
             return count * _share(instruction) * costs.xla_operation_us
         if opcode in _NO_WORK:

@@ -58,10 +58,16 @@ def emit_conditional(
 
 
 def _pass(emitter: Emitter, argument: HloInstruction, *, shared_only: bool) -> list[Array]:
-    """Returns the elements of an argument, without those the emitter does not have."""
+    """Returns the elements of an argument, without those of lanes that the emitter does not have:
+    a branch of what all lanes share may be given some, but reads none."""
+
+    def is_missing(operand: HloInstruction) -> bool:
+        is_lanes_own = emitter.lane(operand) is not None
+        return is_lanes_own and (shared_only or operand not in emitter.values)
+
     return [
         Discarded(shape=operand.shape, lane=emitter.lane(operand))
-        if shared_only and emitter.lane(operand) is not None
+        if is_missing(operand)
         else emitter.array(operand)
         for operand in argument.operands
     ]

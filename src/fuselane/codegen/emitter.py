@@ -35,7 +35,7 @@ from fuselane.codegen.indexing import Element, Index, all_indices, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.rows import has_rows, store_rows
-from fuselane.codegen.schedule import Schedule, make_schedule, parts_of
+from fuselane.codegen.schedule import Schedule, make_schedule, number_parts
 from fuselane.codegen.types import is_vector
 from fuselane.codegen.views import Views
 from fuselane.codegen.windows import store_window
@@ -64,7 +64,7 @@ class Emitter:
     shared_bits: Of vectors along what all lanes share; 0 where there are none.
     values: What each instruction emitted so far stands for; lists are tuples.
     schedules: The orders of emission worked out so far.
-    orders: The same as numbers of the instructions.
+    orders: When their instructions are emitted for the last time.
     carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
     buffers: For the same parameters the memory of all large elements and what there is to spare;
         it may change places.
@@ -127,13 +127,11 @@ class Emitter:
         self.carried[parameter] = self.carried.get(parameter, frozenset()).union(elements)
 
     def order(self, computation: HloComputation) -> dict[HloInstruction, int]:
-        """Returns when each instruction of a computation is emitted, in steps from its start."""
+        """Returns when each instruction of a computation is emitted, in steps from its start; what
+        is emitted several times, when for the last time."""
         found = self.orders.get(computation)
         if found is None:
-            parts: list[HloInstruction] = []
-            for step in self.schedule(computation).steps:
-                parts += parts_of(step)
-            found = self.orders[computation] = {part: number for number, part in enumerate(parts)}
+            found = self.orders[computation] = number_parts(self.schedule(computation).steps)
         return found
 
     def lane(self, instruction: HloInstruction) -> int | None:

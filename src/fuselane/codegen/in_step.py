@@ -17,17 +17,17 @@ may have meetings too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array
-from fuselane.codegen.carry import rewrite
 from fuselane.codegen.control import emit_shared_steps, emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.meetings import Meeting, make_meeting
-from fuselane.codegen.schedule import Step, needs_lanes
-from fuselane.codegen.sweeps import Sweep, cut_in_phases, find_phases
+from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.sweeps import Sweep, cut_in_phases, find_phases, order_of
 from fuselane.codegen.tiles import Passed, TiledLoop
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -57,57 +57,28 @@ class InStepLoop(TiledLoop):
         skipped = computation.root if is_body else None
         per_lane = [s for s in steps if needs_lanes(s, self.program) and s is not skipped]
         sweeps = cut_in_phases(per_lane, phases, results, self.program)
+        self.emitter.orders[computation] = order_of(steps, sweeps)
         passed = Passed(self.frame)
         for number, sweep in enumerate(sweeps):
             shared = [s for s in steps if phases[id(s)] == number]
             emit_shared_steps(self.emitter, computation, shared)
-            later = {value for following in sweeps[number + 1 :] for value in following.received}
-            received = {value: passed.slots[value] for value in sweep.received}
-            passed.release([value for value in sweep.received if value not in later])
-            passed.assign(sweep.left)
+            received = passed.begin(sweep, sweeps[number + 1 :])
             meetings = [
                 make_meeting(self.emitter, step, self.frame)
                 for step in sweep.steps
                 if isinstance(step, HloInstruction) and step in self.program.meetings
             ]
             if sweep.steps or is_body:
-                self._emit_phase(computation, sweep, arrays, passed, received, meetings)
+                emit = partial(self._emit_phase, sweep, meetings)
+                self._emit_sweep(computation, sweep, arrays, passed, received, emit)
             for meeting in meetings:
                 meeting.finish()
         last = [s for s in steps if phases[id(s)] == len(sweeps)]
         emit_shared_steps(self.emitter, computation, last)
 
     def _emit_phase(
-        self,
-        computation: HloComputation,
-        sweep: Sweep,
-        arrays: Sequence[Array],
-        passed: Passed,
-        received: dict[HloInstruction, ir.Value],
-        meetings: Sequence[Meeting],
+        self, sweep: Sweep, meetings: Sequence[Meeting], block: Emitter, start: ir.Value
     ) -> None:
-        steps: list[Step] = [s for s in sweep.steps if s not in self.program.meetings]
-        is_last = sweep.is_last and computation is self.loop.instruction.body
-
-        def advance(block: Emitter, start: ir.Value) -> None:
-            current = self._with_lane_invariants(block, arrays, start)
-            views = {element.index: self._view(element, start) for element in self.state}
-            for index, view in views.items():
-                current[index] = block.materialize(view)
-            block.values[computation.parameters[0]] = current
-            for value, slot in received.items():
-                block.values[value] = block.materialize(passed.view(value, slot, start))
-            emit_steps(block, steps)
-            for meeting in meetings:
-                meeting.add(block, start)
-            for version in self.program.mutable.intersection(block.values):
-                self.emitter.values[version] = block.values[version]
-            for value in sweep.left:
-                block.copy(block.array(value), passed.view(value, passed.slots[value], start))
-            if is_last:
-                roots = computation.root.operands
-                following = {e.index: block.array(roots[e.index]) for e in self.state}
-                changed = [i for i in views if following[i] is not current[i]]
-                rewrite(block, [(views[i], following[i]) for i in changed])
-
-        self._for_each_block(advance)
+        emit_steps(block, [s for s in sweep.steps if s not in self.program.meetings])
+        for meeting in meetings:
+            meeting.add(block, start)

@@ -14,6 +14,7 @@ from fuselane.codegen.scalar_time import estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.indexed import update_of
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
@@ -178,9 +179,21 @@ def _traffic(program: LaneProgram, costs: MachineCosts) -> float:
     rows = total = 0.0
     for element in program.loop.elements:
         if element.kind is ElementKind.STREAM and element.shape.dimensions:
-            rows += element.shape.byte_size / element.shape.dimensions[0]
-            total += element.shape.byte_size
+            # What lanes make together is no longer for each of them.
+            together = program.num_lanes if element.combiner else 1
+            rows += _row_bytes(program, element) / together
+            total += element.shape.byte_size / together
     return costs.moving_us(rows, total)
+
+
+def _row_bytes(program: LaneProgram, element: LoopElement) -> float:
+    """Returns how much of a stream a step reads or writes: what it updates, whichever dimension the
+    steps go along, or what there is at one place along the first."""
+    written = program.loop.instruction.body.root.operands[element.index]
+    update = update_of(written)
+    if update is not written:
+        return update.shape.byte_size
+    return element.shape.byte_size / element.shape.dimensions[0]
 
 
 def _scratch_traffic(program: LaneProgram, plan: Plan, costs: MachineCosts) -> float:

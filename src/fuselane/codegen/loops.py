@@ -216,12 +216,6 @@ def _emit_range(
     return emit_counted_loop(builder, stop - start, carried, step, name="each")
 
 
-def emit_if(builder: ir.IRBuilder, condition: ir.Value, body: Callable[[], None]) -> None:
-    """Emits `if condition: body()`; nothing the body computes may be used behind it."""
-    with builder.if_then(condition):
-        body()
-
-
 def emit_choice(
     builder: ir.IRBuilder,
     condition: ir.Value,

@@ -139,12 +139,12 @@ class Folding:
         limit = self.emitter.max_unrolled
         emit_for_each(place.builder, scratch.dimensions, clear, max_unrolled=limit)
 
-    def emit_steps(self, block: Emitter, steps: Iterable[Step], start: ir.Value) -> None:
+    def emit_steps(self, steps: Iterable[Step], block: Emitter, start: ir.Value) -> None:
         """Emits steps for a lane block, folds as what it contributes to them.
 
         Args:
-            block: The block's emitter.
             steps: In order.
+            block: The block's emitter.
             start: `i64`, the block's first lane in the tile.
         """
         for step in steps:

@@ -7,6 +7,7 @@ whose value all lanes share can be told apart from those that need a lane block.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
@@ -44,6 +45,12 @@ def parts_of(step: Step) -> tuple[HloInstruction, ...]:
 def results_of(step: Step) -> tuple[HloInstruction, ...]:
     """Returns the instructions of a step that others may need."""
     return (step,) if isinstance(step, HloInstruction) else step.results
+
+
+def number_parts(steps: Iterable[Step]) -> dict[HloInstruction, int]:
+    """Numbers the instructions of steps in order; what stands there several times by the last."""
+    parts = itertools.chain.from_iterable(map(parts_of, steps))
+    return {part: place for place, part in enumerate(parts)}
 
 
 def needs_lanes(step: Step, program: LaneProgram) -> bool:

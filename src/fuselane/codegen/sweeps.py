@@ -8,12 +8,13 @@ has to pass. Streams need not pass: they are in memory anyway.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.codegen.indexing import residual_size
-from fuselane.codegen.schedule import Step, parts_of, results_of, with_takers
+from fuselane.codegen.schedule import Step, number_parts, parts_of, results_of, with_takers
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import Guard, LaneProgram
 
@@ -31,7 +32,7 @@ class Sweep:
 
     Attributes:
         steps: What it emits. Steps that only pick up what is there anyway stand in every sweep
-            that needs them.
+            that needs them. Meetings come last: lanes meet in what a block has at the end.
         received: Values earlier sweeps left in scratch memory.
         left: Values it leaves there.
         is_last: Whether it ends the step.
@@ -104,6 +105,16 @@ def cut_in_phases(
     count = 1 + max((phases.get(id(step), 0) for step in (*once, *results)), default=0)
     groups = [[step for step in once if phases[id(step)] == number] for number in range(count)]
     return list(_describe(groups, steps, results, repeated, program))
+
+
+def order_of(steps: Sequence[Step], sweeps: Sequence[Sweep]) -> dict[HloInstruction, int]:
+    """Returns when each instruction of a computation is emitted for the last time.
+
+    Args:
+        steps: All of the computation; what no sweep emits keeps its place in front of them.
+        sweeps: What they were cut into.
+    """
+    return number_parts([*steps, *itertools.chain.from_iterable(sweep.steps for sweep in sweeps)])
 
 
 def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:
@@ -223,8 +234,9 @@ def _describe(
         members = set(map(id, group))
         wanted = needed[number]
         later = set().union(*needed[number + 1 :]) if number + 1 < len(groups) else set()
+        emitted = [s for s in steps if id(s) in members or (s in repeated and s in wanted)]
         yield Sweep(
-            steps=tuple(s for s in steps if id(s) in members or (s in repeated and s in wanted)),
+            steps=tuple(sorted(emitted, key=lambda step: step in program.meetings)),
             received=tuple(v for v in made_by if v in wanted and made_by[v] < number),
             left=tuple(v for v in made_by if made_by[v] == number and v in later),
             is_last=number == len(groups) - 1,

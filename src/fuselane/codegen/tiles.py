@@ -12,6 +12,7 @@ for each tile                                 state: scratch, [elements, lanes o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import final
 
 from llvmlite import ir
@@ -28,8 +29,9 @@ from fuselane.codegen.partials import Folding
 from fuselane.codegen.rows import has_rows, load_rows
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.staging import with_rows_staged
-from fuselane.codegen.sweeps import Sweep, cut_into_sweeps
+from fuselane.codegen.sweeps import Sweep, cut_into_sweeps, order_of
 from fuselane.codegen.types import memory_type
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LoopElement
 
@@ -43,8 +45,15 @@ class Passed:
         self.slots: dict[HloInstruction, ir.Value] = {}
         self.free: dict[tuple[str, int], list[ir.Value]] = {}
 
-    def assign(self, values: Sequence[HloInstruction]) -> None:
-        """Gives a slot to every value a sweep leaves."""
+    def begin(self, sweep: Sweep, following: Sequence[Sweep]) -> Mapping[HloInstruction, ir.Value]:
+        """Gives a slot to every value a sweep leaves; returns those of what it receives."""
+        received = {value: self.slots[value] for value in sweep.received}
+        later = {value for other in following for value in other.received}
+        self._release([value for value in sweep.received if value not in later])
+        self._assign(sweep.left)
+        return received
+
+    def _assign(self, values: Sequence[HloInstruction]) -> None:
         for value in values:
             element, size = memory_type(value.shape.element_type), self._size(value)
             free = self.free.get((str(element), size))
@@ -54,7 +63,7 @@ class Passed:
                 count = size * self.frame.plan.pitch
                 self.slots[value] = self.frame.allocate(element, count)
 
-    def release(self, values: Sequence[HloInstruction]) -> None:
+    def _release(self, values: Sequence[HloInstruction]) -> None:
         """Takes back the slots of values for the last time received.
 
         The sweep that receives them may leave others there: each block of lanes reads all it
@@ -177,40 +186,51 @@ class TiledLoop:
         indices = [*self.results, *(element.index for element in self.state)]
         results = [body.root.operands[index] for index in indices]
         sweeps = cut_into_sweeps(per_lane, results, self.program)
+        self.emitter.orders[body] = order_of(schedule.steps, sweeps)
         passed = Passed(self.frame)
         for number, sweep in enumerate(sweeps):
-            later = {value for following in sweeps[number + 1 :] for value in following.received}
-            received = {value: passed.slots[value] for value in sweep.received}
-            passed.release([value for value in sweep.received if value not in later])
-            passed.assign(sweep.left)
-            self._emit_sweep(sweep, arrays, passed, received)
+            received = passed.begin(sweep, sweeps[number + 1 :])
+            emit = partial(self.folding.emit_steps, sweep.steps)
+            self._emit_sweep(body, sweep, arrays, passed, received, emit)
         self.folding.finish_step(arrays, self._num_blocks())
         return self._uniform_roots(arrays)
 
     def _emit_sweep(
         self,
+        computation: HloComputation,
         sweep: Sweep,
         arrays: Sequence[Array],
         passed: Passed,
         received: Mapping[HloInstruction, ir.Value],
+        emit: Callable[[Emitter, ir.Value], None],
     ) -> None:
-        body = self.loop.instruction.body
+        """Emits a sweep of the body or the condition over all blocks.
+
+        Args:
+            computation: Which of the two.
+            sweep: The sweep.
+            arrays: The loop's elements.
+            passed: Where sweeps leave values.
+            received: Where those are that the sweep receives.
+            emit: Emits the sweep's steps for the block that starts at a lane of the tile.
+        """
+        is_last = sweep.is_last and computation is self.loop.instruction.body
 
         def advance(block: Emitter, start: ir.Value) -> None:
             current = self._with_lane_invariants(block, arrays, start)
             views = {element.index: self._view(element, start) for element in self.state}
             for index, view in views.items():
                 current[index] = block.materialize(view)
-            block.values[body.parameters[0]] = current
+            block.values[computation.parameters[0]] = current
             for value, slot in received.items():
                 block.values[value] = block.materialize(passed.view(value, slot, start))
-            self.folding.emit_steps(block, sweep.steps, start)
+            emit(block, start)
             for version in self.program.mutable.intersection(block.values):
                 self.emitter.values[version] = block.values[version]
             for value in sweep.left:
                 block.copy(block.array(value), passed.view(value, passed.slots[value], start))
-            if sweep.is_last:
-                roots = body.root.operands
+            if is_last:
+                roots = computation.root.operands
                 following = {e.index: block.array(roots[e.index]) for e in self.state}
                 changed = [i for i in views if following[i] is not current[i]]
                 rewrite(block, [(views[i], following[i]) for i in changed])

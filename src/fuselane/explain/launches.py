@@ -12,27 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, final
 
+from fuselane.analysis.opcodes import FREE_OPCODES
 from fuselane.analysis.small_calls import is_small_call
 from fuselane.analysis.while_loops import compute_trip_count, get_known_trip_count
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
-FREE_OPCODES: Final = frozenset(
-    {
-        "add-dependency",
-        "after-all",
-        "bitcast",
-        "constant",
-        "domain",
-        "get-tuple-element",
-        "opt-barrier",
-        "parameter",
-        "partition-id",
-        "replica-id",
-        "tuple",
-    }
-)
+UNLAUNCHED_OPCODES: Final = FREE_OPCODES | {"add-dependency", "domain"}
 """Opcodes that no kernel computes: they only say where a value is."""
 
 CONTROL_OPCODES: Final = frozenset({"while", "conditional", "call", "async-start"})
@@ -43,6 +30,8 @@ _DONE_OPCODES: Final = frozenset(
     | {f"{name}-done" for name in ("all-gather", "all-reduce", "collective-permute")}
 )
 """The other ends of operations that were launched by their `-start`."""
+
+_NO_KERNELS: Final = UNLAUNCHED_OPCODES | CONTROL_OPCODES | _DONE_OPCODES
 
 
 @final
@@ -134,8 +123,7 @@ def find_launches(module: HloModule, parts: Mapping[str, int] | None = None) -> 
 
 def is_kernel(instruction: HloInstruction) -> bool:
     """Whether an instruction of a computation that is walked is launched as a kernel."""
-    opcode = instruction.opcode
-    return not (opcode in FREE_OPCODES or opcode in _DONE_OPCODES or opcode in CONTROL_OPCODES)
+    return instruction.opcode not in _NO_KERNELS
 
 
 @final

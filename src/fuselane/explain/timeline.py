@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.explain.launches import CONTROL_OPCODES, FREE_OPCODES
+from fuselane.explain.launches import CONTROL_OPCODES, UNLAUNCHED_OPCODES
 from fuselane.explain.model import ModuleModel, StageModel
 from fuselane.hlo.proto import HloModuleProto, Message
 from fuselane.hlo.shape import Shape
@@ -83,7 +83,7 @@ def _count_bytes(proto: Message, known: dict[bytes, int]) -> int:
                 fresh = [i for i in instruction.called_computation_ids if i not in seen]
                 seen.update(fresh)
                 stack.extend(i for i in fresh if i in by_id)
-            elif opcode not in FREE_OPCODES:
+            elif opcode not in UNLAUNCHED_OPCODES:
                 total += size + sum(sizes.get(i, 0) for i in instruction.operand_ids)
     return total
 

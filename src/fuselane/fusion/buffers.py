@@ -30,7 +30,7 @@ from fuselane.fusion.traversal import Reachability, sequential_computations
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.tuples import element_of, tuple_of
 
 _BODY, _CALLED, _CONDITION, _OTHER = "body", "called", "condition", "other"
 _CONTROL_FLOW: Final = frozenset({"call", "conditional", "while"})
@@ -260,7 +260,8 @@ class _Walk:
 
     def _copy(self, value: HloInstruction) -> HloInstruction:
         self.num_copies += 1
-        return self._add("copy", value.shape, [value], name=f"copy.{value.name}")
+        name = f"copy.{value.name}"
+        return self._add(HloInstruction.create("copy", value.shape, [value], name=name))
 
     def _extract(self, value: HloInstruction, path: Path) -> HloInstruction:
         """Returns an array of a value as an instruction."""
@@ -268,8 +269,7 @@ class _Walk:
             if value.opcode == "tuple":
                 value = value.operands[index]
             else:
-                shape = value.shape.tuple_shapes[index]
-                value = self._add("get-tuple-element", shape, [value], tuple_index=index)
+                value = self._add(element_of(value, index))
         return value
 
     def _rebuild(
@@ -283,21 +283,9 @@ class _Walk:
             inner = {path[1:]: new for path, new in replaced.items() if path[0] == index}
             element = self._extract(value, (index,))
             elements.append(self._rebuild(element, inner) if inner else element)
-        shape = Shape.tuple_of([element.shape for element in elements])
-        return self._add("tuple", shape, elements)
+        return self._add(tuple_of(elements))
 
-    def _add(
-        self,
-        opcode: str,
-        shape: Shape,
-        operands: list[HloInstruction],
-        *,
-        name: str = "",
-        tuple_index: int = 0,
-    ) -> HloInstruction:
-        instruction = HloInstruction.create(opcode, shape, operands, name=name)
-        if opcode == "get-tuple-element":
-            instruction.proto.tuple_index = tuple_index
+    def _add(self, instruction: HloInstruction) -> HloInstruction:
         self.computation.add(instruction)
         self.order.add(instruction)
         return instruction

@@ -20,18 +20,22 @@ own operands come last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, final
 
+from fuselane.fusion.intake import Intake
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 from fuselane.hlo.transfer import add_copies, move_all
+from fuselane.hlo.tuples import element_of, tuple_of
 
 LOOP: Final = "kLoop"
 INPUT: Final = "kInput"
 OUTPUT: Final = "kOutput"
+
+_PASSING: Final = frozenset({"parameter", "tuple"})
+"""Opcodes of roots that may pass on an operand of the fusion as it is."""
 
 
 @final
@@ -45,11 +49,13 @@ class Fuser:
     def __init__(self, module: HloModule, computation: HloComputation) -> None:
         self.module = module
         self.computation = computation
-        self._changed: dict[HloComputation, None] = {}
-        """Fused computations whose instructions may be out of order."""
+        self._changed: dict[HloComputation, str] = {}
+        """Fused computations whose instructions may be out of order, and their fusions' kinds."""
+        self._intake: Intake | None = None
 
     def wrap(self, instruction: HloInstruction, kind: str) -> HloInstruction:
         """Puts an instruction alone into a fusion, which takes its place; returns the fusion."""
+        self._end_intake()
         body = HloComputation.create("fused_computation")
         body.proto.is_fusion_computation = True
         operands = list(dict.fromkeys(instruction.operands))
@@ -85,12 +91,36 @@ class Fuser:
         Returns:
             The fusion, and the producer's value in its body.
         """
+        self._end_intake()
         fusion = self._fusion_of(consumer, kind)
         is_kept = producer.is_root or producer.users != [fusion] or producer.control_successors
         value = _absorb(fusion, producer, is_last=not is_kept)
-        if not producer.users and not producer.is_root:
-            producer.replace_operands([])
+        self._drop_if_unread(producer)
         return fusion, value
+
+    def take_in(
+        self, producer: HloInstruction, consumer: HloInstruction, kind: str
+    ) -> tuple[HloInstruction, HloInstruction]:
+        """As `fuse`, where the same consumer is likely to take in more: the body of the fusion is
+        made for all of them at once. Until it is looked at, the value may read what the producer
+        reads."""
+        fusion = self._fusion_of(consumer, kind)
+        if producer.opcode == "fusion" or fusion.to_apply.ends_in(_PASSING):
+            return self.fuse(producer, fusion, kind)
+        intake = self._intake
+        if intake is None or intake.fusion is not fusion or intake.is_over:
+            self._end_intake()
+            intake = self._intake = Intake(fusion)
+        value = intake.take(producer)
+        self._drop_if_unread(producer)
+        return fusion, value
+
+    def _end_intake(self) -> None:
+        """Makes the body of the fusion that took instructions in last, if that is left to do: its
+        operands may become others now."""
+        if self._intake is not None:
+            self._intake.fusion.to_apply.catch_up()
+            self._intake = None
 
     def fuse_multi_output(
         self, producer: HloInstruction, consumer: HloInstruction, kind: str
@@ -111,6 +141,7 @@ class Fuser:
         Returns:
             The fusion.
         """
+        self._end_intake()
         fusion = self._fusion_of(consumer, kind)
         value = _absorb(fusion, producer, is_last=True)
         if value.opcode == "tuple":
@@ -131,13 +162,19 @@ class Fuser:
         """
         return self.fuse_multi_output(second, first, kind)
 
+    def _drop_if_unread(self, producer: HloInstruction) -> None:
+        if not producer.users and not producer.is_root:
+            producer.replace_operands([])
+
     def _fusion_of(self, consumer: HloInstruction, kind: str) -> HloInstruction:
         fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
-        if fusion.fusion_kind != kind:
-            fusion.proto.fusion_kind = kind
-        if fusion.to_apply not in self._changed:
+        known = self._changed.get(fusion.to_apply)
+        if known is None:
             _read_once(fusion)
-            self._changed[fusion.to_apply] = None
+        if known != kind:
+            self._changed[fusion.to_apply] = kind
+            if fusion.fusion_kind != kind:
+                fusion.proto.fusion_kind = kind
         return fusion
 
     def _return_also(self, fusion: HloInstruction, value: HloInstruction) -> int:
@@ -149,7 +186,7 @@ class Fuser:
         self._redirect(fusion, fusion, 0)
         before, added = _results(body.root), _results(value)
         dead = [i for i in (body.root, value) if i.opcode == "tuple"]
-        body.root = body.add(_tuple_of([*before, *added]))
+        body.root = body.add(tuple_of([*before, *added]))
         fusion.shape = body.root.shape
         for instruction in dead:
             body.remove(instruction)
@@ -166,7 +203,7 @@ class Fuser:
                 self._add_element(fusion, first + index, shape)
                 for index, shape in enumerate(old.shape.tuple_shapes)
             ]
-            whole = self.computation.add(_tuple_of(elements))
+            whole = self.computation.add(tuple_of(elements))
             for reader in readers:
                 if reader.opcode != "get-tuple-element":
                     reader.replace_operands([whole if o is old else o for o in reader.operands])
@@ -180,10 +217,11 @@ class Fuser:
                 reader.replace_operand(0, fusion)
 
     def _add_element(self, fusion: HloInstruction, index: int, shape: Shape) -> HloInstruction:
-        return self.computation.add(_element_of(fusion, index, shape))
+        return self.computation.add(element_of(fusion, index, shape))
 
     def finish(self) -> None:
         """Removes what is dead and puts the computation into post order."""
+        self._end_intake()
         self.computation.remove_dead_instructions()
         self.computation.sort()
         self.module.remove_unused_computations()
@@ -204,30 +242,15 @@ def _results(value: HloInstruction) -> list[HloInstruction]:
     return list(value.operands) if value.opcode == "tuple" else [value]
 
 
-def _element_of(value: HloInstruction, index: int, shape: Shape) -> HloInstruction:
-    return HloInstruction.create("get-tuple-element", shape, [value], tuple_index=index)
-
-
-def _tuple_of(elements: Sequence[HloInstruction]) -> HloInstruction:
-    shape = Shape.tuple_of([element.shape for element in elements])
-    return HloInstruction.create("tuple", shape, elements)
-
-
 def _read_once(fusion: HloInstruction) -> None:
     """Gives a fusion one parameter for each operand, however often it has it."""
     body, inside = fusion.to_apply, dict[HloInstruction, HloInstruction]()
     for operand, parameter in zip(fusion.operands, body.parameters.copy(), strict=True):
         if inside.setdefault(operand, parameter) is not parameter:
             parameter.replace_all_uses_with(inside[operand])
-            body.remove(parameter)
+            body.drop_parameter(parameter)
     if len(inside) < len(fusion.operands):
-        _number_parameters(body, 0)
         fusion.replace_operands(list(inside))
-
-
-def _number_parameters(body: HloComputation, first: int) -> None:
-    for number in range(first, len(body.parameters)):
-        body.parameters[number].parameter_number = number
 
 
 def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) -> HloInstruction:
@@ -258,12 +281,11 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
         move_all(body, producer.to_apply, members, values, parameters)
     else:
         add_copies(body, members, values, parameters)
-    value = values[root]
+    value = values.get(root, root)  # which may have moved
     if parameter is not None:  # else the two are siblings
         parameter.replace_all_uses_with(value)
-        body.remove(parameter)
-        _number_parameters(body, parameter.parameter_number)
-    fusion.exchange_operand(producer if parameter is not None else None, new)
+        body.drop_parameter(parameter)
+    fusion.exchange_operand(parameter and parameter.parameter_number, new)
     return value
 
 
@@ -274,9 +296,8 @@ def _read_inside(fusion: HloInstruction, producer: HloInstruction, value: HloIns
         if operand.opcode == "get-tuple-element" and operand.operands[0] is producer:
             parameter = body.parameters[fusion.operands.index(operand)]
             parameter.replace_all_uses_with(value.operands[operand.tuple_index])
-            body.remove(parameter)
-            _number_parameters(body, parameter.parameter_number)
-            fusion.exchange_operand(operand, [])
+            body.drop_parameter(parameter)
+            fusion.exchange_operand(parameter.parameter_number, [])
 
 
 def _contents(

@@ -47,11 +47,13 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
     if len(set(opcodes)) == len(opcodes):
         return False
     alike: dict[object, list[HloInstruction]] = {}
-    changed = False
+    first: dict[HloInstruction, HloInstruction] = {}
+    """For members that repeat another: which."""
     for member in body.post_order():
-        if member.opcode in _KEPT:
+        if member.opcode in _KEPT or member.control_predecessors or member.control_successors:
             continue
-        key = (member.opcode, *member.operands) if member.operands else works.of(member)
+        operands = [first.get(operand, operand) for operand in member.operands]
+        key = (member.opcode, *operands) if operands else works.of(member)
         others = alike.get(key)
         if others is None:
             alike[key] = [member]
@@ -59,14 +61,14 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
         for other in others:
             if _do_the_same(other, member, works):
                 if not member.is_root:
-                    member.replace_all_uses_with(other)
-                    changed = True
+                    first[member] = other
                 break
         else:
             others.append(member)
-    if changed:
+    if first:
+        body.replace_all(first)
         body.remove_dead_instructions()
-    return changed
+    return bool(first)
 
 
 def _do_the_same(one: HloInstruction, other: HloInstruction, works: Works) -> bool:

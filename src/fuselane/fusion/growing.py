@@ -5,7 +5,7 @@ Source: xla/service/fusion_node_indexing_evaluation.cc.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final
 
 from fuselane.fusion.reuse import fusion_reuses, reuses_operand
@@ -64,7 +64,7 @@ class GrowingFusion:
         self._emissions[self.fusion] = 1
         for member in reversed(body.post_order()):
             if member.opcode != "parameter" and member in self._indexers:
-                self._count(member)
+                self._count(member, map(self._outside, member.operands))
 
     @property
     def heavy(self) -> list[HloInstruction]:
@@ -99,30 +99,33 @@ class GrowingFusion:
     def _times(self, operand: HloInstruction) -> int:
         return sum([self._emissions[user] for user in self._indexers.get(operand, ())])
 
-    def absorb(self, producer: HloInstruction, member: HloInstruction) -> None:
+    def absorb(
+        self, producer: HloInstruction, member: HloInstruction, read: Sequence[HloInstruction]
+    ) -> None:
         """Takes note that an operand became a member.
 
         Args:
             producer: The former operand.
             member: Its copy in the fusion's body.
+            read: What the producer reads, all of which are operands now.
         """
         if self._heavy is not None and member.opcode in HEAVY:
             self._heavy.append(member)
         if self._reused is not None:
             is_reused = self._reused.pop(producer, False)
-            for index, operand in enumerate(member.operands):
-                outside = self._outside(operand)
+            for index, operand in enumerate(read):
                 state = is_reused or reuses_operand(member, index)
-                self._reused[outside] = self._reused.get(outside, False) or state
+                self._reused[operand] = self._reused.get(operand, False) or state
         if self._emissions:
             self._indexers[member] = self._indexers.pop(producer, set())
-            self._count(member)
+            self._count(member, read)
 
-    def _count(self, member: HloInstruction) -> None:
-        """Counts a member's emissions and passes its indices on to its operands."""
+    def _count(self, member: HloInstruction, read: Iterable[HloInstruction]) -> None:
+        """Counts a member's emissions and passes its indices on to what it reads, parameters
+        replaced by the fusion's operands."""
         self._emissions[member] = self._times(member)
-        for operand in member.operands:
-            indexers = self._indexers.setdefault(self._outside(operand), set())
+        for operand in read:
+            indexers = self._indexers.setdefault(operand, set())
             if member.opcode == "transpose" or _has_same_sizes(operand, member):
                 indexers |= self._indexers[member]
             else:

@@ -28,6 +28,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
+from fuselane.hlo.tuples import tuple_of
 
 _POINTER_BYTES: Final = 8
 
@@ -198,14 +199,13 @@ class _Walk:
         slices: list[HloInstruction] = list(old.operands)
         for start in range(num_results):
             slices[start::num_results] = _slices_of_one(body, slices[start::num_results])
-        shape = Shape.tuple_of([element.shape for element in slices])
-        body.root = body.add(HloInstruction.create("tuple", shape, slices))
+        body.root = body.add(tuple_of(slices))
         body.remove(old)
-        fusion.shape = shape
+        fusion.shape = body.root.shape
         for element in list(fusion.users):
             result = HloInstruction.create("bitcast", element.shape, [element])
             element.replace_all_uses_with(self.computation.add(result))
-            element.shape = shape.tuple_shapes[element.tuple_index]
+            element.shape = fusion.shape.tuple_shapes[element.tuple_index]
 
     def _note(
         self, producer: HloInstruction, consumer: HloInstruction, decision: FusionDecision

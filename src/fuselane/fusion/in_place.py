@@ -17,6 +17,8 @@ from fuselane.hlo.instruction import HloInstruction
 _UPDATING: Final = frozenset({"bitcast", "dynamic-update-slice", "fusion", "scatter"})
 """Opcodes of instructions that overwrite an operand, or that may only name what does."""
 
+_MAY_UPDATE: Final = _UPDATING | {"tuple"}
+
 IN_PLACE: Final = _UPDATING - {"bitcast"}
 """Opcodes of instructions that may overwrite an operand."""
 
@@ -29,7 +31,8 @@ def in_place_operands(instruction: HloInstruction) -> list[int]:
         case "scatter":
             return list(range(len(instruction.operands) // 2))
         case "fusion":
-            return instruction.to_apply.fact(_overwritten_operands)
+            body = instruction.to_apply
+            return body.fact(_overwritten_operands) if body.ends_in(_MAY_UPDATE) else []
         case _:
             return []
 

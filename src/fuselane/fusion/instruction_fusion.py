@@ -205,10 +205,10 @@ class _Walk:
         fusion = edge.consumer
         if fusion.opcode != "fusion":
             fusion = self.fuser.wrap(fusion, kind)
-        growing = self._growing(fusion)
-        fusion, member = self.fuser.fuse(producer, fusion, kind)
+        growing, read = self._growing(fusion), producer.operands.copy()
+        fusion, member = self.fuser.take_in(producer, fusion, kind)
         if growing is not None:
-            growing.absorb(producer, member)
+            growing.absorb(producer, member, read)
         if not producer.users:
             self.kept.discard(producer)
             self.queue[self.position.pop(producer)] = None

@@ -21,9 +21,10 @@ from fuselane.fusion.fuse import LOOP, OUTPUT
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
 from fuselane.fusion.rules import can_be_output_fused, reason_of
 from fuselane.fusion.traversal import sequential_computations
-from fuselane.hlo.computation import HloComputation, clone_computation
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.transfer import clone_computation
 
 NAME: Final = "xla-cpu"
 """What the log calls these rules."""

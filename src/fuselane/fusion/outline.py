@@ -23,6 +23,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.tuples import element_of, tuple_of
 
 _COUNTER: Final = Shape.array(PrimitiveType.S32, ())
 _ONCE: Final = b'{"known_trip_count":{"n":"1"}}'
@@ -75,7 +76,7 @@ def outline(module: HloModule, members: Sequence[HloInstruction]) -> Outlined:
         return computation.add(instruction, before=anchor)
 
     stacks = [add(_nothing(add, _stacked(result.shape))) for result in results]
-    start = add(_tuple([add(_number(0)), *stacks, *inputs]))
+    start = add(tuple_of([add(_number(0)), *stacks, *inputs]))
     loop = HloInstruction.create(
         "while",
         start.shape,
@@ -91,7 +92,7 @@ def outline(module: HloModule, members: Sequence[HloInstruction]) -> Outlined:
     add(loop)
     values = {}
     for number, result in enumerate(results):
-        element = add(_element(loop, 1 + number))
+        element = add(element_of(loop, 1 + number))
         values[result] = add(HloInstruction.create("bitcast", result.shape, [element]))
     for result, value in values.items():
         _redirect(result, value, inside)
@@ -107,7 +108,7 @@ def _body(
 ) -> HloComputation:
     body = HloComputation.create("straight_body")
     parameter = body.add(HloInstruction.create("parameter", shape, parameter_number=0))
-    elements = [body.add(_element(parameter, i)) for i in range(len(shape.tuple_shapes))]
+    elements = [body.add(element_of(parameter, i)) for i in range(len(shape.tuple_shapes))]
     counter, old, rest = elements[0], elements[1 : 1 + len(results)], elements[1 + len(results) :]
     copies = dict(zip(inputs, rest, strict=True))
     for member in members:
@@ -120,14 +121,14 @@ def _body(
         update = HloInstruction.create("dynamic-update-slice", stack.shape, [stack, row, *at])
         stacks.append(body.add(update))
     following = HloInstruction.create("add", _COUNTER, [counter, body.add(_number(1))])
-    body.root = body.add(_tuple([body.add(following), *stacks, *rest]))
+    body.root = body.add(tuple_of([body.add(following), *stacks, *rest]))
     return body
 
 
 def _condition(shape: Shape) -> HloComputation:
     condition = HloComputation.create("straight_condition")
     parameter = condition.add(HloInstruction.create("parameter", shape, parameter_number=0))
-    operands = [condition.add(_element(parameter, 0)), condition.add(_number(1))]
+    operands = [condition.add(element_of(parameter, 0)), condition.add(_number(1))]
     boolean = Shape.array(PrimitiveType.PRED, ())
     compare = HloInstruction.create("compare", boolean, operands, comparison_direction="LT")
     condition.root = condition.add(compare)
@@ -160,15 +161,6 @@ def _nothing(add: _Add, shape: Shape) -> HloInstruction:
 
 def _number(value: int) -> HloInstruction:
     return HloInstruction.create("constant", _COUNTER, literal=np.int32(value))
-
-
-def _tuple(values: Sequence[HloInstruction]) -> HloInstruction:
-    return HloInstruction.create("tuple", Shape.tuple_of([v.shape for v in values]), values)
-
-
-def _element(value: HloInstruction, index: int) -> HloInstruction:
-    shape = value.shape.tuple_shapes[index]
-    return HloInstruction.create("get-tuple-element", shape, [value], tuple_index=index)
 
 
 def _computation_of(instruction: HloInstruction) -> HloComputation:

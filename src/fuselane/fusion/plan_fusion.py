@@ -19,7 +19,7 @@ from fuselane.gpu import GpuDescription
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.tuples import element_of, tuple_of
 
 _MIN_LIKENESS: Final = 0.5
 """Share of a module's lines that a plan has to know to be followed under another module's name."""
@@ -242,7 +242,7 @@ def _build(module: HloModule, kernel: _Kernel) -> list[tuple[HloInstruction, Hlo
         if member in kernel.members:
             inside[member] = body.add(member.clone([inside[o] for o in member.operands]))
     values = [inside[result] for result in results]
-    body.root = values[0] if len(values) == 1 else body.add(_tuple(values))
+    body.root = values[0] if len(values) == 1 else body.add(tuple_of(values))
     module.add(body)
     fusion = HloInstruction.create(
         "fusion",
@@ -256,19 +256,10 @@ def _build(module: HloModule, kernel: _Kernel) -> list[tuple[HloInstruction, Hlo
     computation.add(fusion)
     if len(results) == 1:
         return [(results[0], fusion)]
-    return [(r, computation.add(_element(fusion, index))) for index, r in enumerate(results)]
+    return [(r, computation.add(element_of(fusion, index))) for index, r in enumerate(results)]
 
 
 def _parameter(operand: HloInstruction, number: int) -> HloInstruction:
     return HloInstruction.create(
         "parameter", operand.shape, name=f"param_{number}", parameter_number=number
     )
-
-
-def _tuple(values: list[HloInstruction]) -> HloInstruction:
-    return HloInstruction.create("tuple", Shape.tuple_of([v.shape for v in values]), values)
-
-
-def _element(fusion: HloInstruction, index: int) -> HloInstruction:
-    shape = fusion.shape.tuple_shapes[index]
-    return HloInstruction.create("get-tuple-element", shape, [fusion], tuple_index=index)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
-from fuselane.hlo.computation import HloComputation, clone_computation, reachable_computations
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.transfer import clone_computation
 
 _CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start"})
 

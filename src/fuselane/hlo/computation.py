@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -38,27 +38,31 @@ class HloComputation:
     __slots__ = (
         "__weakref__",
         "_facts",
+        "_has_dropped",
+        "_instructions",
+        "_parameters",
         "_post_order",
+        "_postponed",
         "_root",
         "_signature_in_proto",
         "id",
-        "instructions",
         "module",
         "name",
-        "parameters",
         "proto",
     )
 
     def __init__(self, proto: Message, id: int, name: str) -> None:
         self.id = id
         self.name = name
-        self.instructions: list[HloInstruction] = []
-        self.parameters: list[HloInstruction] = []
+        self._instructions: list[HloInstruction] = []
+        self._parameters: list[HloInstruction] = []
         self.module: HloModule | None = None
         self.proto: Message = proto
         self._root: HloInstruction | None = None
         self._post_order: list[HloInstruction] | None = None
         self._facts: dict[Callable[..., Any], Any] = {}
+        self._has_dropped = False
+        self._postponed: Callable[[], None] | None = None
         self._signature_in_proto: _Signature | None = None
 
     @classmethod
@@ -138,6 +142,34 @@ class HloComputation:
         return f"computation {self.name}"
 
     @property
+    def instructions(self) -> list[HloInstruction]:
+        """See above."""
+        if self._postponed is not None:
+            self.catch_up()
+        if self._has_dropped:
+            self._has_dropped = False
+            self._instructions[:] = [i for i in self._instructions if i.computation is self]
+        return self._instructions
+
+    @property
+    def parameters(self) -> list[HloInstruction]:
+        """See above."""
+        if self._postponed is not None:
+            self.catch_up()
+        return self._parameters
+
+    def postpone(self, edit: Callable[[], None]) -> None:
+        """Has an edit made once anybody looks at the computation; the root's opcode stays."""
+        self.catch_up()
+        self._postponed = edit
+
+    def catch_up(self) -> None:
+        """Makes the edit that was postponed, if any."""
+        edit, self._postponed = self._postponed, None
+        if edit is not None:
+            edit()
+
+    @property
     def is_fusion(self) -> bool:
         """Whether it is the body of a fusion instruction."""
         result: bool = self.proto.is_fusion_computation
@@ -146,6 +178,8 @@ class HloComputation:
     @property
     def root(self) -> HloInstruction:
         """The instruction whose value is the result. Raises VerificationError before it is set."""
+        if self._postponed is not None:
+            self.catch_up()
         if self._root is None:
             raise VerificationError(f"Computation {self.name} has no root.")
         return self._root
@@ -159,12 +193,18 @@ class HloComputation:
         """Whether `instruction` is the root; False before one is set."""
         return self._root is instruction
 
+    def ends_in(self, opcodes: Collection[str]) -> bool:
+        """Whether the root has one of some opcodes; that no postponed edit changes."""
+        return self._root is not None and self._root.opcode in opcodes
+
     def post_order(self) -> list[HloInstruction]:
         """Returns the instructions, operands and control predecessors before their users.
 
         The order of `instructions` is kept where it is such an order. Raises VerificationError for
         a cycle.
         """
+        if self._postponed is not None:
+            self.catch_up()
         if self._post_order is None:
             has_edges = any(map(_control_predecessors, self.instructions))
             dependencies = _dependencies if has_edges else _operands
@@ -182,6 +222,8 @@ class HloComputation:
 
         What was returned may be changed by who is about to edit the computation.
         """
+        if self._postponed is not None:
+            self.catch_up()
         if find_out not in self._facts:
             self._facts[find_out] = find_out(self)
         fact: _Fact = self._facts[find_out]
@@ -211,10 +253,11 @@ class HloComputation:
             )
         if self.module is not None:
             self.module.adopt([instruction], self)
+        self.catch_up()
         instruction.computation = self
         self.note_edit()
         if before is None:
-            self.instructions.append(instruction)
+            self._instructions.append(instruction)
         else:
             self.instructions.insert(self.instructions.index(before), instruction)
         if instruction.opcode == "parameter":
@@ -230,11 +273,70 @@ class HloComputation:
             VerificationError: if it is not in here, is the root, has users or is a control
                 predecessor.
         """
+        self.catch_up()
         self._check_removable(instruction)
-        del self.instructions[_find_from_end(self.instructions, instruction)]
+        del self._instructions[_find_from_end(self._instructions, instruction)]
         for operand in dict.fromkeys(instruction.operands):
             operand.users.remove(instruction)
         self._detach(instruction)
+
+    def replace_all(self, by: Mapping[HloInstruction, HloInstruction]) -> None:
+        """Removes instructions whose users use others instead, in time linear in the computation.
+
+        Args:
+            by: What takes the place of each, and stays; it has the same shape. None of what is
+                replaced is the root or has control edges.
+        """
+        self.instructions[:] = [i for i in self.instructions if i not in by]
+        for replaced in by:
+            replaced.computation = None
+        for instruction in self.instructions:
+            instruction.users = []
+        for instruction in self.instructions:
+            operands = instruction.operands
+            operands[:] = [by.get(operand, operand) for operand in operands]
+            for operand in operands:
+                users = operand.users
+                if not users or users[-1] is not instruction:
+                    users.append(instruction)
+        self.note_edit()
+
+    def drop_parameter(self, parameter: HloInstruction) -> None:
+        """Removes a parameter nobody reads, and takes one off the numbers of those behind it.
+
+        It is not looked for among the instructions before these are asked for.
+        """
+        number = parameter.parameter_number
+        del self.parameters[number]
+        for behind in self.parameters[number:]:
+            behind.parameter_number -= 1
+        parameter.computation = None
+        self._has_dropped = True
+        self.note_edit()
+
+    def extend(
+        self, parameters: Sequence[HloInstruction], instructions: Sequence[HloInstruction]
+    ) -> None:
+        """Adds detached parameters, numbered behind those there are, and then others, as `add`."""
+        added = [*parameters, *instructions]
+        if self.module is not None:
+            self.module.adopt(added, self)
+        for instruction in added:
+            instruction.computation = self
+        self.parameters.extend(parameters)
+        self._instructions += added
+        self.note_edit()
+
+    def receive(self, instructions: Sequence[HloInstruction]) -> None:
+        """Adds instructions that another computation of the module gives up; they keep their
+        names."""
+        if self.module is not None:
+            self.module.renumber(instructions, self)
+        for instruction in instructions:
+            instruction.computation = self
+        self.catch_up()
+        self._instructions += instructions
+        self.note_edit()
 
     def remove_dead_instructions(self) -> int:
         """Removes what neither root nor side effects need, parameters excepted; returns how many.
@@ -298,10 +400,9 @@ def _find_from_end(instructions: list[HloInstruction], instruction: HloInstructi
     size, looked_at = len(instructions), 0
     while looked_at < size:
         looked_at = 4 * looked_at + 16
-        try:
-            return instructions.index(instruction, max(0, size - looked_at))
-        except ValueError:
-            continue
+        tail = instructions[-looked_at:]
+        if instruction in tail:
+            return size - len(tail) + tail.index(instruction)
     raise VerificationError(f"{instruction.name} is not listed in its computation.")
 
 
@@ -317,35 +418,6 @@ def instructions_with_branches(computation: HloComputation) -> Iterator[HloInstr
 def reachable_computations(roots: Iterable[HloComputation]) -> list[HloComputation]:
     """Returns `roots` and all they call, directly or not, callees first."""
     return post_order(roots, _callees)
-
-
-def clone_computation(computation: HloComputation) -> HloComputation:
-    """Returns a detached copy of a computation, with copies of all it calls."""
-    copies: dict[HloComputation, HloComputation] = {}
-    for original in reachable_computations([computation]):
-        copies[original] = _clone(original, copies)
-    return copies[computation]
-
-
-def _clone(
-    original: HloComputation, callees: Mapping[HloComputation, HloComputation]
-) -> HloComputation:
-    proto = HloComputationProto()
-    proto.CopyFrom(original.proto)
-    copy = HloComputation(proto, next(_detached_ids), original.name)
-    made: dict[HloInstruction, HloInstruction] = {}
-    for instruction in original.post_order():
-        clone = instruction.clone([made[operand] for operand in instruction.operands])
-        for predecessor in instruction.control_predecessors:
-            clone.add_control_predecessor(made[predecessor])
-        called = clone.called_computations
-        called[:] = [callees[callee] for callee in called]
-        clone.computation = copy
-        made[instruction] = clone
-    copy.instructions.extend(made.values())
-    copy.parameters.extend(made[parameter] for parameter in original.parameters)
-    copy.root = made[original.root]
-    return copy
 
 
 def _callees(computation: HloComputation) -> list[HloComputation]:
@@ -382,7 +454,7 @@ def _read_instruction(message: Message, by_id: Mapping[int, HloInstruction]) -> 
     instruction = HloInstruction(message, message.id, message.name, message.opcode, shape)
     instruction._shape_in_proto = shape
     try:
-        instruction._connect([by_id[operand_id] for operand_id in message.operand_ids[:]])
+        instruction.connect([by_id[operand_id] for operand_id in message.operand_ids[:]])
         if message.control_predecessor_ids:
             for predecessor_id in message.control_predecessor_ids:
                 instruction.add_control_predecessor(by_id[predecessor_id])

@@ -150,7 +150,7 @@ class HloInstruction:
         if literal is not None:
             is_array = isinstance(literal, np.ndarray | np.generic)
             proto.literal.CopyFrom(numpy_to_literal(literal, shape) if is_array else literal)
-        instruction._connect(operands)
+        instruction.connect(list(operands))
         instruction.called_computations.extend(called_computations)
         return instruction
 
@@ -236,9 +236,10 @@ class HloInstruction:
         apart from others by identity, and not to be changed."""
         return self._proto
 
-    def _connect(self, operands: Sequence[HloInstruction]) -> None:
-        """Gives an instruction that is newer than all of `operands`' users its operands."""
-        self.operands.extend(operands)
+    def connect(self, operands: list[HloInstruction]) -> None:
+        """Gives an instruction that is newer than all of `operands`' users, and no user yet of what
+        it lists as operands, its operands."""
+        self.operands = operands
         for operand in operands:
             users = operand.users
             if not users or users[-1] is not self:
@@ -279,11 +280,11 @@ class HloInstruction:
         self.operands[:] = new
         self._note_edit()
 
-    def exchange_operand(self, old: HloInstruction | None, new: Sequence[HloInstruction]) -> None:
-        """As `replace_operands` where `old`, an operand that is there once, gives way to others at
-        the end that are no operands yet, each given once."""
-        if old is not None:
-            self.operands.remove(old)
+    def exchange_operand(self, place_of: int | None, new: Sequence[HloInstruction]) -> None:
+        """As `replace_operands` where an operand, given by its place, that is there once gives way
+        to others at the end that are no operands yet, each given once."""
+        if place_of is not None:
+            old = self.operands.pop(place_of)
             place, newest = old.users.index(self), old.users.pop()
             if newest is not self:
                 old.users[place] = newest
@@ -540,9 +541,6 @@ class HloInstruction:
 def _places(instructions: list[HloInstruction], wanted: HloInstruction) -> Iterator[int]:
     """Yields where one of them is in a long list, in which it is until the next is asked for."""
     place = -1
-    while True:
-        try:
-            place = instructions.index(wanted, place + 1)
-        except ValueError:
-            return
+    for _ in range(instructions.count(wanted)):
+        place = instructions.index(wanted, place + 1)
         yield place

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Final, final
 
@@ -136,20 +137,26 @@ class HloModule:
 
         Their names stay where no other instruction has them.
         """
-        names, ids = self._instruction_names, self._ids.next_ids(computation, len(instructions))
-        add = names.add
+        self.renumber(instructions, computation)
+        names, numbers = self._instruction_names, self._name_numbers
+        for instruction in instructions:
+            if instruction.name in names:
+                instruction.name = _numbered(instruction.name, names, numbers)
+            names.add(instruction.name)
+
+    def renumber(self, instructions: Sequence[HloInstruction], computation: HloComputation) -> None:
+        """Gives instructions of this module ids of another computation that they move to."""
+        ids = self._ids.next_ids(computation, len(instructions))
         for instruction, new_id in zip(instructions, ids, strict=True):
             instruction.id = new_id
-            name = instruction.name
-            if name in names:
-                name = instruction.name = _numbered(name, names)
-            add(name)
 
     def _adopt_computation(self, computation: HloComputation) -> None:
         computation.module = self
         computation.id = self._ids.next_computation_id()
-        computation.name = _unique(computation.name, self._computation_names)
-        self._computation_names.add(computation.name)
+        names = self._computation_names
+        if computation.name in names:
+            computation.name = _numbered(computation.name, names, itertools.count(len(names)))
+        names.add(computation.name)
         self.adopt(computation.instructions, computation)
         self.computations.append(computation)
 
@@ -160,6 +167,11 @@ class HloModule:
     @cached_property
     def _instruction_names(self) -> set[str]:
         return {i.name for computation in self.computations for i in computation.instructions}
+
+    @cached_property
+    def _name_numbers(self) -> Iterator[int]:
+        """Numbers that tell apart instructions which had one name; each is tried once."""
+        return itertools.count(len(self._instruction_names))
 
     @cached_property
     def _computation_names(self) -> set[str]:
@@ -211,14 +223,11 @@ class _Ids:
         return self._last_computation
 
 
-def _unique(name: str, taken: set[str]) -> str:
-    """Returns `name`, or `name` with a number, that is not taken."""
-    return _numbered(name, taken) if name in taken else name
-
-
-def _numbered(name: str, taken: set[str]) -> str:
-    """Returns `name` with a number so that it is not taken."""
-    number = len(taken)
-    while (candidate := f"{name}.{number}") in taken:
-        number += 1
-    return candidate
+def _numbered(name: str, taken: set[str], numbers: Iterator[int]) -> str:
+    """Returns `name` with another number at its end, so that it is not taken."""
+    stem, _, number = name.rpartition(".")
+    if not (stem and number.isdecimal()):
+        stem = name
+    while (new := f"{stem}.{next(numbers)}") in taken:
+        continue
+    return new

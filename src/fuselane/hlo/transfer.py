@@ -1,11 +1,11 @@
-"""Putting what one computation computes into another."""
+"""Putting what one computation computes into another, or into a copy of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fuselane import budget
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 
 
@@ -28,59 +28,65 @@ def add_copies(
     copies: list[HloInstruction] = []
     for original in originals:
         copy = original.copy_with([values[operand] for operand in original.operands])
-        copy.computation = target
         values[original] = copy
         copies.append(copy)
-    _append(target, parameters, copies)
+    target.extend(parameters, copies)
 
 
 def move_all(
     target: HloComputation,
     source: HloComputation,
     members: Sequence[HloInstruction],
-    values: dict[HloInstruction, HloInstruction],
+    values: Mapping[HloInstruction, HloInstruction],
     parameters: Sequence[HloInstruction] = (),
 ) -> None:
     """Adds the instructions themselves of a computation that nobody calls any more to another.
 
-    They become what their copies would: their ids, and where others have them their names, are new.
+    Only their ids are new.
 
     Args:
         target: Where they go.
-        source: Where they were; nothing is left in it.
+        source: Where they were, in the same module; nothing is left in it.
         members: All in it that are no parameters, operands before users.
-        values: What stands for the parameters in `target`; the members are added to it.
+        values: What stands for the parameters that are read in `target`.
         parameters: New ones of `target`, numbered behind those it has, that come first.
     """
     budget.check()
+    for parameter in source.parameters:
+        if parameter.users:
+            parameter.replace_all_uses_with(values[parameter])
     for member in members:
         member.drop_control_edges()
-        member.computation = target
-        member.users = []
-        values[member] = member
-    for member in members:
-        member.operands = operands = [values[operand] for operand in member.operands]
-        for operand in operands:
-            users = operand.users
-            if not users or users[-1] is not member:
-                users.append(member)
-    _append(target, parameters, members)
+    target.extend(parameters, ())
+    target.receive(members)
     source.instructions.clear()
     source.parameters.clear()
     source.note_edit()
 
 
-def _append(
-    target: HloComputation,
-    parameters: Sequence[HloInstruction],
-    instructions: Sequence[HloInstruction],
-) -> None:
-    if parameters:
-        for parameter in parameters:
-            parameter.computation = target
-        target.parameters += parameters
-        instructions = [*parameters, *instructions]
-    if target.module is not None:
-        target.module.adopt(instructions, target)
-    target.instructions += instructions
-    target.note_edit()
+def clone_computation(computation: HloComputation) -> HloComputation:
+    """Returns a detached copy of a computation, with copies of all it calls."""
+    copies: dict[HloComputation, HloComputation] = {}
+    for original in reachable_computations([computation]):
+        copies[original] = _clone(original, copies)
+    return copies[computation]
+
+
+def _clone(
+    original: HloComputation, callees: Mapping[HloComputation, HloComputation]
+) -> HloComputation:
+    copy = HloComputation.create(original.name)
+    copy.proto.CopyFrom(original.proto)
+    made: dict[HloInstruction, HloInstruction] = {}
+    for instruction in original.post_order():
+        clone = instruction.clone([made[operand] for operand in instruction.operands])
+        for predecessor in instruction.control_predecessors:
+            clone.add_control_predecessor(made[predecessor])
+        called = clone.called_computations
+        called[:] = [callees[callee] for callee in called]
+        clone.computation = copy
+        made[instruction] = clone
+    copy.instructions.extend(made.values())
+    copy.parameters.extend(made[parameter] for parameter in original.parameters)
+    copy.root = made[original.root]
+    return copy

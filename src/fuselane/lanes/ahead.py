@@ -33,6 +33,7 @@ from fuselane.analysis.while_loops import get_known_trip_count, is_invariant
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.tuples import element_of
 from fuselane.lanes.factorisations import is_small_factorisation
 from fuselane.lanes.periods import find_period
 from fuselane.lanes.sorting import TOP_K_TARGET
@@ -71,6 +72,8 @@ def run_ahead(loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
         branches; it is as it was then.
     """
     body, condition = loop.body, loop.condition
+    if not any(instruction.opcode == "conditional" for instruction in body.instructions):
+        return None
     loudness = _Loudness([body, condition], _find_rare(body) if rare else ())
     is_loud_at_times = body in loudness.ever and body not in loudness.always
     if body.root.opcode != "tuple" or not is_loud_at_times or condition in loudness.ever:
@@ -101,13 +104,11 @@ def _count_quiet_steps(body: HloComputation, loudness: _Loudness, calls_back: bo
     """Returns how many steps lie between two loud ones; callbacks, which take long, are rare if
     nothing is known of them."""
     share = 0.0
-    for conditional in loudness.conditionals(body):
-        for number, branch in enumerate(conditional.called_computations):
-            if branch in loudness.ever:
-                period = find_period(conditional, number)
-                if period is None:
-                    return FEW_TRIPS if calls_back else 1.0
-                share += 1 / period
+    for conditional, number in loudness.branches(body):
+        period = find_period(conditional, number)
+        if period is None:
+            return FEW_TRIPS if calls_back else 1.0
+        share += 1 / period
     return max(1 / share - 1, 1.0)
 
 
@@ -147,7 +148,7 @@ def _insert(loop: HloInstruction, kept: list[int], called: list[HloComputation])
             inside.add_control_predecessor(instruction)
     for position, index in enumerate(kept):
         if not is_invariant(inside, position):
-            root.replace_operand(index, body.add(_element(inside, position)))
+            root.replace_operand(index, body.add(element_of(inside, position)))
     body.sort()
     return inside
 
@@ -173,15 +174,13 @@ def _condition(loop: HloInstruction, kept: list[int], loudness: _Loudness) -> Hl
 def _find_loud(copier: _Copier, scope: _Scope) -> HloInstruction:
     """Returns whether a computation takes a loud branch."""
     taken = []
-    for conditional in scope.loudness.conditionals(scope.computation):
-        index = copier.copy(_Value(conditional.operands[0], scope))
-        for number, branch in enumerate(conditional.called_computations):
-            if branch in scope.loudness.ever:
-                is_taken = _is_taken(copier, index, number, len(conditional.called_computations))
-                if branch not in scope.loudness.always:
-                    inner = _find_loud(copier, scope.branch(conditional, number))
-                    is_taken = copier.add("and", [is_taken, inner])
-                taken.append(is_taken)
+    for conditional, number in scope.loudness.branches(scope.computation):
+        index, branches = conditional.operands[0], conditional.called_computations
+        is_taken = _is_taken(copier, copier.copy(_Value(index, scope)), number, len(branches))
+        if branches[number] not in scope.loudness.always:
+            inner = _find_loud(copier, scope.branch(conditional, number))
+            is_taken = copier.add("and", [is_taken, inner])
+        taken.append(is_taken)
     return reduce(lambda left, right: copier.add("or", [left, right]), taken)
 
 
@@ -216,11 +215,6 @@ def _is_effect(instruction: HloInstruction) -> bool:
 
 def _is_token(shape: Shape) -> bool:
     return shape.element_type is PrimitiveType.TOKEN
-
-
-def _element(value: HloInstruction, index: int) -> HloInstruction:
-    shape = value.shape.tuple_shapes[index]
-    return HloInstruction.create("get-tuple-element", shape, [value], tuple_index=index)
 
 
 class _LoudError(Exception):
@@ -258,10 +252,15 @@ class _Loudness:
         """Whether an instruction calls anything loud."""
         return any(callee in self.ever for callee in instruction.called_computations)
 
-    def conditionals(self, computation: HloComputation) -> list[HloInstruction]:
-        """Returns the conditionals of a computation with loud branches."""
-        instructions = computation.instructions
-        return [i for i in instructions if i.opcode == "conditional" and self.is_called(i)]
+    def branches(self, computation: HloComputation) -> list[tuple[HloInstruction, int]]:
+        """Returns the loud branches of a computation's conditionals, with their numbers."""
+        return [
+            (instruction, number)
+            for instruction in computation.instructions
+            if instruction.opcode == "conditional"
+            for number, branch in enumerate(instruction.called_computations)
+            if branch in self.ever
+        ]
 
 
 @final
@@ -348,7 +347,7 @@ class _Copier:
     def _copy(self, value: _Value, operands: list[HloInstruction]) -> HloInstruction:
         instruction = value.instruction
         if instruction.opcode == "get-tuple-element" and not operands:
-            return self.made.add(_element(self._state, self._position(instruction.tuple_index)))
+            return self.made.add(element_of(self._state, self._position(instruction.tuple_index)))
         if instruction.opcode == "parameter" and self._is_whole:
             return self._state
         if instruction.opcode == "parameter" or _is_token(instruction.shape):

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from fuselane.contract import Check
-from fuselane.hlo.computation import HloComputation, clone_computation, reachable_computations
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.proto import OutputOperandAliasing
 from fuselane.hlo.shape import Shape
+from fuselane.hlo.transfer import clone_computation
+from fuselane.hlo.tuples import tuple_of
 from fuselane.lanes.carry import Carry, get_indices_used
 from fuselane.lanes.checked_elements import describe_elements, stream_indices
 from fuselane.lanes.program import LaneProgram
@@ -101,8 +103,7 @@ class CheckedLoop:
         """Returns a tuple of elements of a loop, which keeps them in use while it is replaced."""
         assert loop.computation is not None, "the loop was just added"
         values = [element(loop.computation, loop, i) for i in indices]
-        shape = Shape.tuple_of([value.shape for value in values])
-        holder = self.add(loop.computation, "tuple", shape, values)
+        holder = loop.computation.add(tuple_of(values))
         loop.computation.sort()
         return holder
 
@@ -179,11 +180,10 @@ class CheckedLoop:
         condition: HloComputation,
     ) -> HloInstruction:
         """Adds a loop that stands for this one, on other values."""
-        shape = Shape.tuple_of([value.shape for value in values])
-        initial = self.add(computation, "tuple", shape, values)
+        initial = computation.add(tuple_of(values))
         loop = HloInstruction.create(
             "while",
-            shape,
+            initial.shape,
             [initial],
             name=self.loop.name,
             called_computations=[body, condition],

@@ -23,7 +23,7 @@ from fuselane.analysis.while_loops import compute_trip_count, get_induction_inde
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.tuples import element_of, tuple_of
 from fuselane.lanes.guards import find_guards
 from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.partials import PartialLoop, find_late, get_combiners
@@ -147,14 +147,11 @@ def _return_streams(
         return normal
     outputs = list(region.root.operands)
     for index in missing:
-        element = HloInstruction.create(
-            "get-tuple-element", loop.shape.tuple_shapes[index], (loop,), tuple_index=index
-        )
-        outputs.append(region.add(element))
+        element = region.add(element_of(loop, index))
+        outputs.append(element)
         lane_dimensions[element] = lane_dimensions[loop.body.root.operands[index]]
     old = region.root
-    shape = Shape.tuple_of([output.shape for output in outputs])
-    region.root = region.add(HloInstruction.create("tuple", shape, outputs))
+    region.root = region.add(tuple_of(outputs))
     region.remove(old)
     added = tuple(normal.element_indices[index] for index in missing)
     return replace(normal, output_indices=normal.output_indices + added)

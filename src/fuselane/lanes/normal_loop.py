@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
-from fuselane.hlo.computation import HloComputation, clone_computation
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.transfer import clone_computation
 
 
 @final

@@ -33,6 +33,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.proto import OutputOperandAliasing
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.tuples import element_of
 from fuselane.lanes.epilogue import add_epilogue
 from fuselane.lanes.layout import physical_shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
@@ -181,7 +182,7 @@ class _Replacement:
         if any(self.operands[other] is value for _, other in self.aliases):
             if not self.constrains_layouts:  # then XLA has placed all copies
                 raise VerificationError(f"{self.loop.name} updates {value.name} twice in place.")
-            value = self._copied(value)
+            value = self._copied(value, self.loop)
             if any(position == other for _, other in self.aliases):
                 position = None
             if position is not None:
@@ -218,10 +219,7 @@ class _Replacement:
 
     def _in_own_buffer(self, value: HloInstruction) -> HloInstruction:
         """Returns a value that certainly shares no buffer with a result."""
-        if not _may_share_buffer(value):
-            return value
-        copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
-        return self.computation.add(copy, before=self.loop)
+        return self._copied(value, self.loop) if _may_share_buffer(value) else value
 
     def _create_call(self, target: str, attributes: Attributes) -> HloInstruction:
         aliasing = [
@@ -252,13 +250,7 @@ class _Replacement:
             return
         computation = self.computation
         partials = [
-            computation.add(
-                HloInstruction.create(
-                    "get-tuple-element", self.results[number], [call], tuple_index=number
-                ),
-                before=self.loop,
-            )
-            for number in self.partials
+            computation.add(element_of(call, number), before=self.loop) for number in self.partials
         ]
         inputs = [self._kept(value, call) for value in epilogue.inputs]
         has_layouts = not self.constrains_layouts
@@ -267,20 +259,19 @@ class _Replacement:
         for index, value in zip(epilogue.output_indices, values, strict=True):
             source = _source(value)
             is_taken = source in sources or source.opcode == "constant"
-            own = self._copied(value) if is_taken else value
+            own = self._copied(value, self.loop) if is_taken else value
             sources.add(source)
             self.finished[index] = self._in_shape(own, self.loop.shape.tuple_shapes[index])
 
-    def _copied(self, value: HloInstruction) -> HloInstruction:
+    def _copied(self, value: HloInstruction, before: HloInstruction) -> HloInstruction:
         """Returns a value in memory of its own, which every element of a loop has."""
         copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
-        return self.computation.add(copy, before=self.loop)
+        return self.computation.add(copy, before=before)
 
     def _kept(self, value: HloInstruction, call: HloInstruction) -> HloInstruction:
         """Returns a value as an array in row-major order that nothing behind the call changes."""
         if value.opcode != "constant" and not self.constrains_layouts:
-            copy = HloInstruction.create("copy", value.shape, [value], name=f"copy.{value.name}")
-            value = self.computation.add(copy, before=call)
+            value = self._copied(value, call)
             call.add_control_predecessor(value)
         return self._in_shape(value, physical_shape(value.shape))
 
@@ -315,12 +306,8 @@ class _Replacement:
         result = self.result_of.get(index)
         if result is None:
             return self.initial[index]
-        element = elements.get(index)
-        if element is None:
-            element = HloInstruction.create(
-                "get-tuple-element", self.results[result], [call], tuple_index=result
-            )
-            elements[index] = self.computation.add(element, before=self.loop)
+        if index not in elements:
+            elements[index] = self.computation.add(element_of(call, result), before=self.loop)
         return elements[index]
 
     def _keep_order(self, call: HloInstruction) -> None:

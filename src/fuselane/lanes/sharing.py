@@ -23,7 +23,7 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -63,8 +63,9 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
     loop = next(i for i in region.instructions if i.opcode == "while")
     classes = find_classes(region)
     work = _find_work(classes, loop)
+    mappings: dict[HloInstruction, _Mapping] = {}
     for lane_class in sorted(work, key=lambda c: work[c], reverse=True)[:MAX_TRIED]:
-        sharing = _Sharing(classes, loop, lane_class)
+        sharing = _Sharing(classes, loop, lane_class, mappings)
         seeds = sharing.run() if sharing.is_possible() else []
         if seeds:
             return _settle(region, loop, seeds)
@@ -134,13 +135,19 @@ class _Sharing:
     None for all of it in each lane. Then, from the parameters down, all that is wanted.
     """
 
-    def __init__(self, classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> None:
+    def __init__(
+        self,
+        classes: DimensionClasses,
+        loop: HloInstruction,
+        lane_class: int,
+        mappings: dict[HloInstruction, _Mapping],
+    ) -> None:
         self._classes = classes
         self._loop = loop
         self._class = lane_class
         self._builder = ComputationBuilder.extending(loop.body)
         self._element_lanes: dict[int, int] = {}
-        self._mappings: dict[HloInstruction, _Mapping] = {}
+        self._mappings = mappings
         self._made: dict[tuple[HloInstruction, Lane], HloInstruction] = {}
         self._mixing = {
             owner
@@ -160,9 +167,11 @@ class _Sharing:
         """Rewrites the body, if its lanes see each other; returns where they are in its values."""
         body = self._loop.body
         wanted = self._find_wanted()
+        if not 0 < _count_shared(wanted) <= MAX_SHARED:
+            return []
         for value in list(body.instructions):
             if value is not body.root:
-                self._make(value, wanted.get(value, {}))
+                self._make(value, wanted[value])
         lanes = (self._element_lane(index, None) for index in range(len(body.root.operands)))
         roots = [
             self._made[_key(root, lane)]
@@ -170,14 +179,11 @@ class _Sharing:
         ]
         root = self._builder.make_tuple(roots)
         made = _all_behind(root)
-        shared = sum(value.shape.num_elements for value in made if value.opcode == "copy")
         seeds = [
             LaneSeed(value=value, dimension=lane)
             for (_, lane), value in self._made.items()
             if lane is not None and value in made
         ]
-        if not 0 < shared <= MAX_SHARED:
-            seeds = []
         if seeds:
             body.root = root
         body.remove_dead_instructions()
@@ -240,19 +246,21 @@ class _Sharing:
 
     # What is wanted.
 
-    def _find_wanted(self) -> dict[HloInstruction, dict[Lane, None]]:
+    def _find_wanted(self) -> dict[HloInstruction, _Wanted]:
         body = self._loop.body
-        wanted: dict[HloInstruction, dict[Lane, None]] = {}
+        wanted = {value: _Wanted({}, {}) for value in body.instructions}
 
         def want(value: HloInstruction, lane: Lane) -> None:
             value, lane = _key(value, lane)
-            wanted.setdefault(value, {})[lane] = None
+            wanted[value].lanes[lane] = None
 
         for index, root in enumerate(body.root.operands):
             want(root, self._element_lane(index, None))
         for value in reversed(body.instructions):
-            for lane in self._own_lanes(value, wanted.get(value, {})):
-                for operand, at in zip(value.operands, self._needs(value, lane), strict=True):
+            of_value = wanted[value]
+            for lane in self._own_lanes(value, of_value.lanes):
+                of_value.own[lane] = self._needs(value, lane)
+                for operand, at in zip(value.operands, of_value.own[lane], strict=True):
                     want(operand, at)
         return wanted
 
@@ -289,19 +297,19 @@ class _Sharing:
 
     # Making it.
 
-    def _make(self, value: HloInstruction, wanted: Iterable[Lane]) -> None:
+    def _make(self, value: HloInstruction, wanted: _Wanted) -> None:
         """Makes a value with its lanes wherever they are wanted."""
-        lanes = self._own_lanes(value, wanted)
-        for lane in lanes:
-            needs = zip(value.operands, self._needs(value, lane), strict=True)
-            operands = [self._made[_key(operand, at)] for operand, at in needs]
+        lanes = list(wanted.own)
+        for lane, needs in wanted.own.items():
+            pairs = zip(value.operands, needs, strict=True)
+            operands = [self._made[_key(operand, at)] for operand, at in pairs]
             is_same = all(new is old for new, old in zip(operands, value.operands, strict=True))
             if not is_same or lane != lanes[0]:
                 made = self._builder.computation.add(value.clone(operands, name=value.name))
             else:
                 made = value
             self._made[value, lane] = made
-        for lane in wanted:
+        for lane in wanted.lanes:
             if lane not in lanes:
                 if None not in lanes and (value, None) not in self._made:
                     self._made[value, None] = self._share(self._made[value, lanes[0]])
@@ -330,6 +338,32 @@ class _Sharing:
             (("gather_dimension_numbers", numbers), ("gather_slice_sizes", window)),
             origin=value,
         )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """How a value is wanted.
+
+    Attributes:
+        lanes: Its lanes along some dimension, or None for all of it in each lane; in the order in
+            which they are asked for.
+        own: Which of these come of its operands, with what each needs of them; the rest comes of
+            that.
+    """
+
+    lanes: dict[Lane, None]
+    own: dict[Lane, Sequence[Lane]]
+
+
+def _count_shared(wanted: Mapping[HloInstruction, _Wanted]) -> int:
+    """Returns how many elements lanes share in a step."""
+    shared = 0
+    for value, of_value in wanted.items():
+        is_shared = None not in of_value.own and of_value.lanes.keys() - of_value.own.keys()
+        num_copies = len(of_value.own) if value.opcode == "copy" else 0
+        shared += (num_copies + bool(is_shared)) * value.shape.num_elements
+    return shared
 
 
 def _key(value: HloInstruction, lane: Lane) -> tuple[HloInstruction, Lane]:

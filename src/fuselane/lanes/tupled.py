@@ -15,6 +15,7 @@ from __future__ import annotations
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
+from fuselane.hlo.tuples import element_of, tuple_of
 
 
 def make_tupled(loop: HloInstruction) -> HloInstruction:
@@ -29,16 +30,16 @@ def make_tupled(loop: HloInstruction) -> HloInstruction:
         return loop
     if loop.shape.is_tuple:
         values = [
-            computation.add(_element(initial, index), before=loop)
+            computation.add(element_of(initial, index), before=loop)
             for index in range(len(loop.shape.tuple_shapes))
         ]
-        tupled = loop.clone([computation.add(_tuple(values), before=loop)])
+        tupled = loop.clone([computation.add(tuple_of(values), before=loop)])
         return _take_place(loop, computation.add(tupled, before=loop), tupled)
-    start = computation.add(_tuple([initial]), before=loop)
+    start = computation.add(tuple_of([initial]), before=loop)
     called = [_with_tuple(loop.body, is_body=True), _with_tuple(loop.condition, is_body=False)]
     tupled = loop.clone([start], shape=start.shape, called_computations=called)
     computation.add(tupled, before=loop)
-    return _take_place(loop, tupled, computation.add(_element(tupled, 0), before=loop))
+    return _take_place(loop, tupled, computation.add(element_of(tupled, 0), before=loop))
 
 
 def undo_tupled(loop: HloInstruction, tupled: HloInstruction) -> None:
@@ -76,20 +77,11 @@ def _with_tuple(original: HloComputation, *, is_body: bool) -> HloComputation:
     parameter = result.add(
         HloInstruction.create("parameter", Shape.tuple_of([array.shape]), parameter_number=0)
     )
-    copies = {array: result.add(_element(parameter, 0))}
+    copies = {array: result.add(element_of(parameter, 0))}
     for instruction in original.post_order():
         if instruction is not array:
             operands = [copies[operand] for operand in instruction.operands]
             copies[instruction] = result.add(instruction.clone(operands))
     root = copies[original.root]
-    result.root = result.add(_tuple([root])) if is_body else root
+    result.root = result.add(tuple_of([root])) if is_body else root
     return result
-
-
-def _tuple(values: list[HloInstruction]) -> HloInstruction:
-    return HloInstruction.create("tuple", Shape.tuple_of([v.shape for v in values]), values)
-
-
-def _element(value: HloInstruction, index: int) -> HloInstruction:
-    shape = value.shape.tuple_shapes[index]
-    return HloInstruction.create("get-tuple-element", shape, [value], tuple_index=index)

@@ -16,6 +16,7 @@ from fuselane.contract import VARIATION_ULP
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.tuples import element_of, tuple_of
 
 S32: Final = Shape.array(PrimitiveType.S32, ())
 PRED: Final = Shape.array(PrimitiveType.PRED, ())
@@ -167,10 +168,7 @@ def constant(computation: HloComputation, shape: Shape, value: float) -> HloInst
 
 def element(computation: HloComputation, operand: HloInstruction, index: int) -> HloInstruction:
     """Returns a `get-tuple-element`."""
-    shape = operand.shape.tuple_shapes[index]
-    return computation.add(
-        HloInstruction.create("get-tuple-element", shape, [operand], tuple_index=index)
-    )
+    return computation.add(element_of(operand, index))
 
 
 def widen(computation: HloComputation, shapes: Sequence[Shape]) -> list[HloInstruction]:
@@ -224,9 +222,8 @@ def root_values(body: HloComputation) -> list[HloInstruction]:
 
 def set_root_values(body: HloComputation, values: Sequence[HloInstruction]) -> None:
     """Gives a body another root tuple; what only the old one needed goes."""
-    shape = Shape.tuple_of([value.shape for value in values])
     old = body.root
-    body.root = body.add(HloInstruction.create("tuple", shape, values))
+    body.root = body.add(tuple_of(values))
     if old.opcode == "tuple":
         old.move_control_edges_to(body.root)
     body.sort()

@@ -22,7 +22,8 @@ import jax
 from fuselane import config
 from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL, RESOLVER_SYMBOL
 from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, build_handler_ir
-from fuselane.codegen.llvm import HostTarget, LoadedObject, compile_object, load_object
+from fuselane.codegen.llvm import HostTarget, compile_object
+from fuselane.codegen.loading import LoadedObject, load_object
 from fuselane.errors import CacheError, RuntimeFailure
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.kernel import Kernel, compute_key, missing_features

@@ -1,8 +1,8 @@
 """Angles modulo pi / 2.
 
 Small angles: three multiply-adds with pi / 2 in parts (Cody and Waite), exact but for the last
-rounding. Large ones: the product with those bits of 2 / pi that matter (Payne and Hanek), one
-number at a time in integers.
+rounding; floats that are too large for that, as doubles. Large ones: the product with those bits of
+2 / pi that matter (Payne and Hanek), one number at a time in integers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from llvmlite import ir
 
 from fuselane.codegen.math.emitter import DOUBLE, FloatEmitter
 from fuselane.codegen.math.rare import internal_function
+from fuselane.codegen.types import like
 
 _TWO_OVER_PI = 0.6366197723675814
 # Parts of pi / 2; each is rounded down, which keeps |x - q * part| small and its products exact.
@@ -105,6 +106,14 @@ def reduce_small_angle_accurately(emitter: FloatEmitter, angle: ir.Value) -> Red
     return ReducedAngle(quadrant, remainder, low)
 
 
+def reduce_float_as_double(emitter: FloatEmitter, angle: ir.Value) -> ReducedAngle:
+    """Returns the parts of floats in [0, LARGEST_SMALL_ANGLE_DOUBLE], all lanes at once."""
+    builder = emitter.builder
+    wide = emitter.at(like(emitter.type, _F64))
+    quadrant, remainder = reduce_small_angle(wide, builder.fpext(angle, wide.type))
+    return _narrow(emitter, quadrant, remainder)
+
+
 def _subtract_quarters(
     emitter: FloatEmitter, angle: ir.Value
 ) -> tuple[tuple[ir.Value, ir.Value], ir.Value]:
@@ -133,8 +142,14 @@ def reduce_large_angle(emitter: FloatEmitter, angle: ir.Value) -> ReducedAngle:
     quadrant, remainder, low = (builder.extract_value(reduced, index) for index in range(3))
     if emitter.is_double:
         return ReducedAngle(quadrant, remainder, low)
+    return _narrow(emitter, quadrant, remainder)
+
+
+def _narrow(emitter: FloatEmitter, quadrant: ir.Value, remainder: ir.Value) -> ReducedAngle:
+    """Returns the parts of a float's angle, given them as an integer and a double."""
+    builder = emitter.builder
     narrow = builder.fptrunc(remainder, emitter.type)
-    lost = builder.fsub(remainder, builder.fpext(narrow, _F64))
+    lost = builder.fsub(remainder, builder.fpext(narrow, remainder.type))
     quadrant = builder.trunc(quadrant, emitter.integer_type)
     return ReducedAngle(quadrant, narrow, builder.fptrunc(lost, emitter.type))
 

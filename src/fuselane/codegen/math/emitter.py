@@ -193,10 +193,6 @@ class FloatEmitter:
         """An ordered comparison: false where a lane of either side is NaN."""
         return self.builder.fcmp_ordered(relation, a, b)
 
-    def is_nan(self, a: ir.Value) -> ir.Value:
-        """True where `a` is NaN."""
-        return self.builder.fcmp_unordered("uno", a, a)
-
     def select(self, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
         """`a` where the condition holds, else `b`."""
         return self.builder.select(condition, a, b)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from fuselane.codegen.math.argument_reduction import (
+    LARGEST_SMALL_ANGLE_DOUBLE,
     ReducedAngle,
     largest_small_angle,
+    reduce_float_as_double,
     reduce_large_angle,
     reduce_small_angle,
     reduce_small_angle_accurately,
@@ -20,6 +22,7 @@ from fuselane.codegen.math.argument_reduction import (
 from fuselane.codegen.math.emitter import FloatEmitter
 from fuselane.codegen.math.polynomial import coefficients, emit_polynomial
 from fuselane.codegen.math.rare import emit_rare
+from fuselane.codegen.types import splat
 
 # (sin(r) / r - 1) / r**2 in r**2, relative to sin(r).
 _SINE_FLOAT = coefficients(
@@ -90,7 +93,7 @@ def emit_tan(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     usual = _tangent_of_reduced(emitter, x, reduce_small_angle_accurately(emitter, angle))
 
     def of_any(rare: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
-        return _lane_by_lane(rare, x, usual, _tangent_of_reduced)
+        return _of_any(rare, x, usual, _tangent_of_reduced)
 
     return emit_rare(emitter, "tan", _is_large(emitter, angle), [x, usual], of_any)
 
@@ -107,11 +110,34 @@ def _emit_sine(emitter: FloatEmitter, x: ir.Value, angle: ir.Value, offset: int)
 
 
 def _sine_of_any(emitter: FloatEmitter, x: ir.Value, offset: ir.Value, usual: ir.Value) -> ir.Value:
-    def of_reduced(scalar: FloatEmitter, x: ir.Value, angle: ReducedAngle) -> ir.Value:
-        quadrant = scalar.builder.add(angle.quadrant, offset)
-        return _sine_of_reduced(scalar, x, quadrant, angle.remainder)
+    def of_reduced(some: FloatEmitter, x: ir.Value, angle: ReducedAngle) -> ir.Value:
+        quadrant = some.builder.add(angle.quadrant, splat(some.builder, offset, some.width))
+        return _sine_of_reduced(some, x, quadrant, angle.remainder)
 
-    return _lane_by_lane(emitter, x, usual, of_reduced)
+    return _of_any(emitter, x, usual, of_reduced)
+
+
+def _of_any(
+    emitter: FloatEmitter, x: ir.Value, usual: ir.Value, of_reduced: _OfReduced
+) -> ir.Value:
+    """Replaces `usual` where angles are large: floats are reduced as doubles, all lanes at once, as
+    long as they are small for those."""
+    if emitter.is_double:
+        return _lane_by_lane(emitter, x, usual, of_reduced)
+    angle = emitter.absolute(x)
+    value = of_reduced(emitter, x, reduce_float_as_double(emitter, angle))
+    usual = emitter.select(_is_large(emitter, angle), value, usual)
+    builder = emitter.builder
+    huge = emitter.compare(">", angle, emitter.constant(LARGEST_SMALL_ANGLE_DOUBLE))
+    condition = emitter.any(huge)
+    before = builder.block
+    with builder.if_then(condition, likely=False):
+        replaced = _lane_by_lane(emitter, x, usual, of_reduced)
+        inside = builder.block
+    result = builder.phi(emitter.type)
+    result.add_incoming(usual, before)
+    result.add_incoming(replaced, inside)
+    return result
 
 
 def _is_large(emitter: FloatEmitter, angle: ir.Value) -> ir.Value:
@@ -164,7 +190,7 @@ def _is_odd(emitter: FloatEmitter, quadrant: ir.Value) -> ir.Value:
 def _lane_by_lane(
     emitter: FloatEmitter, x: ir.Value, usual: ir.Value, of_reduced: _OfReduced
 ) -> ir.Value:
-    """Replaces `usual` in the lanes with large angles, in a loop over lanes."""
+    """Replaces `usual` in the lanes with angles that are large as doubles, one after the other."""
     if not emitter.width:
         return _of_large_angle(emitter, x, of_reduced)
     builder = emitter.builder
@@ -178,7 +204,7 @@ def _lane_by_lane(
     result = builder.phi(emitter.type)
     scalar = emitter.at(emitter.type.element)
     number = builder.extract_element(x, lane)
-    bound = scalar.constant(largest_small_angle(scalar))
+    bound = scalar.constant(LARGEST_SMALL_ANGLE_DOUBLE)
     large = scalar.compare(">", scalar.absolute(number), bound)
     before = builder.block
     with builder.if_then(large):

@@ -29,7 +29,8 @@ from jax import lax
 
 import fuselane
 from fuselane.cartpole.contender import engine_context
-from fuselane.codegen.llvm import compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import load_object
 from fuselane.device import host_device
 from fuselane.machine import describe_machine
 

@@ -3,24 +3,35 @@
     git clone --branch jax-v0.10.2 https://github.com/jax-ml/jax
     python benchmarks/jax_suite.py jax --cases 2 --docs docs/trust.md
 
-How the comparison is made stands in `trial/test_runs.py`.
+How the comparison is made stands in `trial/test_runs.py`. With `--parts 10 --json PATH` the files
+are run a tenth at a time, and what PATH holds already is not run again.
 Needs `pip install pytest-xdist absl-py hypothesis scipy cloudpickle matplotlib`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from fuselane.machine import describe_machine
 from suite import fill_in
-from trial.test_runs import Comparison, Harness, compare, describe_totals, format_row, list_rows
+from trial.test_runs import (
+    Comparison,
+    Harness,
+    add_parts,
+    add_up,
+    compare,
+    describe_totals,
+    format_row,
+    list_rows,
+    read_comparisons,
+)
 
 FILES: Final = (
     "api_test",
@@ -46,14 +57,16 @@ MARKS: Final = ("<!-- jax-suite:begin -->", "<!-- jax-suite:end -->")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the files asked for; returns 1 if a test ends differently or Fuselane fails in one."""
     options = parse_options(arguments)
-    comparisons = []
-    for file in options.files:
-        comparison = compare(file, [f"tests/{file}.py"], make_harness(options))
-        told = [*comparison.different, *comparison.list_faults()]
-        print(format_row(comparison), *told, sep="\n", flush=True)
-        comparisons.append(comparison)
+    parts = read_parts(options)
+    for file, share in itertools.product(options.files, list_shares(options.parts)):
+        if any((part.file, part.share) == (file, share) for part in parts):
+            continue
+        part = compare(file, [f"tests/{file}.py"], make_harness(options, share))
+        print(format_row(part), *part.different, *part.list_faults(), sep="\n", flush=True)
+        parts.append(part)
         if options.json is not None:
-            options.json.write_text(json.dumps(to_json(comparisons, options), indent=1) + "\n")
+            options.json.write_text(json.dumps(to_json(parts, options), indent=1) + "\n")
+    comparisons = add_up(parts)
     print(describe_totals(comparisons))
     if options.docs is not None:
         fill_in(options.docs, make_markdown(comparisons, options), MARKS)
@@ -70,18 +83,34 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cases", type=int, default=2, help="generated cases per test (JAX_NUM_GENERATED_CASES)"
     )
-    parser.add_argument("--share", type=float, default=1.0, help="share of each file's tests")
+    parser.add_argument("--parts", type=int, default=1, help="in how many parts a file is run")
     parser.add_argument(
         "--brief", action="store_true", help="leave out other runs of what passes with every loop"
     )
     parser.add_argument("--x64", action="store_true", help="with 64-bit types")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--json", type=Path, help="write how every test ended")
+    parser.add_argument("--json", type=Path, help="add how every test ended to this file")
     parser.add_argument("--docs", type=Path, help="put the table between a page's two marks")
     return parser.parse_args(arguments)
 
 
-def make_harness(options: argparse.Namespace) -> Harness:
+def list_shares(num_parts: int) -> list[tuple[float, float]]:
+    """Returns the parts of a file."""
+    return [(part / num_parts, (part + 1) / num_parts) for part in range(num_parts)]
+
+
+def read_parts(options: argparse.Namespace) -> list[Comparison]:
+    """Returns what was measured before; raises SystemExit if it was something else."""
+    if options.json is None or not options.json.exists():
+        return []
+    known = json.loads(options.json.read_text())
+    wanted = to_json([], options)
+    if any(known[name] != wanted[name] for name in ("jax", "cases", "x64")):
+        raise SystemExit(f"{options.json} is about another version of jax, or other settings.")
+    return read_comparisons(known["rows"])
+
+
+def make_harness(options: argparse.Namespace, share: tuple[float, float] = (0.0, 1.0)) -> Harness:
     """Returns how JAX's tests are run."""
     return Harness(
         checkout=options.checkout,
@@ -89,7 +118,7 @@ def make_harness(options: argparse.Namespace) -> Harness:
             "JAX_ENABLE_X64": str(int(options.x64)),
             "JAX_NUM_GENERATED_CASES": str(options.cases),
         },
-        share=options.share,
+        share=share,
         jobs=options.jobs,
         brief=options.brief,
     )
@@ -99,20 +128,20 @@ def make_markdown(comparisons: Sequence[Comparison], options: argparse.Namespace
     """Returns the table of a docs page."""
     machine = describe_machine()
     names = list(comparisons[0].runs)
-    headings = ["File", "Tests", "With loops", *(f"Failed, {name}" for name in names)]
+    headings = ["File", "Date", "Tests", "With loops", *(f"Failed, {name}" for name in names)]
     headings += [*(f"Loops fused, {name}" for name in names[:-1]), "Different"]
     lines = [
         f"jax {machine['jax']}, `JAX_NUM_GENERATED_CASES={options.cases}`, "
-        f"{'64' if options.x64 else '32'}-bit types, {machine['cpu']}, {machine['cores']} cores, "
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}"
-        + (f", {options.share:.0%} of each file's tests." if options.share < 1 else "."),
+        f"{'64' if options.x64 else '32'}-bit types, {add_parts(comparisons).cpu}.",
         "",
         f"| {' | '.join(headings)} |",
         f"|{'---|' * len(headings)}",
     ]
     for c in comparisons:
         always = c.runs["always"]
-        cells = [f"`{c.file}`", len(always.outcomes), len(always.num_fused)]
+        share = c.share[1]
+        tests = f"{len(always.outcomes)}{'' if share == 1 else f' ({share:.0%})'}"
+        cells = [f"`{c.file}`", c.day, tests, len(always.num_fused)]
         cells += [c.runs[name].count("failed") for name in names]
         cells += [sum(c.runs[name].num_fused.values()) for name in names[:-1]]
         lines.append(f"| {' | '.join(map(str, [*cells, len(c.different)]))} |")
@@ -120,10 +149,10 @@ def make_markdown(comparisons: Sequence[Comparison], options: argparse.Namespace
     return "\n".join(lines) + "\n"
 
 
-def to_json(comparisons: Sequence[Comparison], options: argparse.Namespace) -> dict[str, Any]:
+def to_json(parts: Sequence[Comparison], options: argparse.Namespace) -> dict[str, Any]:
     """Returns everything measured."""
-    settings = {"cases": options.cases, "share": options.share, "x64": options.x64}
-    return {"machine": describe_machine(), **settings, "rows": list_rows(comparisons)}
+    settings = {"jax": describe_machine()["jax"], "cases": options.cases, "x64": options.x64}
+    return {**settings, "rows": list_rows(parts)}
 
 
 if __name__ == "__main__":

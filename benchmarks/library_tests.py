@@ -76,7 +76,7 @@ def make_harness(options: argparse.Namespace) -> Harness:
     return Harness(
         checkout=options.checkout,
         pytest_options=pytest_options,
-        share=options.share,
+        share=(0.0, options.share),
         jobs=options.jobs,
         num_repeats=options.repeats,
         brief=options.brief,

@@ -27,7 +27,8 @@ import numpy.typing as npt
 from llvmlite import ir
 
 from fuselane.codegen.elemental.floating import emit_floating
-from fuselane.codegen.llvm import compile_object, load_object
+from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.loading import load_object
 from fuselane.codegen.math import MATH_OPCODES
 from fuselane.codegen.types import llvm_type
 from fuselane.hlo.shape import PrimitiveType

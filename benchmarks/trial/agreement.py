@@ -54,6 +54,8 @@ def _compare_leaf(path: str, expected: jax.Array, actual: jax.Array, rule: Rule)
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         detail = f"{path} is {actual.dtype}{actual.shape}, not {expected.dtype}{expected.shape}"
         return Agreement(holds=False, difference=np.inf, share_apart=1.0, detail=detail)
+    if jax.numpy.issubdtype(expected.dtype, jax.dtypes.prng_key):
+        expected, actual = jax.random.key_data(expected), jax.random.key_data(actual)
     is_float = jax.numpy.issubdtype(expected.dtype, jax.numpy.inexact)
     off = _differences(expected, actual) if is_float else _mismatches(expected, actual)
     share = float((off > rule.relative).mean()) if off.size else 0.0

@@ -5,7 +5,8 @@ Loaded by `trial.test_runs` with `-p trial.recorder`. Writes lines of JSON into 
 {"test", "fused", "refused", "faults"} and {"test", "cpu_s"} where they are run, the same process
 but for pytest-xdist.
 A line is on disk when its test has ended, so that a crash loses one test at most.
-`RECORDER_SHARE` chooses a share of the tests by their names, the same ones in every run.
+`RECORDER_SHARE` chooses tests by their names, from one share of them to another ("0.2 0.4": the
+second fifth), the same ones in every run.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ INTERNAL_ERROR = "internal-error"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the share of tests that is asked for."""
-    share = float(os.environ.get(SHARE_VARIABLE, "1"))
-    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) < share * 2**32]
+    """Keeps the tests that are asked for."""
+    start, end = map(float, os.environ.get(SHARE_VARIABLE, "0 1").split())
+    places = [zlib.crc32(item.nodeid.encode()) / 2**32 for item in items]
+    items[:] = [item for item, place in zip(items, places, strict=True) if start <= place < end]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -9,6 +9,7 @@ on; it counts only if it then differs every time.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
+from fuselane.machine import describe_machine
 from trial.recorder import FOLDER_VARIABLE, SHARE_VARIABLE
 
 SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -41,7 +43,8 @@ class Harness:
         checkout: Where pytest is started.
         environment: Variables that the tests are to see.
         pytest_options: What pytest is told besides.
-        share: The share of tests that is run, chosen by their names.
+        share: From which share of the tests to which they are run, in an order made of their names:
+            (0.2, 0.4) is the second fifth.
         jobs: Processes at a time.
         num_repeats: How often a test that ends differently is run again.
         brief: Whether what passes with every loop taken is run in no other setting.
@@ -51,7 +54,7 @@ class Harness:
     checkout: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     pytest_options: Sequence[str] = ()
-    share: float = 1.0
+    share: tuple[float, float] = (0.0, 1.0)
     jobs: int = 2
     num_repeats: int = 3
     brief: bool = False
@@ -110,12 +113,18 @@ class Comparison:
     Attributes:
         different: Tests that end differently every time, as "setting: test: message".
         unsteady: Tests that ended differently once.
+        share: Which of the file's tests were run, as in `Harness`.
+        day: When it was done, as "2026-11-23".
+        cpu: The processor it was done on.
     """
 
     file: str
     runs: Mapping[str, Run]
     different: list[str] = field(default_factory=list)
     unsteady: list[str] = field(default_factory=list)
+    share: tuple[float, float] = (0.0, 1.0)
+    day: str = ""
+    cpu: str = ""
 
     def list_faults(self) -> list[str]:
         """Returns the tests in which Fuselane failed on a loop, as "setting: test: message"."""
@@ -132,7 +141,13 @@ def compare(file: str, tests: Sequence[str], harness: Harness) -> Comparison:
     not_passed = {test for test, outcome in first.outcomes.items() if outcome != "passed"}
     checked = sorted(not_passed if harness.brief else not_passed | first.num_fused.keys())
     on, off = (run(checked, name, harness) for name in ("on", "off"))
-    comparison = Comparison(file=file, runs={harness.first: first, "on": on, "off": off})
+    comparison = Comparison(
+        file=file,
+        runs={harness.first: first, "on": on, "off": off},
+        share=harness.share,
+        day=time.strftime("%Y-%m-%d", time.gmtime()),
+        cpu=str(describe_machine()["cpu"]),
+    )
     for name in (harness.first, "on"):
         for test in find_differences(off, comparison.runs[name], checked):
             message = is_steady(test, name, harness)
@@ -197,7 +212,7 @@ def child_environment(setting: str, folder: str, harness: Harness) -> dict[str, 
         **SETTINGS[setting],
         "FUSELANE_CACHE_DIR": f"{folder}/kernels",
         FOLDER_VARIABLE: folder,
-        SHARE_VARIABLE: str(harness.share),
+        SHARE_VARIABLE: " ".join(map(str, harness.share)),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(paths),
     }
@@ -224,8 +239,8 @@ def read_run(folder: Path, seconds: float, log: str) -> Run:
     return Run(
         outcomes=outcomes,
         messages=messages,
-        num_fused=num_fused,
-        refused=refused,
+        num_fused=dict(num_fused),
+        refused=dict(refused),
         faults=faults,
         cpu_s={row["test"]: row["cpu_s"] for row in read_rows(folder, "times")},
         seconds=seconds,
@@ -276,21 +291,61 @@ def list_rows(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     return [
         {
             "file": c.file,
+            "share": c.share,
+            "day": c.day,
+            "cpu": c.cpu,
             "different": c.different,
             "unsteady": c.unsteady,
-            "runs": {
-                name: {
-                    "outcomes": dict(run_.outcomes),
-                    "num_fused": dict(run_.num_fused),
-                    "refused": dict(run_.refused),
-                    "faults": dict(run_.faults),
-                    "cpu_s": dict(run_.cpu_s),
-                    "seconds": run_.seconds,
-                    "messages": dict(run_.messages),
-                    "log": run_.log,
-                }
-                for name, run_ in c.runs.items()
-            },
+            "runs": {name: dataclasses.asdict(run_) for name, run_ in c.runs.items()},
         }
         for c in comparisons
     ]
+
+
+def read_comparisons(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+    """Returns what `list_rows` made rows of."""
+    return [
+        Comparison(
+            **{
+                **row,
+                "share": tuple(row["share"]),
+                "runs": {name: Run(**run_) for name, run_ in row["runs"].items()},
+            }
+        )
+        for row in rows
+    ]
+
+
+def add_up(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Returns one comparison a file, of all its parts."""
+    files = dict.fromkeys(c.file for c in comparisons)
+    return [add_parts([c for c in comparisons if c.file == file]) for file in files]
+
+
+def add_parts(parts: Sequence[Comparison]) -> Comparison:
+    """Returns the parts of a file as one; its share starts at zero, wherever theirs do."""
+    return Comparison(
+        file=parts[0].file,
+        runs={name: add_runs([part.runs[name] for part in parts]) for name in parts[0].runs},
+        different=[entry for part in parts for entry in part.different],
+        unsteady=[entry for part in parts for entry in part.unsteady],
+        share=(0.0, round(sum(part.share[1] - part.share[0] for part in parts), 6)),
+        day=max(part.day for part in parts),
+        cpu=" and ".join(dict.fromkeys(part.cpu for part in parts)),
+    )
+
+
+def add_runs(runs: Sequence[Run]) -> Run:
+    """Returns runs of different tests as one."""
+    return Run(
+        outcomes={test: end for run_ in runs for test, end in run_.outcomes.items()},
+        messages={test: message for run_ in runs for test, message in run_.messages.items()},
+        num_fused={test: number for run_ in runs for test, number in run_.num_fused.items()},
+        refused=dict(
+            sum(map(collections.Counter, (r.refused for r in runs)), collections.Counter())
+        ),
+        faults={test: fault for run_ in runs for test, fault in run_.faults.items()},
+        cpu_s={test: cpu_s for run_ in runs for test, cpu_s in run_.cpu_s.items()},
+        seconds=sum(run_.seconds for run_ in runs),
+        log=runs[-1].log,
+    )

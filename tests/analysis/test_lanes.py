@@ -171,6 +171,16 @@ def test_mixing(name: str) -> None:
     assert "size 8" in decision.sentence
 
 
+def test_pairs_of_rows_and_columns() -> None:
+    """All along both dimensions is paired with all: neither runs in parallel."""
+    body = """a = f32[8,6,8,6] broadcast(e0), dimensions={0,1}
+        b = f32[8,6,8,6] broadcast(e0), dimensions={2,3}
+        c = f32[8,6,8,6] add(a, b)
+        y = f32[8,6] sine(e0)"""
+    decision = obstacle(analyse(body, ["y", "c"], ["f32[8,6]", "f32[8,6,8,6]"]))
+    assert decision.reason is Reason.CROSS_LANE
+
+
 def test_the_dimension_of_the_steps_is_not_what_stands_in_the_way() -> None:
     """It is the longest one, but has an element for each step."""
     body = """z = s32[] constant(0)

@@ -11,6 +11,7 @@ classes, so that a zero array shared by two unrelated values does not tie these 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
@@ -210,11 +211,10 @@ class DimensionClasses:
         """Marks classes that have two dimensions in one value, then settles `mixing`."""
         for instruction, nodes in self._all_values():
             if len(nodes) > 1:
-                roots = [self.find(n) for n in nodes if self._size[n] > 1]
-                if len(roots) != len(set(roots)):
-                    repeated = next(r for r in roots if roots.count(r) > 1)
-                    self._repeated.add(repeated)
-                    self.mixing.setdefault(repeated, (instruction, "pairs all along it with all"))
+                counts = Counter(self.find(node) for node in nodes if self._size[node] > 1)
+                for root in (root for root, count in counts.items() if count > 1):
+                    self._repeated.add(root)
+                    self.mixing.setdefault(root, (instruction, "pairs all along it with all"))
         for node, instruction, why in self._marks:
             self.mixing.setdefault(self.find(node), (instruction, why))
 

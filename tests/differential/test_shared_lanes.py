@@ -12,6 +12,7 @@ from jax import lax, random
 
 from fuselane import replacing
 from fuselane.backends.backend import Backend, Planned, pick
+from fuselane.decisions import Reason
 from fuselane.lanes.program import LaneProgram
 from tests.differential.comparison import (
     CLOSE,
@@ -382,3 +383,29 @@ def test_what_lanes_see_is_kept_until_they_have_met() -> None:
     chosen[0] = 2
     x, y = normals(rows, 16, 4), normals(rows, 16, 4, seed=1)
     check_lanes(16, program, chosen, np.zeros((rows, 33), np.complex64), x, y, np.int32(0))
+
+
+def test_lanes_that_end_the_loop_are_not_those_of_what_they_share() -> None:
+    """A row of seven, the same in every lane, has seven elements by chance: lanes along it have
+    nothing to do with those of the state, which decide together when the loop ends."""
+
+    def program(x: jax.Array) -> Any:
+        def is_short(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+            count, x = state
+            return count < 3 - (x.reshape(7, 6)[:, 0].astype(jnp.int32) & 1)
+
+        def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            goes_on = is_short(state)
+            count, x = state
+            row = lax.iota(jnp.int32, 7).astype(jnp.int8)[:6].reshape(2, 3)
+            x = jnp.where(goes_on[:, None, None], row, x)
+            return jnp.where(goes_on, count + 1, count), x
+
+        state = (jnp.zeros(7, jnp.int32), x)
+        return lax.while_loop(lambda state: is_short(state).any(), step, state)
+
+    x = np.random.default_rng(0).integers(-9, 9, (7, 2, 3)).astype(np.int8)
+    expected = jax.block_until_ready(jax.jit(program)(x))
+    actual, report = run_and_explain(program, x, options={"min_gain": 0})
+    assert_same_results(expected, actual, EXACT)
+    assert not [loop for loop in report.loops if loop.reason is Reason.INTERNAL_ERROR], report

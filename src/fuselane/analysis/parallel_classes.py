@@ -20,7 +20,8 @@ def find_parallel(
 ) -> tuple[dict[int, dict[HloInstruction, LaneCondition]], list[int]]:
     """Returns the classes that nothing mixes, with when their lanes are done in which loops."""
     proven = {c: _prove_ends(classes, c) for c in candidates if c not in classes.mixing}
-    return proven, [c for c in candidates if c not in classes.mixing]
+    parallel = [c for c in candidates if c not in classes.mixing]
+    return {c: proven[c] for c in parallel}, parallel
 
 
 @final

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen.dot_shape import split
 from fuselane.codegen.kernel_time import estimate_kernel_step_us
 from fuselane.codegen.llvm import optimised_ir
 from fuselane.codegen.plan import make_plan
@@ -292,3 +293,19 @@ def loop(
         [fill(shape) for shape in shapes],
         trip_count=trip_count,
     )
+
+
+@pytest.mark.parametrize(
+    ("total", "largest", "expected"),
+    [
+        (192, 14, [12] * 16),  # 14 and 13 would be two loops
+        (96, 14, [12] * 8),
+        (9, 14, [9]),
+        (64, 14, [13] * 4 + [12]),  # 8 at a time would be too few
+        (17, 6, [6, 6, 5]),
+    ],
+)
+def test_blocks_cover_a_side(total: int, largest: int, expected: list[int]) -> None:
+    runs = split(total, largest)
+    assert [run.size for run in runs for _ in range(run.count)] == expected
+    assert [run.start for run in runs[1:]] == [run.size * run.count for run in runs[:-1]]

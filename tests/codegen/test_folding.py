@@ -149,3 +149,17 @@ def test_numbers_of_constants(element: PrimitiveType) -> None:
     for value in telling(element):
         assert integer_value(constant(element, value), element) == int(value)
     assert integer_value(splat_constant(constant(element, 1), 4), element) is None
+
+
+@pytest.mark.parametrize("element", [PrimitiveType.F16, PrimitiveType.F32, PrimitiveType.F64])
+@pytest.mark.parametrize("width", [0, 8])
+@pytest.mark.parametrize(("opcode", "neutral"), [("maximum", -np.inf), ("minimum", np.inf)])
+def test_what_a_maximum_starts_from(
+    opcode: str, neutral: float, width: int, element: PrimitiveType
+) -> None:
+    instruction = instruction_of(opcode, element, [element, element])
+    start, other = constant(element, neutral, width), constant(element, 0.5, width)
+    assert fold(instruction, [start, other]) is other
+    assert fold(instruction, [other, start]) is other
+    assert fold(instruction, [other, constant(element, -neutral, width)]) is None
+    assert fold(instruction_of("add", element, [element, element]), [start, other]) is None

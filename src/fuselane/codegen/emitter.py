@@ -34,6 +34,7 @@ from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element, Index, all_indices, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
+from fuselane.codegen.rotations import rotate
 from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, number_parts
 from fuselane.codegen.types import is_vector
@@ -302,9 +303,10 @@ class Emitter:
         if any(are_vectors) and not all(are_vectors):
             values = [widen(self.place, value) for value in values]
         builder, opcode = self.place.builder, instruction.opcode
-        contracted = contract(builder, instruction, values)
-        if contracted is not None:
-            return contracted
+        for join in (contract, rotate):
+            joined = join(builder, instruction, values)
+            if joined is not None:
+                return joined
         reduces = opcode == "reduce-precision"
         return emit_elemental(
             builder,

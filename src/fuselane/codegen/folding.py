@@ -1,11 +1,13 @@
-"""Integer and boolean work on constants, done while the kernel is built.
+"""Work on constants, done while the kernel is built.
 
 What loops unrolled by the emitter compute on counters and rotation tables folds here, so that
-nothing of it reaches LLVM. Floats are left alone: their results are XLA's business.
+nothing of it reaches LLVM. Floats are left alone, as their results are XLA's business, but for what
+a maximum or minimum starts from.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -25,6 +27,7 @@ _BINARY: Final[Mapping[str, Callable[[int, int], int]]] = {
     "minimum": min,
     "maximum": max,
 }
+_NEUTRAL: Final = {"maximum": -math.inf, "minimum": math.inf}
 _COMPARE: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "EQ": lambda x, y: x == y,
     "NE": lambda x, y: x != y,
@@ -47,11 +50,16 @@ def integer_value(value: ir.Value, element: PrimitiveType) -> int | None:
     return pattern
 
 
-def fold(instruction: HloInstruction, values: Sequence[ir.Value]) -> ir.Constant | None:
-    """Returns the result of an elementwise instruction on integer constants, None if it has others.
+def fold(instruction: HloInstruction, values: Sequence[ir.Value]) -> ir.Value | None:
+    """Returns the result of an elementwise instruction on integer constants, or that of a maximum
+    or minimum of floats with an infinity that leaves the other one as it is; else None.
 
     Numerics: exact, wrapping to the type's width as XLA does.
     """
+    if instruction.opcode in _NEUTRAL:
+        for value, other in (values, values[::-1]):
+            if constant_value(value) == _NEUTRAL[instruction.opcode]:
+                return other
     result = instruction.shape.element_type
     if result.is_floating or not all(isinstance(value, ir.Constant) for value in values):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from llvmlite import ir
@@ -111,7 +111,7 @@ def _accumulate(
         values = [array.get(place, at) for array in arrays]
         results = apply_computation(emitter, instruction.to_apply, [*carried, *values])
         if not emitter.program.has_lanes:
-            _allow_reordering(results)
+            _allow_reordering(r for r in results if all(r is not value for value in values))
         return results
 
     def wide_step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
@@ -155,7 +155,7 @@ def _combine_in_pairs(
     return remaining
 
 
-def _allow_reordering(values: Sequence[ir.Value]) -> None:
+def _allow_reordering(values: Iterable[ir.Value]) -> None:
     """Lets LLVM sum and multiply floats in any order, as XLA does: scalars are made vectors only
     so."""
     for value in values:

@@ -1,7 +1,7 @@
 """Drops what nothing uses from a function before LLVM has to read it.
 
 Rules of data movement work out whole indices, of which addresses then use a part (see
-`codegen.indexing`).
+`codegen.indexing`); multiply-adds and rotations take the place of what they join.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from typing import Final
 
 from llvmlite import ir
 
-_PURE: Final = frozenset(
-    {"add", "sub", "mul", "udiv", "urem", "getelementptr", "insertelement", "shufflevector"}
-)
-"""Opcodes of instructions that may be dropped: what addresses and vectors are made with."""
+_ADDRESSES: Final = frozenset({"add", "sub", "mul", "udiv", "urem", "getelementptr"})
+_VECTORS: Final = frozenset({"insertelement", "shufflevector"})
+_JOINED: Final = frozenset({"fmul", "shl", "lshr"})
+"""What multiply-adds and rotations are made of."""
+_PURE: Final = _ADDRESSES | _VECTORS | _JOINED
 
 
 def remove_unused(function: ir.Function) -> None:
-    """Removes the address arithmetic and shuffles of a function that nothing uses."""
+    """Removes the address arithmetic, shuffles, products and shifts that nothing uses."""
     instructions = [i for block in function.blocks for i in block.instructions]
     unused = {id(instruction) for instruction in instructions if instruction.opname in _PURE}
     waiting = [instruction for instruction in instructions if id(instruction) not in unused]

@@ -97,6 +97,25 @@ def test_counter_that_would_wrap_around() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("start", "step", "limit", "direction", "expected"),
+    [
+        ("10", "add(i,c) 255", "0", "i,n GT", 10),
+        ("11", "add(i,c) 254", "3", "i,n GE", 5),
+        ("10", "subtract(i,c) 255", "100", "i,n LT", 90),
+        ("10", "add(i,c) 255", "0", "i,n GE", None),
+        ("10", "add(i,c) 253", "0", "i,n GT", None),
+    ],
+)
+def test_unsigned_counters_that_go_down(
+    start: str, step: str, limit: str, direction: str, expected: int | None
+) -> None:
+    """XLA writes `i - 1` like that, and believes that it is a step up."""
+    config = ', backend_config={"known_trip_count":{"n":"1"}}'
+    loop = normal_loop(counter(start, step, limit, direction, "u8", config))
+    assert compute_trip_count(loop) == expected
+
+
 def test_what_xla_knows_is_believed() -> None:
     config = ', backend_config={"known_trip_count":{"n":"12"}}'
     module = counter("0", "multiply(i,c) 2", "10", "i,n LT", config=config)
@@ -149,8 +168,10 @@ def test_traced_bound() -> None:
     assert get_induction_index(loop) == 2
     assert is_invariant(loop, 1)
     assert not is_invariant(loop, 2)
-    assert match_counter(loop, 2) == Affine(1, 0)
-    assert match_counter(loop, 1) is None
+    assert match_counter(loop, 2, 10) == Affine(1, 0)
+    assert match_counter(loop, 2, 1 << 31) == Affine(1, 0)
+    assert match_counter(loop, 2, (1 << 31) + 1) is None
+    assert match_counter(loop, 1, 10) is None
 
 
 def index_loop(index: str, trip_count: int = 10) -> tuple[HloInstruction, HloInstruction]:
@@ -201,3 +222,38 @@ def index_loop(index: str, trip_count: int = 10) -> tuple[HloInstruction, HloIns
 def test_affine_indices(index: str, expected: Affine | None) -> None:
     loop, value = index_loop(index)
     assert match_affine(value, loop, 10) == expected
+
+
+def test_counters_beside_it_may_wrap_around() -> None:
+    module = module_of("""
+HloModule test
+body {
+  p = (s32[], u8[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  k = u8[] get-tuple-element(p), index=1
+  x = f32[8] get-tuple-element(p), index=2
+  y = f32[8] sine(x)
+  one = s32[] constant(1)
+  c = u8[] constant(1)
+  next = s32[] add(i, one)
+  after = u8[] add(k, c)
+  ROOT root = (s32[], u8[], f32[8]) tuple(next, after, y)
+}
+condition {
+  p = (s32[], u8[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(20)
+  ROOT go = pred[] compare(i, n), direction=LT
+}
+ENTRY main {
+  x = f32[8] parameter(0)
+  zero = s32[] constant(0)
+  start = u8[] constant(250)
+  init = (s32[], u8[], f32[8]) tuple(zero, start, x)
+  ROOT loop = (s32[], u8[], f32[8]) while(init), condition=condition, body=body
+}
+""")
+    loop = normal_loop(module)
+    assert compute_trip_count(loop) == 20
+    assert match_counter(loop, 1, 6) == Affine(1, 250)
+    assert match_counter(loop, 1, 7) is None

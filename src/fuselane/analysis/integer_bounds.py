@@ -58,10 +58,11 @@ def _count_steps(loop: HloInstruction, test: HloInstruction) -> int | None:
         return None
     if not limit.shape.element_type.is_signed:
         return None
-    counter = match_counter(loop, counted.tuple_index)
+    counter = match_counter(loop, counted.tuple_index, 1)
     if counter is None or counter.slope <= 0:
         return None
-    return max(0, -(-(int(limit.literal) - counter.offset) // counter.slope))
+    count = max(0, -(-(int(limit.literal) - counter.offset) // counter.slope))
+    return count if match_counter(loop, counted.tuple_index, count + 1) else None
 
 
 @final

@@ -31,13 +31,19 @@ class Affine:
         """Returns the value in one iteration."""
         return self.offset + self.slope * iteration
 
+    def range(self, trip_count: int) -> tuple[int, int]:
+        """Returns the smallest and the largest value in so many iterations, at least one."""
+        ends = (self.at(0), self.at(max(0, trip_count - 1)))
+        return min(ends), max(ends)
+
 
 def compute_trip_count(loop: HloInstruction) -> int | None:
     """Returns the exact trip count of a while instruction, or None if not statically known.
 
-    Takes what XLA attached as `known_trip_count`; else matches `i = K; while i < N: i += C` with
-    constant K, N and C, the comparison being any but equality. Does not handle: counters that wrap
-    around, two exits.
+    Matches `i = K; while i < N: i += C` with constant K, N and C, the comparison being any but
+    equality; for other loops takes what XLA attached as `known_trip_count`, which is wrong for
+    unsigned counters that go down: XLA makes an addition of 255 of `i - 1`, and takes its word for
+    it. Does not handle: counters that wrap around, two exits.
 
     Args:
         loop: A `while`; only XLA's own count is seen if it is not in normal form.
@@ -49,10 +55,11 @@ def compute_trip_count(loop: HloInstruction) -> int | None:
     if loop.opcode != "while":
         raise VerificationError(f"{loop.name} is a {loop.opcode}, not a while.")
     known = get_known_trip_count(loop)
-    if known is not None:
-        return known
     is_normal = loop.operands[0].opcode == loop.body.root.opcode == "tuple"
-    return _match_trip_count(loop) if is_normal else None
+    if not is_normal:
+        return known
+    counted = _match_counted(loop)
+    return known if counted is None else counted.count()
 
 
 def get_known_trip_count(loop: HloInstruction) -> int | None:
@@ -75,17 +82,17 @@ def get_induction_index(loop: HloInstruction) -> int | None:
     return compared[0]
 
 
-def match_counter(loop: HloInstruction, index: int) -> Affine | None:
+def match_counter(loop: HloInstruction, index: int, trip_count: int) -> Affine | None:
     """Returns the value of a tuple element at the start of an iteration if it is affine in it, else
     None.
 
-    Matches a constant initial value and a body that adds a constant or leaves the element as it is.
+    Matches a constant initial value and a body that adds a constant or leaves the element as it is;
+    not what wraps around before the last of so many iterations has begun.
     """
-    initial = _constant(loop.operands[0].operands[index])
-    step = _match_step(loop, index)
-    if initial is None or step is None:
+    counter = _match_counter(loop, index)
+    if counter is None or not _holds_all(loop.body.root.operands[index], counter, trip_count):
         return None
-    return Affine(step, initial)
+    return counter
 
 
 def match_affine(value: HloInstruction, loop: HloInstruction, trip_count: int) -> Affine | None:
@@ -108,7 +115,7 @@ class _AffineMatcher:
 
     def __init__(self, loop: HloInstruction, trip_count: int) -> None:
         self._loop = loop
-        self._last = max(0, trip_count - 1)
+        self._trip_count = trip_count
         self._known: dict[HloInstruction, Affine | None] = {}
 
     def match(self, value: HloInstruction) -> Affine | None:
@@ -122,12 +129,12 @@ class _AffineMatcher:
             case "constant":
                 return Affine(0, int(value.literal.reshape(())))
             case "get-tuple-element" if value.operands[0] is self._loop.body.parameters[0]:
-                return match_counter(self._loop, value.tuple_index)
+                return match_counter(self._loop, value.tuple_index, self._trip_count)
             case "reshape":
                 return self.match(value.operands[0])
             case "convert" if value.shape.element_type.bits >= _MIN_INDEX_BITS:
                 inner = self.match(value.operands[0])
-                return inner if inner and self._fits(value, inner) else None
+                return inner if inner and _holds_all(value, inner, self._trip_count) else None
             case "add" | "subtract" | "multiply":
                 return self._match_arithmetic(value)
             case "clamp":
@@ -151,22 +158,14 @@ class _AffineMatcher:
             case _:
                 slope = left.slope * right.offset + right.slope * left.offset
                 result = Affine(slope, left.offset * right.offset)
-        return result if self._fits(value, result) else None
+        return result if _holds_all(value, result, self._trip_count) else None
 
     def _match_clamp(self, value: HloInstruction) -> Affine | None:
         low, inner, high = map(self.match, value.operands)
         if low is None or inner is None or high is None or low.slope or high.slope:
             return None
-        smallest, largest = self._range(inner)
+        smallest, largest = inner.range(self._trip_count)
         return inner if low.offset <= smallest and largest <= high.offset else None
-
-    def _range(self, affine: Affine) -> tuple[int, int]:
-        ends = (affine.at(0), affine.at(self._last))
-        return min(ends), max(ends)
-
-    def _fits(self, value: HloInstruction, affine: Affine) -> bool:
-        low, high = self._range(affine)
-        return _holds(value, low) and _holds(value, high)
 
     def _constant_outcome(self, predicate: HloInstruction) -> bool | None:
         """Returns what a comparison gives if it gives the same in all iterations, else None."""
@@ -175,7 +174,8 @@ class _AffineMatcher:
         left, right = map(self.match, predicate.operands)
         if left is None or right is None:
             return None
-        low, high = self._range(Affine(left.slope - right.slope, left.offset - right.offset))
+        difference = Affine(left.slope - right.slope, left.offset - right.offset)
+        low, high = difference.range(self._trip_count)
         always, never = {
             "LT": (high < 0, low >= 0),
             "LE": (high <= 0, low > 0),
@@ -193,19 +193,46 @@ def _holds(value: HloInstruction, number: int) -> bool:
     return bool(limits.min <= number <= limits.max)
 
 
-def _match_trip_count(loop: HloInstruction) -> int | None:
+def _holds_all(value: HloInstruction, affine: Affine, trip_count: int) -> bool:
+    """Whether a value's integer type has what an affine function is in so many iterations."""
+    low, high = affine.range(trip_count)
+    return _holds(value, low) and _holds(value, high)
+
+
+def _match_counted(loop: HloInstruction) -> _Counted | None:
+    """Matches a counter that is compared to a constant."""
     compared = _compared_element(loop)
     if compared is None:
         return None
     index, direction, limit_instruction = compared
-    counter = match_counter(loop, index)
-    limit = _constant(limit_instruction)
+    counter, limit = _match_counter(loop, index), _constant(limit_instruction)
     if counter is None or limit is None:
         return None
-    count = _count_iterations(counter, direction, limit)
-    if count is None or not _holds(loop.body.root.operands[index], counter.at(count)):
-        return None
-    return count
+    return _Counted(loop.body.root.operands[index], counter, direction, limit)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What ends a loop: `counter <direction> limit`, with the counter in the type of a value."""
+
+    value: HloInstruction
+    counter: Affine
+    direction: str
+    limit: int
+
+    def count(self) -> int | None:
+        """Returns how often it holds, None if the counter wraps around before."""
+        count = _count_iterations(self.counter, self.direction, self.limit)
+        is_count = count is not None and _holds(self.value, self.counter.at(count))
+        return count if is_count else None
+
+
+def _match_counter(loop: HloInstruction, index: int) -> Affine | None:
+    """Returns what a counter is as long as it does not wrap around."""
+    initial = _constant(loop.operands[0].operands[index])
+    step = _match_step(loop, index)
+    return None if initial is None or step is None else Affine(step, initial)
 
 
 def _count_iterations(counter: Affine, direction: str, limit: int) -> int | None:
@@ -267,7 +294,10 @@ def is_invariant(loop: HloInstruction, index: int) -> bool:
 
 
 def _match_step(loop: HloInstruction, index: int) -> int | None:
-    """Returns by how much the body changes a scalar element, or None if not by a constant."""
+    """Returns by how much the body changes a scalar element, or None if not by a constant.
+
+    An addition that wraps around, as of 255 to 8 bits, is a subtraction.
+    """
     value = loop.body.root.operands[index]
     if value.shape.dimensions or not value.shape.element_type.is_integral:
         return None
@@ -283,7 +313,9 @@ def _match_step(loop: HloInstruction, index: int) -> int | None:
         return None
     if left.operands[0] is not loop.body.parameters[0]:
         return None
-    return step if value.opcode == "add" else -step
+    step = step if value.opcode == "add" else -step
+    half = 1 << (value.shape.element_type.bits - 1)
+    return (step + half) % (2 * half) - half
 
 
 def _constant(value: HloInstruction) -> int | None:

@@ -21,6 +21,8 @@ from fuselane.lanes.elements import NewElement
 from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.program import Epilogue
 
+_MANY: Final = 1 << 31
+"""Steps of a loop that does not tell how many it has."""
 _FIRST_INPUT: Final = 1 << 20
 """Parameter numbers of inputs, until it is known how many results come before them."""
 
@@ -108,10 +110,11 @@ class Cut:
 
     def _count_steps(self) -> PrimitiveType:
         """Sees to it that an element counts the steps from 0 on; returns its type."""
+        count = compute_trip_count(self.loop) or _MANY
         for user in self.loop.body.parameters[0].users:
             if self._counter is None and user.opcode == "get-tuple-element":
                 is_scalar = not user.shape.dimensions
-                if is_scalar and match_counter(self.loop, user.tuple_index) == Affine(1, 0):
+                if is_scalar and match_counter(self.loop, user.tuple_index, count) == Affine(1, 0):
                     self._counter = user
         if self._counter is not None:
             return self._counter.shape.element_type

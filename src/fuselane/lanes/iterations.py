@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+import numpy as np
+
 from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.analysis.while_loops import (
     Affine,
@@ -93,7 +95,7 @@ def _find_rows(loop: HloInstruction, trips: int) -> dict[int, _Row] | None:
         return None
     root, rows = loop.body.root, dict[int, _Row]()
     for index, value in enumerate(root.operands):
-        if is_invariant(loop, index) or match_counter(loop, index) is not None:
+        if is_invariant(loop, index) or match_counter(loop, index, trips) is not None:
             continue
         if value.opcode != "dynamic-update-slice" or value.users != [root]:
             return None
@@ -158,7 +160,7 @@ class _Spread:
             return element
         if index in self.rows:
             return self._together(self.rows[index])
-        counter = match_counter(self.loop, index)
+        counter = match_counter(self.loop, index, self.trips)
         assert counter is not None, "what else changes is written row by row"
         step = self._constant(counter.slope * self.trips, element)
         return self.builder.emit("add", element.shape, (element, step))
@@ -209,5 +211,6 @@ class _Spread:
 
     def _constant(self, number: int, like: HloInstruction) -> HloInstruction:
         shape = array_shape(like.shape.element_type, ())
-        literal = numpy_to_literal(shape.element_type.dtype.type(number), shape)
+        pattern = np.uint64(number % (1 << 64))  # wraps around, as the type does
+        literal = numpy_to_literal(pattern.astype(shape.element_type.dtype), shape)
         return self.builder.constant(shape, literal, like)

@@ -73,6 +73,8 @@ class Options:
             the others as `fusion` says.
         bounds_checks: Guard every load and store of kernels; one that leaves its memory aborts the
             process with a sentence that names the kernel. For finding bugs: kernels get slower.
+        optimise: Have LLVM optimise kernels for the CPU. Without, it takes an eighth of the time,
+            and they get several times slower, which estimates do not know. For finding bugs.
     """
 
     vector_bits: int | None = None
@@ -91,6 +93,7 @@ class Options:
     fusion: str = ""
     tuned: bool = False
     bounds_checks: bool = False
+    optimise: bool = True
 
     def __post_init__(self) -> None:
         """Raises OptionError for a value of the wrong type or outside what the option allows."""

@@ -20,6 +20,7 @@ import pytest
 
 import fuselane
 from fuselane.backends import cpu
+from fuselane.codegen.llvm import compile_object
 from fuselane.fuzz import campaign, run, workers
 from fuselane.fuzz.build import Judgement
 from fuselane.fuzz.campaign import Settings, run_campaign
@@ -27,7 +28,15 @@ from fuselane.fuzz.compare import find_difference
 from fuselane.fuzz.generate import draw_program
 from fuselane.fuzz.inputs import sharded_axes
 from fuselane.fuzz.kinds import Kind
-from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step
+from fuselane.fuzz.program import (
+    COHORT,
+    COHORTS_PER_USUAL,
+    FIRST_CARRY,
+    FIRST_STEP,
+    Program,
+    Slot,
+    Step,
+)
 from fuselane.fuzz.reproducer import replay, write_reproducer
 from fuselane.fuzz.run import Failure, Module, run_programs
 
@@ -51,6 +60,46 @@ def test_a_good_program_is_fused_and_counted() -> None:
     assert not outcome.failures
     assert dict(outcome.reasons) == dict(run_programs([SMALL]).reasons) == {"fused": 1}
     assert outcome.opcodes["add s32"] > 0 and outcome.opcodes["while tuple"] == 0
+
+
+@pytest.mark.parametrize(("optimise", "level"), [(True, 2), (False, 0)])
+def test_kernels_are_optimised_where_asked(
+    optimise: bool, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[tuple[int, bool, bool]] = []
+
+    def watch(text: str, target: Any, opt_level: int, *, vectorise: bool, in_order: bool) -> bytes:
+        levels.append((opt_level, vectorise, in_order))
+        return compile_object(text, target, opt_level, vectorise=vectorise, in_order=in_order)
+
+    monkeypatch.setattr(cpu, "compile_object", watch)
+    options = {"optimise": optimise, "max_compile_s": 3601.0}  # which no other test has
+    monkeypatch.setattr(run, "OPTIONS", {**run.OPTIONS, **options})
+    for lanes in ((9,), ()):
+        assert not run_programs([replace(SMALL, lanes=lanes)]).failures
+    assert [found[0] for found in levels] == [level, level]
+    assert any(vectorise for _, vectorise, _ in levels) == optimise
+    assert optimise or not any(in_order for _, _, in_order in levels)
+
+
+def test_a_few_modules_are_compiled_as_users_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA hands one in eight over as it usually does, and LLVM optimises the kernels of two."""
+    seeds = range(0, 2 * COHORTS_PER_USUAL * COHORT, COHORT)
+    programs = [draw_program(seed) for seed in seeds]
+    optimised = [program.options.get("optimise", True) for program in programs]
+    assert optimised == [True, False, False, False] * 4
+    asked: list[bool] = []
+    quick = run.quick_options()
+
+    def watch() -> dict[str, Any]:
+        asked.append(True)
+        return quick
+
+    monkeypatch.setattr(run, "quick_options", watch)
+    for program, num_quick in zip(programs, [1, 2], strict=False):
+        asked.clear()
+        assert not run_programs([replace(SMALL, seed=program.seed)]).failures
+        assert len(asked) == num_quick
 
 
 @pytest.mark.parametrize("aside", [2, 3])

@@ -104,15 +104,16 @@ def compile_kernel(code: KernelCode, options: Options, *, is_dry: bool = False) 
     target = HostTarget.host()
     max_threads = (options.threads or 0) if code.parallel else 1
     is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
-    in_order = is_wide and code.is_bitwise
-    opt_level = 1 if code.has_dots else 2
-    layout = f"{code.symbol} {code.num_tiles} {max_threads} {code.is_scalar} {in_order} {opt_level}"
+    in_order = is_wide and code.is_bitwise and options.optimise
+    vectorise = code.is_scalar and options.optimise
+    opt_level = (1 if code.has_dots else 2) if options.optimise else 0
+    layout = f"{code.symbol} {code.num_tiles} {max_threads} {vectorise} {in_order} {opt_level}"
     key = compute_key(code.ir, layout, repr(target), options.fingerprint())
 
     def compile_now() -> Kernel:
         check_time(code.num_instructions)
         return make_kernel(
-            compile_object(code.ir, target, opt_level, vectorise=code.is_scalar, in_order=in_order)
+            compile_object(code.ir, target, opt_level, vectorise=vectorise, in_order=in_order)
         )
 
     def make_kernel(object_code: bytes) -> Kernel:

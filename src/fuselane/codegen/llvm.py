@@ -103,8 +103,9 @@ def compile_object(
     Args:
         module_ir: An llvmlite module or its text; triple and data layout are set here.
         target: Defaults to the host.
-        opt_level: 0 runs no IR pass, 1 a few cheap ones, 2 LLVM's simplification of functions, 3
-            its whole pipeline. Kernels gain nothing from 3. 1 leaves loads that 2 removes or takes
+        opt_level: 0 runs no IR pass and has the code generator do what it must, in an eighth of the
+            time; 1 runs a few cheap passes, 2 LLVM's simplification of functions, 3 its whole
+            pipeline. Kernels gain nothing from 3. 1 leaves loads that 2 removes or takes
             out of loops, up to a quarter of a kernel's time, but nothing where most work is dots;
             it is a seventh of the passes' time and saves a third to a half of LLVM's.
         vectorise: Whether LLVM looks for vectors in scalar code and its loops; see
@@ -253,7 +254,7 @@ def _with_machine(
     if not 0 <= opt_level <= 3:
         raise CodegenError(f"The optimisation level has to be 0, 1, 2 or 3, not {opt_level}.")
     try:
-        machine = _machine(target or _host_target())
+        machine = _machine(target or _host_target(), opt_level)
         with _parse(str(module_ir), machine) as module:
             if vectorise:
                 _vectorise(module, machine)
@@ -264,17 +265,19 @@ def _with_machine(
         raise CodegenError(f"LLVM rejected a kernel: {str(error).strip()}") from error
 
 
-def _machine(target: HostTarget) -> binding.TargetMachine:
+def _machine(target: HostTarget, opt_level: int) -> binding.TargetMachine:
     """Returns a target machine: one for all kernels, but where it counts the calls it has seen."""
-    return _create_machine(target) if target.triple == _NVPTX else _shared_machine(target)
+    effort = 3 if opt_level else 0
+    make = _create_machine if target.triple == _NVPTX else _shared_machine
+    return make(target, effort)
 
 
 @lru_cache(maxsize=4)
-def _shared_machine(target: HostTarget) -> binding.TargetMachine:
-    return _create_machine(target)
+def _shared_machine(target: HostTarget, effort: int) -> binding.TargetMachine:
+    return _create_machine(target, effort)
 
 
-def _create_machine(target: HostTarget) -> binding.TargetMachine:
+def _create_machine(target: HostTarget, effort: int) -> binding.TargetMachine:
     if target.triple == _host_target().triple:
         initialise_host()
     else:
@@ -287,7 +290,7 @@ def _create_machine(target: HostTarget) -> binding.TargetMachine:
         if not _PLAIN_WORD.fullmatch(word):
             raise CodegenError(f"{word!r} is not a name in an LLVM target.")
     return binding.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=features, opt=3, reloc="pic", codemodel="small"
+        cpu=target.cpu, features=features, opt=effort, reloc="pic", codemodel="small"
     )
 
 

@@ -19,6 +19,7 @@ from fuselane.fuzz.program import (
     Program,
     Slot,
     Step,
+    is_optimised,
 )
 from fuselane.fuzz.scenes import SCENES, Scene, Sketch
 
@@ -91,6 +92,8 @@ class _Draw:
         cohort = random.Random(f"cohort {seed // COHORT}")
         options, weights = zip(*OPTIONS, strict=True)
         (self._options,) = cohort.choices(options, weights)
+        if not is_optimised(seed):
+            self._options = {**self._options, "optimise": False}
         narrow = tuple(dtype for dtype in choice.dtypes if dtype not in WIDE)
         self._x64 = not narrow or cohort.random() < 0.5
         self.dtypes = choice.dtypes if self._x64 else narrow

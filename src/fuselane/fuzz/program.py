@@ -17,6 +17,13 @@ from typing import Any, Final, final
 COHORT: Final = 12
 """Programs whose seeds, divided by this, agree share a module, its options and its word size."""
 
+COHORTS_PER_OPTIMISED: Final = 4
+"""Of so many modules, LLVM optimises the kernels of one."""
+
+COHORTS_PER_USUAL: Final = 8
+"""Of so many modules, one is handed to Fuselane as XLA usually does: the older emitters want other
+single instructions wrapped in fusions. It is among those that LLVM optimises."""
+
 MAX_DEVICES: Final = 2
 MAX_PERIOD: Final = 7
 MAX_ASIDE: Final = 2 * MAX_PERIOD - 1
@@ -158,6 +165,16 @@ class Program:
             sum(len(slot.shape) + sum(slot.shape) + slot.place for slot in slots),
             self.steps + sum(self.lanes) + len(self.lanes) + len(self.options),
         )
+
+
+def is_optimised(seed: int) -> bool:
+    """Whether the kernel of a seed's program is compiled as users have it."""
+    return seed // COHORT % COHORTS_PER_OPTIMISED == 0
+
+
+def is_usual(seed: int) -> bool:
+    """Whether the program of a seed is handed to Fuselane as users have it."""
+    return seed // COHORT % COHORTS_PER_USUAL == 0
 
 
 def all_steps(body: Sequence[Step]) -> Iterator[Step]:

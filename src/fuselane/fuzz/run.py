@@ -23,7 +23,7 @@ from fuselane.fuzz.build import Built, Judgement
 from fuselane.fuzz.compare import find_difference
 from fuselane.fuzz.inputs import NumpyArray, draw_inputs, sharded_axes
 from fuselane.fuzz.kinds import Value
-from fuselane.fuzz.program import COHORT, Program
+from fuselane.fuzz.program import Program, is_usual
 from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.module import HloModule
 
@@ -35,10 +35,6 @@ XLA_OPTIONS: Final[dict[str, Any]] = {
 HLO is optimised as ever."""
 
 _OLDER_EMITTERS: Final = {"xla_cpu_use_fusion_emitters": False}
-
-COHORTS_PER_USUAL: Final = 4
-"""Of so many modules, one is handed to Fuselane as XLA usually does: the older emitters want other
-single instructions wrapped in fusions."""
 
 UNFUSED: Final = {"xla_disable_hlo_passes": "fusion"}
 """With these, XLA's instructions are kernels of their own."""
@@ -215,7 +211,6 @@ def _run(programs: Sequence[Program], outcome: Outcome, after_xla: Callable[[], 
     expected = _call(plain, module)
     clock.lap("run")
     after_xla()
-    is_usual = programs[0].seed // COHORT % COHORTS_PER_USUAL == 0
     options = {**programs[0].options, **OPTIONS}
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -223,7 +218,7 @@ def _run(programs: Sequence[Program], outcome: Outcome, after_xla: Callable[[], 
         fuselane.enabled(**options),
     ):
         warnings.simplefilter("always")
-        xla_options = XLA_OPTIONS if is_usual else quick_options()
+        xla_options = XLA_OPTIONS if is_usual(programs[0].seed) else quick_options()
         fused = module.lowered.compile(compiler_options=xla_options)
     clock.lap("fuselane")
     actual = _call(fused, module)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
+from fuselane.analysis import cuts, lanes, meeting_lanes
+from fuselane.analysis.dimension_classes import DimensionClasses
 from fuselane.decisions import Decision, Reason
 from fuselane.errors import UnsupportedError
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.lanes import sharing
 from fuselane.lanes.form import form
 from fuselane.lanes.fused_decision import describe
 from fuselane.lanes.program import ElementKind, LaneProgram
@@ -260,3 +266,22 @@ def test_few_values_that_meet_in_stages_are_one_lane() -> None:
     assert not program.has_lanes
     (total,) = (i for i in program.loop.instruction.body.instructions if i.opcode == "reduce")
     assert set(total.dimensions) == {0, 1, 2}
+
+
+def test_lanes_of_a_loop_of_scalars_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in it can be cut, met in or shared."""
+    looked: list[str] = []
+
+    def watch(module: ModuleType) -> None:
+        find = module.find_classes
+
+        def find_classes(region: HloComputation) -> DimensionClasses:
+            looked.append(module.__name__)
+            return find(region)
+
+        monkeypatch.setattr(module, "find_classes", find_classes)
+
+    for module in (lanes, meeting_lanes, cuts, sharing):
+        watch(module)
+    program_of("y = f32[] sine(e0)", ["y"], ["f32[]"])
+    assert looked == [lanes.__name__]

@@ -6,8 +6,10 @@ from collections import Counter
 
 import pytest
 
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes import sharing
 from fuselane.lanes.normalise import normalise
 from fuselane.lanes.sharing import MIN_LANES, share_lanes
 from tests.lanes.loops import counting_loop, loop_of
@@ -157,3 +159,27 @@ def test_conditions_that_pair_lanes_are_left_alone() -> None:
     text = PAIRS.format(mine="{0}", theirs="{1}")
     body, lanes = shared_body(text, ["moved"], ["f32[24]"], condition=condition)
     assert (lanes, count(body)) == (None, {})
+
+
+def test_elementwise_instructions_are_what_they_are_to_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where operands' lanes are, without the classes of their dimensions, which cost time."""
+    body = """
+      is_on = pred[] compare(i, i), direction=EQ
+      sums = f32[24,5] add(e0, e0)
+      low = f32[] constant(0)
+      kept = f32[24,5] clamp(low, sums, low)
+      y = f32[24,5] select(is_on, kept, e0)"""
+    loop = loop_of(counting_loop(body, ["y"], ["f32[24,5]"]))
+    asked = [i for i in loop.body.instructions if i.opcode in ELEMENTWISE_OPCODES]
+    assert {"add", "clamp", "select", "compare"} <= {i.opcode for i in asked}
+    directly = [sharing._find_operand_lanes(i) for i in asked]
+    monkeypatch.setattr(sharing, "ELEMENTWISE_OPCODES", frozenset())
+    assert directly == [sharing._find_operand_lanes(i) for i in asked]
+    assert [None, 1, None] in [lanes[1] for lanes in directly if lanes]
+
+
+def test_what_has_nothing_to_share_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "find_classes", None)
+    assert shared_body("y = f32[3] sine(e0)", ["y"], ["f32[3]"])[1] is None

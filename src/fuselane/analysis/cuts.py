@@ -65,8 +65,11 @@ def find_cuts(region: HloComputation, num_lanes: int) -> list[Cut]:
 
     None unless that promises more lanes than a number.
     """
-    classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
+    smallest = max(num_lanes, MIN_LANES - 1)
+    if all(size <= smallest for shape in loop.shape.tuple_shapes for size in shape.dimensions):
+        return []
+    classes = find_classes(region)
     candidates = classes.carried_classes(loop)
     mixed = [c for c in candidates if c in classes.mixing and classes.marking(c)]
     for lane_class in sorted(mixed, key=lambda c: candidates[c], reverse=True):
@@ -74,9 +77,9 @@ def find_cuts(region: HloComputation, num_lanes: int) -> list[Cut]:
         pairs = [
             (lane_class, size // inner, inner)
             for inner in _inner_sizes(classes, lane_class, size)
-            if 1 < inner < size and max(inner, size // inner) > max(num_lanes, MIN_LANES - 1)
+            if 1 < inner < size and max(inner, size // inner) > smallest
         ]
-        if not pairs and size > max(num_lanes, MIN_LANES - 1):
+        if not pairs and size > smallest:
             pairs = list(_merged(classes, lane_class))
         if pairs:
             return [

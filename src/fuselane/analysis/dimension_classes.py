@@ -11,7 +11,6 @@ classes, so that a zero array shared by two unrelated values does not tie these 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, final
@@ -211,8 +210,10 @@ class DimensionClasses:
         """Marks classes that have two dimensions in one value, then settles `mixing`."""
         for instruction, nodes in self._all_values():
             if len(nodes) > 1:
-                counts = Counter(self.find(node) for node in nodes if self._size[node] > 1)
-                for root in (root for root, count in counts.items() if count > 1):
+                roots = [self.find(node) for node in nodes if self._size[node] > 1]
+                if len(set(roots)) == len(roots):
+                    continue
+                for root in dict.fromkeys(r for r in roots if roots.count(r) > 1):
                     self._repeated.add(root)
                     self.mixing.setdefault(root, (instruction, "pairs all along it with all"))
         for node, instruction, why in self._marks:

@@ -13,7 +13,7 @@ from fuselane.analysis.dimension_rules import find_classes
 from fuselane.analysis.lane_conditions import LaneCondition, prove
 from fuselane.analysis.lanes import LaneAnalysis
 from fuselane.analysis.leaving import Reduction, find_reductions, reduced_classes
-from fuselane.analysis.parallel_classes import Joiner, find_parallel, meets
+from fuselane.analysis.parallel_classes import Joiner, find_parallel, has_meetings, meets
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import WIDE_FLOATS
@@ -47,8 +47,10 @@ def find_meeting_lanes(
         region: The region.
         along: The lanes, if they are known.
     """
-    classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
+    if along is None and not has_meetings(loop):
+        return None
+    classes = find_classes(region)
     carried = classes.carried_classes(loop)
     reduced = reduced_classes(classes, find_reductions(loop.body))
     candidates = {**reduced, **carried}
@@ -92,7 +94,6 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
     They are those of the largest class that only reductions of the outermost loop mix, and of
     others of its size.
     """
-    classes = find_classes(region)
     loop = next(i for i in region.instructions if i.opcode == "while")
     reductions = [
         reduction
@@ -100,6 +101,9 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
         for reduction in find_reductions(computation)
         if _is_stage_of_meeting(reduction)
     ]
+    if not any(_has_stages(reduction) for reduction in reductions):
+        return []
+    classes = find_classes(region)
     candidates = {**reduced_classes(classes, reductions), **classes.carried_classes(loop)}
     members = {member for reduction in reductions for member in reduction.members}
     markings = {c: set(classes.marking(c) or ()) for c in candidates}
@@ -107,7 +111,11 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
     size = max((candidates[c][0] for c in mixed), default=0)
     marking = set().union(*(markings[c] for c in mixed if candidates[c][0] == size))
     taken = [r for r in reductions if not marking.isdisjoint(r.members)]
-    return [r for r in taken if len(r.members) > 1 or r.root.opcode == "dot"]
+    return [reduction for reduction in taken if _has_stages(reduction)]
+
+
+def _has_stages(reduction: Reduction) -> bool:
+    return len(reduction.members) > 1 or reduction.root.opcode == "dot"
 
 
 def _is_stage_of_meeting(reduction: Reduction) -> bool:

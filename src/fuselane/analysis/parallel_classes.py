@@ -86,6 +86,12 @@ def meets(classes: DimensionClasses, loop: HloInstruction, lane_class: int) -> b
     return marking is not None and all(is_meeting(by, loop) for by in marking)
 
 
+def has_meetings(loop: HloInstruction) -> bool:
+    """Whether a loop has instructions of its own that lanes might meet in: `is_meeting` says."""
+    instructions = (*loop.body.instructions, *loop.condition.instructions)
+    return any(instruction.opcode in ("copy", "reduce") for instruction in instructions)
+
+
 def is_meeting(instruction: HloInstruction, loop: HloInstruction) -> bool:
     """Whether all lanes of a loop may meet in an instruction of its own."""
     if instruction.opcode == "copy":

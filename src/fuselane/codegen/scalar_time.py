@@ -259,21 +259,27 @@ def _waiting_cycles(
     last, as far as a processor looks ahead."""
     working = {i: _latency_cycles(i, program, plan) for i in instructions}
     carried = _find_carried(computation)
-    done: dict[HloInstruction, float] = {}
-    begin: dict[HloInstruction, float] = {}
+    numbers = {instruction: n for n, instruction in enumerate(computation.instructions)}
+    steps = [
+        (n, [numbers[o] for o in i.operands if o in numbers], working.get(i))
+        for i, n in numbers.items()
+    ]
+    done = [0.0] * len(steps)
+    begin = list(done)
     ahead = Lookahead()
     finished = []
     for _ in range(_NUM_STEPS):
-        for instruction in computation.instructions:
-            start = begin.get(instruction, 0.0)
-            start = max([start, *(done.get(operand, 0.0) for operand in instruction.operands)])
-            if instruction in working:
-                start = max(start, ahead.opening())
-                latency, length = working[instruction]
-                start += latency
+        for n, operands, work in steps:
+            start = begin[n]
+            for operand in operands:
+                start = max(start, done[operand])
+            if work is not None:
+                latency, length = work
+                start = max(start, ahead.opening()) + latency
                 ahead.push(length, 0.0, start)
-            done[instruction] = start
-        begin = {first: done[last] for first, last in carried.items()}
+            done[n] = start
+        for first, last in carried.items():
+            begin[numbers[first]] = done[numbers[last]]
         finished.append(ahead.end)
     return (finished[-1] - finished[0]) / (_NUM_STEPS - 1)
 

@@ -147,7 +147,7 @@ def _form_found(
     name: str, copies: Copies, normal: NormalLoop, leaving: LaneAnalysis
 ) -> LaneProgram:
     if not leaving.leaving:
-        return _form_whole(normal, name)
+        return _form_whole(normal, name, found=leaving)
     try:
         partial = take_out_reductions(normal, leaving.leaving, leaving.num_lanes)
         return _form_whole(partial.normal, name, partial)
@@ -163,7 +163,13 @@ def _form_without_leaving(name: str, copies: Copies, failure: UnsupportedError) 
         raise failure from None
 
 
-def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = None) -> LaneProgram:
+def _form_whole(
+    normal: NormalLoop,
+    name: str,
+    partial: PartialLoop | None = None,
+    found: LaneAnalysis | None = None,
+) -> LaneProgram:
+    """Forms a loop as a whole, whose lanes are looked for if they have not been `found`."""
     region = normal.region
     loop = next(i for i in region.instructions if i.opcode == "while")
     combiners = {} if partial is None else get_combiners(normal, partial.epilogue)
@@ -172,7 +178,7 @@ def _form_whole(normal: NormalLoop, name: str, partial: PartialLoop | None = Non
         shares = [loop.body.root.operands[index] for index, how in combiners.items() if how]
         return find_lanes(region, along=shares[0] if shares else None)
 
-    analysis = find_again()
+    analysis = found or find_again()
     # What is summed up over the lanes leaves with the other dimensions that it has.
     while analysis.mergeable and partial is None:
         flatten(region, analysis.mergeable)

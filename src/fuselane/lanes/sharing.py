@@ -31,6 +31,7 @@ from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes, is_leaf
 from fuselane.analysis.dimension_rules import assign_class, find_classes
 from fuselane.analysis.meeting_lanes import LaneSeed
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.parallel_classes import is_meeting
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
@@ -52,6 +53,7 @@ _MINOR: Final = 1.1
 _OWNERS: Final = frozenset({"while", "conditional"})
 
 Lane = int | None
+_OperandLanes = Sequence[list[Lane] | None]
 
 
 def share_lanes(region: HloComputation) -> LaneSeed | None:
@@ -61,9 +63,12 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
         The lanes, or None if that can't be; the region is as it was then.
     """
     loop = next(i for i in region.instructions if i.opcode == "while")
+    sizes = (size for i in _all_in(loop.body) if i.shape.is_array for size in i.shape.dimensions)
+    if all(size < MIN_LANES for size in sizes):
+        return None
     classes = find_classes(region)
     work = _find_work(classes, loop)
-    mappings: dict[HloInstruction, _Mapping] = {}
+    mappings: dict[HloInstruction, _OperandLanes] = {}
     for lane_class in sorted(work, key=lambda c: work[c], reverse=True)[:MAX_TRIED]:
         sharing = _Sharing(classes, loop, lane_class, mappings)
         seeds = sharing.run() if sharing.is_possible() else []
@@ -140,7 +145,7 @@ class _Sharing:
         classes: DimensionClasses,
         loop: HloInstruction,
         lane_class: int,
-        mappings: dict[HloInstruction, _Mapping],
+        mappings: dict[HloInstruction, _OperandLanes],
     ) -> None:
         self._classes = classes
         self._loop = loop
@@ -226,12 +231,12 @@ class _Sharing:
             if owner.opcode in _OWNERS:
                 return () if owner in self._mixing else self._places(value)
             return self._possible(owner, wanted)[:1]
-        mapping = self._mapping(value)
-        return tuple(d for d in self._places(value) if mapping.operand_lanes(d) is not None)
+        operand_lanes = self._operand_lanes(value)
+        return tuple(d for d in self._places(value) if operand_lanes[d] is not None)
 
-    def _mapping(self, value: HloInstruction) -> _Mapping:
+    def _operand_lanes(self, value: HloInstruction) -> _OperandLanes:
         if value not in self._mappings:
-            self._mappings[value] = _Mapping.of(value)
+            self._mappings[value] = _find_operand_lanes(value)
         return self._mappings[value]
 
     def _is_mixed_in(self, owner: HloInstruction) -> bool:
@@ -289,7 +294,7 @@ class _Sharing:
             return [None] * len(value.operands)
         if value.shape.is_tuple:
             lane = next(iter(self._possible(value, None)), None)
-        lanes = None if lane is None else self._mapping(value).operand_lanes(lane)
+        lanes = None if lane is None else self._operand_lanes(value)[lane]
         return lanes or [None] * len(value.operands)
 
     def _places_of_operand(self, user: HloInstruction, index: int) -> tuple[int, ...]:
@@ -372,42 +377,28 @@ def _key(value: HloInstruction, lane: Lane) -> tuple[HloInstruction, Lane]:
     return value, lane if has_versions else None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Mapping:
-    """Which dimensions of an instruction's operands one of its result's is.
+def _find_operand_lanes(instruction: HloInstruction) -> _OperandLanes:
+    """Returns, for each dimension of a result, where the operands' lanes are if its own lie there.
 
-    Attributes:
-        classes: Classes of this instruction alone, in which each operand stands for itself.
-        result: The classes of its result.
-        operands: Those of its operands.
+    None for one along which the instruction mixes data. The instruction calls nothing but what
+    combines two values.
     """
-
-    classes: DimensionClasses
-    result: Nodes
-    operands: tuple[Nodes, ...]
-
-    @classmethod
-    def of(cls, instruction: HloInstruction) -> _Mapping:
-        """Returns the mapping of an instruction that calls nothing but what combines two values."""
-        classes = DimensionClasses()
-        stand_ins = []
-        for operand in instruction.operands:
-            stand_in = HloInstruction.create("parameter", operand.shape, name=operand.name)
-            classes.nodes[stand_in] = classes.fresh(operand.shape)
-            stand_ins.append(stand_in)
-        copy = instruction.clone(stand_ins)
-        assign_class(classes, copy)
-        classes.mark_repeated()
-        result = classes.nodes[copy] if copy in classes.nodes else classes.elements[copy][0]
-        return cls(classes, result, tuple(classes.nodes[i] for i in stand_ins))
-
-    def operand_lanes(self, lane: int) -> list[Lane] | None:
-        """Returns where the operands' lanes are if the result's lie along a dimension.
-
-        None if the instruction mixes data along it.
-        """
-        lane_class = self.classes.find(self.result[lane])
-        if self.classes.marking(lane_class) != []:
-            return None
-        return [self.classes.place(nodes, lane_class) for nodes in self.operands]
+    if instruction.opcode in ELEMENTWISE_OPCODES:
+        spread = [bool(operand.shape.dimensions) for operand in instruction.operands]
+        return [[d if has else None for has in spread] for d in range(instruction.shape.rank)]
+    classes = DimensionClasses()  # of this instruction alone, each operand standing for itself
+    stand_ins = []
+    for operand in instruction.operands:
+        stand_in = HloInstruction.create("parameter", operand.shape, name=operand.name)
+        classes.nodes[stand_in] = classes.fresh(operand.shape)
+        stand_ins.append(stand_in)
+    copy = instruction.clone(stand_ins)
+    assign_class(classes, copy)
+    classes.mark_repeated()
+    result = classes.nodes[copy] if copy in classes.nodes else classes.elements[copy][0]
+    return [
+        [classes.place(classes.nodes[i], lane_class) for i in stand_ins]
+        if classes.marking(lane_class) == []
+        else None
+        for lane_class in map(classes.find, result)
+    ]

@@ -130,7 +130,7 @@ _SHORT_SUM: Final = 8.0
 """Dots of matrices: operations for each product of a vector, and of how many products the time of
 each sum's beginning and end is."""
 _MIN_SHARED_US: Final = 10.0
-"""Dots that take longer run on all cores."""
+"""What YNNPACK computes, and dots, that take longer run on all cores."""
 
 
 def estimate_step_us(
@@ -254,7 +254,7 @@ class _Clock:
         if self.is_compiled:
             return time
         if instruction.opcode in _LIBRARY or instruction.fusion_kind == "kCustom":
-            is_shared = time > _MIN_SHARED_US and _holds_dot(instruction)
+            is_shared = time > _MIN_SHARED_US and _is_divided(instruction)
             return time / (self.num_cores if is_shared else 1) + self.costs.library_us
         tasks = _num_tasks(instruction)
         if tasks > 1:
@@ -402,11 +402,9 @@ def _has_clashing_rows(reduction: HloInstruction) -> bool:
     )
 
 
-def _holds_dot(instruction: HloInstruction) -> bool:
-    if instruction.opcode == "dot":
-        return True
-    called = instruction.called_computations
-    return bool(called) and any(i.opcode == "dot" for i in called[0].instructions)
+def _is_divided(instruction: HloInstruction) -> bool:
+    """Whether a library hands parts of its work to other threads."""
+    return instruction.opcode == "dot" or instruction.fusion_kind == "kCustom"
 
 
 def _num_matrices(dot: HloInstruction) -> int:

@@ -267,7 +267,10 @@ def _no_list(text: str) -> OptionError:
 
 def _parse_pass(name: str, settings_text: str) -> FusionPass:
     if name not in PASSES:
-        raise OptionError(f"There is no fusion pass {name!r}; there are {_list(PASSES)}.")
+        raise OptionError(
+            f"There is no fusion pass {name!r}; there are {_list(PASSES)},"
+            f" and the pipelines {_list(PIPELINES)}."
+        )
     value: Any = PASSES[name]
     for setting in filter(None, map(str.strip, settings_text.split(","))):
         key, equals, given = (part.strip() for part in setting.partition("="))

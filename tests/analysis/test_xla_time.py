@@ -59,6 +59,23 @@ def test_libraries_cost_more() -> None:
     assert difference == pytest.approx(COSTS.library_us, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["kCustom", "kLoop"])
+def test_libraries_divide_long_work_among_cores(kind: str) -> None:
+    """XLA's own loops only where XLA has split them, libraries once it takes 100 microseconds."""
+
+    def times_faster(size: int) -> float:
+        body = f"y = f32[{size}] fusion(e0), kind={kind}, calls=f"
+        more = f"f {{ q = f32[{size}] parameter(0)  ROOT r = f32[{size}] exponential(q) }}"
+        loop = loop_of(simple(body, f"f32[{size}]", more=more))
+        one, four = (
+            estimate_step_us(loop, COSTS, is_compiled=False, num_cores=cores) for cores in (1, 4)
+        )
+        return one / four
+
+    assert times_faster(262_144) == pytest.approx(4.0 if kind == "kCustom" else 1.0, rel=0.05)
+    assert times_faster(65_536) == pytest.approx(1.0)
+
+
 def test_a_librarys_sine_costs_what_its_exponential_does() -> None:
     """XLA's own, in the loops it makes itself, calls a function for each element."""
 

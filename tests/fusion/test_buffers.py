@@ -53,7 +53,7 @@ def test_read_before_it_is_overwritten() -> None:
         z = s32[] constant(1) s = f32[8] sine(x) u = f32[8] dynamic-update-slice(s, y, z)
         a = f32[8] abs(s) ROOT t = (f32[8], f32[8]) tuple(u, a) }""")
     assert run(module) == 0
-    assert named(module, "u").control_predecessors == [named(module, "a")]
+    assert named(module, "u").control_predecessors == (named(module, "a"),)
 
 
 def test_read_after_it_is_overwritten() -> None:

@@ -162,8 +162,8 @@ def test_control_edges_are_kept() -> None:
     fusion = fuser.fuse_siblings(at["p"], at["c"], LOOP)
     fuser.finish()
     verify(module)
-    assert fusion.control_predecessors == [at["z"]]
-    assert fusion.control_successors == [at["q"]]
+    assert fusion.control_predecessors == (at["z"],)
+    assert fusion.control_successors == (at["q"],)
 
 
 def test_last_user_of_a_fusion_takes_over_its_body() -> None:

@@ -77,6 +77,7 @@ def test_each_setting_can_be_changed(name: str) -> None:
         ("", "A pipeline is one of none, "),
         ("fuse-all", "There is no fusion pass 'fuse-all'; there are fixed-point, "),
         ("none{x=1}", "There is no fusion pass 'none'; there are fixed-point, "),
+        ("xla-2022", "and the pipelines none, xla-today-cpu, xla-today-gpu, xla-2021, xla-2023, "),
         ("fixed-point", "Passes stand in parentheses after `fixed-point`, and only there."),
         ("fusion-cse(fusion-merger)", "in parentheses after `fixed-point`, and only there."),
         ("fixed-point(fusion-cse", "'fixed-point(fusion-cse' is no list of passes such as"),

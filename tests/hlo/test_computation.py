@@ -212,3 +212,15 @@ def test_reachable_computations() -> None:
     module = xla.module_of(programs.ALL["calls"])
     order = reachable_computations([module.entry])
     assert order[-1] is module.entry and set(order) == set(module.computations)
+
+
+def test_reachable_computations_follow_what_is_called() -> None:
+    module = xla.module_of(programs.ALL["calls"])
+    fusion = next(i for i in module.entry.instructions if i.opcode == "fusion")
+    before, other = fusion.to_apply, HloComputation.create("other")
+    other.root = other.add(_parameter(0))
+    assert before in reachable_computations([module.entry])
+    fusion.call(other)
+    assert fusion.to_apply is other
+    after = reachable_computations([module.entry])
+    assert other in after and before not in after

@@ -147,12 +147,12 @@ def test_control_edges() -> None:
     c.add_control_predecessor(a)
     c.add_control_predecessor(a)
     b.add_control_predecessor(c)
-    assert (c.control_predecessors, a.control_successors) == ([a], [c])
+    assert (c.control_predecessors, a.control_successors) == ((a,), (c,))
     verify_computation(computation)
     d = computation.add(HloInstruction.create("copy", _F32, [p]), before=b)
     c.move_control_edges_to(d)
     assert not c.control_predecessors and not c.control_successors
-    assert d.control_predecessors == [a] and b.control_predecessors == [d]
+    assert d.control_predecessors == (a,) and b.control_predecessors == (d,)
     verify_computation(computation)
     d.drop_control_edges()
     assert not a.control_successors and not b.control_predecessors

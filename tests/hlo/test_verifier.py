@@ -52,11 +52,11 @@ _EDITS: dict[str, tuple[_Edit, str]] = {
         "Control predecessor",
     ),
     "control mirror": (
-        lambda m, i: i["loop"].control_predecessors.append(i["input"]),
+        lambda m, i: setattr(i["loop"], "control_predecessors", (i["input"],)),
         "successors",
     ),
     "extra successor": (
-        lambda m, i: i["input"].control_successors.append(i["loop"]),
+        lambda m, i: setattr(i["input"], "control_successors", (i["loop"],)),
         "listed as after",
     ),
     "same id": (lambda m, i: setattr(i["input"], "id", i["zero"].id), "not unique"),
@@ -77,7 +77,10 @@ _EDITS: dict[str, tuple[_Edit, str]] = {
     ),
     "element index": (lambda m, i: setattr(i["out"].proto, "tuple_index", 2), "element 2 of 2"),
     "loop shape": (lambda m, i: setattr(i["loop"], "shape", i["input"].shape), "its operand"),
-    "swapped callees": (lambda m, i: i["loop"].called_computations.reverse(), "root of condition"),
+    "swapped callees": (
+        lambda m, i: i["loop"].call(i["loop"].condition, i["loop"].body),
+        "root of condition",
+    ),
     "foreign callee": (
         lambda m, i: m.computations.remove(i["loop"].body),
         "not in module",

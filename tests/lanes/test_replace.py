@@ -345,7 +345,7 @@ def test_loop_put_back_into_its_small_call() -> None:
     last = find(module, "last")
     (call,) = last.operands
     assert is_small_call(call) and call.operands == [find(module, "init")]
-    assert call.control_predecessors == [find(module, "state")]
+    assert call.control_predecessors == (find(module, "state"),)
     loop = call.to_apply.root
     assert loop.name == "loop" and loop.operands == call.to_apply.parameters
     assert loop.body.name == "body" and not is_small_loop(loop)

@@ -131,6 +131,9 @@ _SHORT_SUM: Final = 8.0
 each sum's beginning and end is."""
 _MIN_SHARED_US: Final = 10.0
 """Dots that take longer run on all cores."""
+_MIN_DIVIDED_US: Final = 100.0
+"""Fusions without dots that YNNPACK computes and that take longer do: measured, exponentials of
+1024 rows of 256 took 92 us on two cores and 171 on one, those of 512 rows the same on both."""
 
 
 def estimate_step_us(
@@ -254,7 +257,7 @@ class _Clock:
         if self.is_compiled:
             return time
         if instruction.opcode in _LIBRARY or instruction.fusion_kind == "kCustom":
-            is_shared = time > _MIN_SHARED_US and _holds_dot(instruction)
+            is_shared = time > _min_shared_us(instruction)
             return time / (self.num_cores if is_shared else 1) + self.costs.library_us
         tasks = _num_tasks(instruction)
         if tasks > 1:
@@ -400,6 +403,13 @@ def _has_clashing_rows(reduction: HloInstruction) -> bool:
         and shape.strides[d] * shape.element_type.byte_size % _PAGE_BYTES == 0
         for d in reduction.dimensions
     )
+
+
+def _min_shared_us(instruction: HloInstruction) -> float:
+    """Returns the time from which on a library divides its work among cores."""
+    if _holds_dot(instruction):
+        return _MIN_SHARED_US
+    return _MIN_DIVIDED_US if instruction.fusion_kind == "kCustom" else math.inf
 
 
 def _holds_dot(instruction: HloInstruction) -> bool:

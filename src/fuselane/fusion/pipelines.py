@@ -133,16 +133,16 @@ def refines(pipeline: Sequence[FusionPass]) -> bool:
 
 
 def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog:
-    """Runs passes one after the other, verifies the module after each, and returns their log.
+    """Runs passes one after the other, verifies what comes out, and returns their log.
 
     Raises:
         VerificationError: if a pass broke a rule of HLO.
     """
     separate_bodies(module)
     log = FusionLog()
-    for fusion_pass in pipeline:
-        if fusion_pass.run(module, log):
-            verify(module)
+    changed = [fusion_pass.run(module, log) for fusion_pass in pipeline]
+    if any(changed):
+        verify(module)
     return log
 
 
@@ -267,7 +267,10 @@ def _no_list(text: str) -> OptionError:
 
 def _parse_pass(name: str, settings_text: str) -> FusionPass:
     if name not in PASSES:
-        raise OptionError(f"There is no fusion pass {name!r}; there are {_list(PASSES)}.")
+        raise OptionError(
+            f"There is no fusion pass {name!r}; there are {_list(PASSES)},"
+            f" and the pipelines {_list(PIPELINES)}."
+        )
     value: Any = PASSES[name]
     for setting in filter(None, map(str.strip, settings_text.split(","))):
         key, equals, given = (part.strip() for part in setting.partition("="))

@@ -40,7 +40,7 @@ def separate_bodies(module: HloModule) -> None:
             if fusion.opcode != "fusion":
                 continue
             if fusion.to_apply in seen:
-                fusion.called_computations[:] = [module.add(clone_computation(fusion.to_apply))]
+                fusion.call(module.add(clone_computation(fusion.to_apply)))
             seen.add(fusion.to_apply)
 
 

@@ -101,13 +101,12 @@ class HloComputation:
     def connect_callees(self, computations: Mapping[int, HloComputation]) -> None:
         """Finds, by id, the computations that the instructions of a freshly read one call."""
         for instruction in self.instructions:
-            for callee_id in instruction.proto.called_computation_ids[:]:
-                callee = computations.get(callee_id)
-                if callee is None:
-                    raise VerificationError(
-                        f"{instruction.name} calls a computation that is not there."
-                    )
-                instruction.called_computations.append(callee)
+            ids = instruction.proto.called_computation_ids[:]
+            if not all(callee_id in computations for callee_id in ids):
+                raise VerificationError(
+                    f"{instruction.name} calls a computation that is not there."
+                )
+            instruction.call(*[computations[i] for i in ids])
 
     def write_to(self, message: Message) -> None:
         """Writes the computation, instructions in post order, into an empty HloComputationProto."""
@@ -417,7 +416,11 @@ def instructions_with_branches(computation: HloComputation) -> Iterator[HloInstr
 
 def reachable_computations(roots: Iterable[HloComputation]) -> list[HloComputation]:
     """Returns `roots` and all they call, directly or not, callees first."""
-    return post_order(roots, _callees)
+    return post_order(roots, _known_callees)
+
+
+def _known_callees(computation: HloComputation) -> list[HloComputation]:
+    return computation.fact(_callees)
 
 
 def _callees(computation: HloComputation) -> list[HloComputation]:
@@ -426,13 +429,15 @@ def _callees(computation: HloComputation) -> list[HloComputation]:
 
 def _dependencies(instruction: HloInstruction) -> list[HloInstruction]:
     if instruction.control_predecessors:
-        return instruction.operands + instruction.control_predecessors
+        return [*instruction.operands, *instruction.control_predecessors]
     return instruction.operands
 
 
 _operands: Final[Callable[[HloInstruction], list[HloInstruction]]] = attrgetter("operands")
 _control_predecessors: Final = attrgetter("control_predecessors")
-_called: Final[Callable[[HloInstruction], list[HloComputation]]] = attrgetter("called_computations")
+_called: Final[Callable[[HloInstruction], Iterable[HloComputation]]] = attrgetter(
+    "called_computations"
+)
 
 _KEPT: Final = SIDE_EFFECT_OPCODES | {"custom-call", "parameter"}
 """Opcodes of instructions that may not be dropped though nobody reads them."""

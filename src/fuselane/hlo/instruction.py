@@ -76,7 +76,7 @@ class HloInstruction:
         control_predecessors: Instructions that must run before; change through
             `add_control_predecessor`.
         control_successors: The other direction.
-        called_computations: A while has its body first, then its condition.
+        called_computations: A while has its body first, then its condition; change through `call`.
         parameter_number: Position of a parameter; 0 for all else.
         computation: Where it is, or None.
         proto: The HloInstructionProto; copies share one until it is asked for.
@@ -110,9 +110,9 @@ class HloInstruction:
         self.shape = shape
         self.operands: list[HloInstruction] = []
         self.users: list[HloInstruction] = []
-        self.control_predecessors: list[HloInstruction] = []
-        self.control_successors: list[HloInstruction] = []
-        self.called_computations: list[HloComputation] = []
+        self.control_predecessors: tuple[HloInstruction, ...] = ()
+        self.control_successors: tuple[HloInstruction, ...] = ()
+        self.called_computations: tuple[HloComputation, ...] = ()
         self.parameter_number: int = proto.parameter_number
         self.computation: HloComputation | None = None
         self._proto: Message = proto
@@ -151,7 +151,7 @@ class HloInstruction:
             is_array = isinstance(literal, np.ndarray | np.generic)
             proto.literal.CopyFrom(numpy_to_literal(literal, shape) if is_array else literal)
         instruction.connect(list(operands))
-        instruction.called_computations.extend(called_computations)
+        instruction.called_computations = tuple(called_computations)
         return instruction
 
     @classmethod
@@ -178,7 +178,7 @@ class HloInstruction:
         copy = self.copy_with(list(operands))
         copy.id = next(_detached_ids)
         if called_computations is not None:
-            copy.called_computations[:] = called_computations
+            copy.called_computations = tuple(called_computations)
         if shape is not None:
             copy.shape = shape
         if name:
@@ -194,9 +194,8 @@ class HloInstruction:
         copy.shape = self.shape
         copy.operands = operands
         copy.users = []
-        copy.control_predecessors = []
-        copy.control_successors = []
-        copy.called_computations = self.called_computations.copy()
+        copy.control_predecessors = copy.control_successors = ()
+        copy.called_computations = self.called_computations
         copy.parameter_number = self.parameter_number
         copy.computation = None
         copy._proto = self._proto
@@ -332,9 +331,9 @@ class HloInstruction:
     def add_control_predecessor(self, predecessor: HloInstruction) -> None:
         """Requires `predecessor`, of the same computation, to run before this instruction."""
         if predecessor not in self.control_predecessors:
-            self.control_predecessors.append(predecessor)
+            self.control_predecessors += (predecessor,)
             self._note_edit()
-            predecessor.control_successors.append(self)
+            predecessor.control_successors += (self,)
 
     def move_control_edges_to(self, new: HloInstruction) -> None:
         """Takes all control edges off this instruction and puts them on `new`.
@@ -358,11 +357,15 @@ class HloInstruction:
         if not (self.control_predecessors or self.control_successors):
             return
         for predecessor in self.control_predecessors:
-            predecessor.control_successors.remove(self)
+            predecessor.control_successors = _without(predecessor.control_successors, self)
         for successor in self.control_successors:
-            successor.control_predecessors.remove(self)
-        self.control_predecessors.clear()
-        self.control_successors.clear()
+            successor.control_predecessors = _without(successor.control_predecessors, self)
+        self.control_predecessors = self.control_successors = ()
+        self._note_edit()
+
+    def call(self, *computations: HloComputation) -> None:
+        """Makes these the called computations."""
+        self.called_computations = computations
         self._note_edit()
 
     def _note_edit(self) -> None:
@@ -536,6 +539,13 @@ class HloInstruction:
         if index >= len(self.called_computations):
             raise VerificationError(f"{self.name}, a {self.opcode}, lacks a called computation.")
         return self.called_computations[index]
+
+
+def _without(
+    instructions: tuple[HloInstruction, ...], gone: HloInstruction
+) -> tuple[HloInstruction, ...]:
+    """Returns them but for one."""
+    return tuple(instruction for instruction in instructions if instruction is not gone)
 
 
 def _places(instructions: list[HloInstruction], wanted: HloInstruction) -> Iterator[int]:

@@ -35,7 +35,7 @@ def is_schedule(sequence: Sequence[int], computation: HloComputation) -> bool:
     return all(
         position.get(before.id, len(sequence)) < position.get(instruction.id, -1)
         for instruction in computation.instructions
-        for before in instruction.operands + instruction.control_predecessors
+        for before in (*instruction.operands, *instruction.control_predecessors)
     ) and all(instruction.id in position for instruction in computation.instructions)
 
 

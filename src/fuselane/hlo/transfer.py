@@ -82,8 +82,7 @@ def _clone(
         clone = instruction.clone([made[operand] for operand in instruction.operands])
         for predecessor in instruction.control_predecessors:
             clone.add_control_predecessor(made[predecessor])
-        called = clone.called_computations
-        called[:] = [callees[callee] for callee in called]
+        clone.call(*[callees[callee] for callee in clone.called_computations])
         clone.computation = copy
         made[instruction] = clone
     copy.instructions.extend(made.values())

@@ -152,7 +152,8 @@ class _Spread:
         elements = [self.builder.element(parameter, i) for i in range(len(shape.tuple_shapes))]
         self.spreading.run(body, elements, self._known)
         following = [self._following(i, element) for i, element in enumerate(elements)]
-        loop.called_computations[0] = self.builder.finish(self.builder.make_tuple(following))
+        changed = self.builder.finish(self.builder.make_tuple(following))
+        loop.call(changed, loop.condition)
         loop.proto.backend_config = b""
 
     def _following(self, index: int, element: HloInstruction) -> HloInstruction:

@@ -266,3 +266,33 @@ def test_updates_put_together_are_read_part_by_part() -> None:
     assert not compiled.program.has_lanes
     blocks = re.split(r"\n\S+:\n", compiled.code.ir)
     assert max(block.count(" = select") for block in blocks) <= 4
+
+
+@pytest.mark.parametrize("computation", ["add", "minimum"])
+def test_what_is_outside_is_not_written_back(computation: str) -> None:
+    """Without lanes: a branch around the update, instead of a select of what is there."""
+    body = """
+      u = f32[1500] broadcast(seven), dimensions={}
+      s = f32[500] scatter(e0, e1, u), update_window_dims={}, inserted_window_dims={0},
+        scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=take"""
+    taken = f"""
+    take {{
+      p = f32[] parameter(0)
+      q = f32[] parameter(1)
+      ROOT s = f32[] {computation}(p, q)
+    }}"""
+    body = "seven = f32[] constant(7)" + body
+    module = counting_loop(body, ["s", "e1"], ["f32[500]", "s32[1500,1]"], trip_count=2, more=taken)
+
+    def step(_: int, x: NumpyArray, at: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
+        result = x.copy()
+        inside = at[(at >= 0) & (at < 500)]
+        (np.add if computation == "add" else np.minimum).at(result, inside, np.float32(7))
+        return result, at
+
+    generator = np.random.default_rng(0)
+    x = generator.integers(-9, 19, 500).astype(np.float32)
+    at = generator.integers(-20, 520, (1500, 1)).astype(np.int32)
+    compiled = check(module, step, 2, x, at)
+    assert not compiled.program.has_lanes
+    assert not re.search(r" = select .*float ", compiled.code.ir)

@@ -28,6 +28,7 @@ from fuselane.codegen.liveness import overwritable
 from fuselane.codegen.loops import emit_for_each
 from fuselane.codegen.reduction import apply_computation
 from fuselane.codegen.slices import bounded_index
+from fuselane.codegen.types import is_vector
 from fuselane.errors import CodegenError
 from fuselane.hlo.indexed import get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
@@ -151,6 +152,14 @@ class _Scatter:
             hit = self._hit(at)
             if hit.is_inside is False:
                 return
+            if isinstance(hit.is_inside, bool) or is_vector(hit.is_inside):
+                write(hit, at)
+                return
+            # Guessed by the processor, and cheaper than to write back what is there.
+            with place.builder.if_then(hit.is_inside, likely=True):
+                write(hit._replace(is_inside=True), at)
+
+        def write(hit: _Hit, at: Element) -> None:
             old = [target.get(place, hit.element) for target in memory]
             for target, new, before in zip(memory, self._combine(old, at), old, strict=True):
                 target.put(place, hit.element, choose(place, hit.is_inside, new, before))

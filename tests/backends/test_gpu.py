@@ -721,6 +721,34 @@ def test_lanes_that_meet_are_left_to_xla_where_one_multiprocessor_takes_too_long
     assert not decide(1_000_000)
 
 
+def test_what_xla_has_to_compute_as_well_is_reckoned_with() -> None:
+    """Its threads draw a step's random numbers too: by how much longer one thread of ours takes for
+    more of them, so do XLA's."""
+
+    def step_us(num_rounds: int, num_lanes: int) -> tuple[float, float]:
+        def program(x: jax.Array) -> jax.Array:
+            def step(_: Any, x: jax.Array) -> jax.Array:
+                for count in range(num_rounds):
+                    x = (x << 13 | x >> 19) ^ x + count
+                return x
+
+            return jax.lax.fori_loop(0, 200, step, x)
+
+        words = jax.ShapeDtypeStruct((num_lanes,), jnp.uint32)
+        lowered = jax.jit(program).lower(words).compiler_ir("hlo")
+        module = HloModule.from_bytes(lowered.as_serialized_hlo_module_proto())
+        (loop,) = (i for c in module.computations for i in c.instructions if i.opcode == "while")
+        found = lane_program(program, words)
+        backend = GpuBackend(Options(), H100)
+        ours, _ = backend.kernel_us(found, backend.plan(found))
+        return backend.xla_step_us(loop, is_compiled=False), ours
+
+    for num_lanes in (2048, 10**6):
+        few, many = step_us(1, num_lanes), step_us(101, num_lanes)
+        xla_us, ours = (after - before for before, after in zip(few, many, strict=True))
+        assert xla_us == pytest.approx(ours, rel=0.25)
+
+
 def test_state_beyond_the_registers_is_reckoned_with() -> None:
     def kernel_us(count: int) -> float:
         def program(x: jax.Array) -> Any:

@@ -839,16 +839,24 @@ def test_cartpole_is_one_launch(name: str) -> None:
     assert usage.spill_bytes == 0
 
 
-def test_the_gpu_benchmark_says_that_there_is_no_gpu() -> None:
+def test_the_gpu_benchmark_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
     environment = {"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
     if shutil.which("nvidia-smi", path=environment["PATH"]):
         pytest.skip("there is one")
     run = subprocess.run(
-        [str(script)], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [str(script), "--results", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert run.returncode == 2
     assert run.stderr.strip().endswith("nvidia-smi is missing.")
+    page, data = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert "Nothing was measured. There is no NVIDIA GPU" in page.read_text(encoding="utf-8")
+    assert json.loads(data.read_text(encoding="utf-8"))["machine"]
 
 
 @needs_gpu_extra

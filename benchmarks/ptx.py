@@ -130,7 +130,7 @@ class Recorder:
 
         vars(cpu).update(build_planned=built)
         vars(replacing).update(pick=picked)
-        Kernels.replace = replaced  # type: ignore[method-assign]
+        Kernels.replace = replaced  # type: ignore[method-assign, assignment]
 
     def _assembled(self, program: LaneProgram, place: Place) -> KernelRow:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]

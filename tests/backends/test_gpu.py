@@ -735,7 +735,7 @@ def test_what_xla_has_to_compute_as_well_is_reckoned_with() -> None:
             return jax.lax.fori_loop(0, 200, step, x)
 
         words = jax.ShapeDtypeStruct((num_lanes,), jnp.uint32)
-        lowered = jax.jit(program).lower(words).compiler_ir("hlo")
+        lowered: Any = jax.jit(program).lower(words).compiler_ir("hlo")
         module = HloModule.from_bytes(lowered.as_serialized_hlo_module_proto())
         (loop,) = (i for c in module.computations for i in c.instructions if i.opcode == "while")
         found = lane_program(program, words)

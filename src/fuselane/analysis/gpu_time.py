@@ -14,7 +14,6 @@ the pace at which a stream takes them. None of it has been fitted to measurement
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Final
 
@@ -92,8 +91,11 @@ def _arithmetic_us(instructions: Sequence[HloInstruction], gpu: GpuDescription) 
     thread waits for and what all of them issue."""
     costs = [OPCODE_COST[instruction.opcode] for instruction in instructions]
     chain = _LATENCY_CYCLES * sum(costs)
-    sizes = (instruction.shape.num_elements for instruction in instructions)
-    issued = sum(map(operator.mul, costs, sizes)) / (gpu.fp32_units * gpu.num_multiprocessors)
+    all_costs = sum(
+        cost * instruction.shape.num_elements
+        for cost, instruction in zip(costs, instructions, strict=True)
+    )
+    issued = all_costs / (gpu.fp32_units * gpu.num_multiprocessors)
     return max(chain, issued) / (gpu.clock_ghz * 1e3)
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Everything there is to see on a machine with an NVIDIA GPU, in about nine minutes: correctness, CartPole, the suite.
 #
-#     benchmarks/gpu.sh [--packages FOLDER] [--seconds S]
+#     benchmarks/gpu.sh [--packages FOLDER] [--seconds S] [--results FOLDER]
 #
 # Uses the Python in $PYTHON (default python3) and the JAX it has (0.10.2 or later, with CUDA); downloads nothing. Writes
-# benchmarks/results/gpu-DATE-DEVICE.json and .md, and copies both to $OUT if that is set. What is missing is left out and named.
+# benchmarks/results/gpu-DATE-DEVICE.json and .md, and copies both to $OUT if that is set. What is missing is left out and named;
+# without a GPU the files say so.
 set -u
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit
 export PYTHONPATH="$PWD/../src:$PWD:$PWD/..${PYTHONPATH:+:$PYTHONPATH}"
 export FUSELANE_GPU=1 XLA_PYTHON_CLIENT_PREALLOCATE=false TF_CPP_MIN_LOG_LEVEL=3
 exec "${PYTHON:-python3}" -m card.run "$@"

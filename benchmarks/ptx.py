@@ -1,8 +1,9 @@
 """PTX for the loops that the CPU back end fuses in tests and in the suite, assembled by ptxas.
 
-Every lane program that the tests (or the suite's programs) turn into a kernel for the CPU is turned
-into PTX too, for one GPU model, and assembled: no GPU is needed. The table tells how many there
-are, why the others are not, and what registers and spills they take.
+Every loop that becomes a kernel for the CPU in the tests (or the suite's programs) is turned into
+PTX too, for one GPU model, and assembled: no GPU is needed. Where the CPU has lanes see each other,
+that is the loop without them; what XLA:GPU would not let us do counts as refused. The table tells
+how many there are, why the others are not, and what registers and spills they take.
 
     python benchmarks/ptx.py --tests tests/differential --gpu h100 --json docs/data/ptx.json
     python benchmarks/ptx.py --suite --packages PATH --gpu h100
@@ -37,15 +38,20 @@ import jax
 import pytest
 
 import fuselane
+from fuselane import replacing
 from fuselane.backends import cpu
+from fuselane.backends.backend import Backend, Planned, pick
+from fuselane.backends.gpu import GpuBackend
 from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.codegen.llvm import compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import build_threads
-from fuselane.codegen.thread_plan import make_thread_plan
+from fuselane.config import Options
 from fuselane.errors import FuselaneError, UnsupportedError
 from fuselane.gpu import GPUS, GpuDescription
+from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 from fuselane.machine import describe_machine
+from fuselane.replacing import Kernels, Place
 from fuselane.xla.ptxas import assemble
 from fuselane.xla.toolchain import find_toolchain
 from programs import PROGRAMS
@@ -55,10 +61,13 @@ MANY_REGISTERS: Final = 200
 """Of the 255 there are; threads that have more have spills soon."""
 
 
+AHEAD: Final = "It runs ahead of what XLA calls back for, which is for CPUs only."
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """What became of one lane program.
+    """What became of one loop.
 
     Attributes:
         key: Of its code for the CPU; other shares may have the same.
@@ -82,38 +91,56 @@ class KernelRow:
 @final
 @dataclass(slots=True)
 class Recorder:
-    """Assembles the PTX of every lane program that becomes a kernel for the CPU, each once.
+    """Assembles the PTX of every loop that becomes a kernel for the CPU, each once.
 
     Attributes:
         gpu: What the PTX is for.
         ptxas: NVIDIA's assembler.
         program: The program at hand; a test is its own.
-        rows: What became of each lane program, by key.
+        rows: What became of each loop, by key.
     """
 
     gpu: GpuDescription
     ptxas: Path
     program: str = ""
     rows: dict[str, KernelRow] = field(default_factory=dict)
+    _formed: LaneProgram | None = None
+    _key: str = ""
 
     def install(self) -> None:
         """Looks over the shoulder of the CPU's back end."""
 
+        def picked(program: LaneProgram, backend: Backend) -> Planned:
+            self._formed = self._formed or program
+            return pick(program, backend)
+
         def built(program: LaneProgram, *arguments: Any, **keywords: Any) -> KernelCode:
             code = build_planned(program, *arguments, **keywords)
-            key = hashlib.sha256(code.ir.encode()).hexdigest()
-            if key not in self.rows:
-                self.rows[key] = self._assembled(key, program)
+            self._key = self._key or hashlib.sha256(code.ir.encode()).hexdigest()
             return code
 
-        vars(cpu).update(build_planned=built)
+        replace_loop = Kernels.replace
 
-    def _assembled(self, key: str, program: LaneProgram) -> KernelRow:
+        def replaced(kernels: Kernels, loop: HloInstruction, place: Place, *rest: Any) -> Any:
+            self._formed, self._key = None, ""
+            refused = replace_loop(kernels, loop, place, *rest)
+            if refused is None and self._formed is not None and self._key not in self.rows:
+                self.rows[self._key] = self._assembled(self._formed, place)
+            return refused
+
+        vars(cpu).update(build_planned=built)
+        vars(replacing).update(pick=picked)
+        Kernels.replace = replaced  # type: ignore[method-assign, assignment]
+
+    def _assembled(self, program: LaneProgram, place: Place) -> KernelRow:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
-        row = KernelRow(key=key, program=self.program or test)
+        row = KernelRow(key=self._key, program=self.program or test)
+        if place.ahead is not None:
+            return replace(row, refusal=AHEAD)
         start = time.perf_counter()
         try:
-            code = build_threads(program, make_thread_plan(program, self.gpu), self.gpu)
+            plan = GpuBackend(Options(), self.gpu).plan(program)
+            code = build_threads(program, plan, self.gpu)
             text = compile_ptx(code.ir, nvptx_target(self.gpu.compute_capability))
         except UnsupportedError as error:
             return replace(row, refusal=error.decision.sentence)

@@ -23,6 +23,7 @@ from card.child import run_group
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 BENCHMARKS: Final = Path(__file__).resolve().parents[1]
 TESTS: Final = BENCHMARKS.parent / "tests"
+NO_GPU: Final = "There is no NVIDIA GPU here, or no driver: nvidia-smi is missing."
 SHARES: Final = {"loops": 0.10, "cartpole": 0.30, "suite": 0.30, "peers": 0.12, "tests": 0.18}
 """Parts in order, with their shares of the time."""
 
@@ -33,16 +34,19 @@ def main() -> int:
     parser.add_argument("--packages", default="", help="a folder with the suite's packages")
     parser.add_argument("--seconds", type=float, default=500, help="time for all parts together")
     parser.add_argument("--only", nargs="+", choices=sorted(SHARES), default=list(SHARES))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
     parser.add_argument(
         "--dry", action="store_true", help="every part at its smallest, on the CPU; writes nothing"
     )
     options = parser.parse_args()
     if options.dry:
         return rehearse(options)
-    if shutil.which("nvidia-smi") is None:
-        print("There is no NVIDIA GPU here, or no driver: nvidia-smi is missing.", file=sys.stderr)
-        return 2
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M"), "machine": describe()}
+    if shutil.which("nvidia-smi") is None:
+        found["nothing measured"] = NO_GPU
+        write(found, options.results)
+        print(NO_GPU, file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as folder:
         for part in options.only:
             seconds = options.seconds * SHARES[part]
@@ -50,8 +54,8 @@ def main() -> int:
             command = list_command(part, out, seconds, options)
             print(f"== {part}, at most {seconds:.0f} s", file=sys.stderr, flush=True)
             found[part] = run_part(command, out, seconds)
-            write(found)
-    print((RESULTS / f"{stem(found)}.md").read_text(encoding="utf-8"))
+            write(found, options.results)
+    print(make_page(found))
     return int(is_wrong(found))
 
 
@@ -141,12 +145,12 @@ def stem(found: Mapping[str, Any]) -> str:
     return f"gpu-{found['date'][:10]}-{card.strip('-') or 'unknown'}"
 
 
-def write(found: Mapping[str, Any]) -> None:
+def write(found: Mapping[str, Any], folder: Path) -> None:
     """Writes what there is so far."""
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     page = make_page(found)
     for suffix, text in (("json", json.dumps(found, indent=1)), ("md", page)):
-        path = RESULTS / f"{stem(found)}.{suffix}"
+        path = folder / f"{stem(found)}.{suffix}"
         path.write_text(text + "\n", encoding="utf-8")
         if os.environ.get("OUT"):
             shutil.copy(path, os.environ["OUT"])
@@ -156,6 +160,8 @@ def make_page(found: Mapping[str, Any]) -> str:
     """Returns the results as Markdown."""
     lines = [f"# {found['machine']['card']}, {found['date']}", ""]
     lines += [f"- {name}: {value}" for name, value in found["machine"].items()]
+    if "nothing measured" in found:
+        lines += ["", f"Nothing was measured. {found['nothing measured']}"]
     for part in SHARES:
         if part not in found:
             continue

@@ -721,6 +721,34 @@ def test_lanes_that_meet_are_left_to_xla_where_one_multiprocessor_takes_too_long
     assert not decide(1_000_000)
 
 
+def test_what_xla_has_to_compute_as_well_is_reckoned_with() -> None:
+    """Its threads draw a step's random numbers too: by how much longer one thread of ours takes for
+    more of them, so do XLA's."""
+
+    def step_us(num_rounds: int, num_lanes: int) -> tuple[float, float]:
+        def program(x: jax.Array) -> jax.Array:
+            def step(_: Any, x: jax.Array) -> jax.Array:
+                for count in range(num_rounds):
+                    x = (x << 13 | x >> 19) ^ x + count
+                return x
+
+            return jax.lax.fori_loop(0, 200, step, x)
+
+        words = jax.ShapeDtypeStruct((num_lanes,), jnp.uint32)
+        lowered: Any = jax.jit(program).lower(words).compiler_ir("hlo")
+        module = HloModule.from_bytes(lowered.as_serialized_hlo_module_proto())
+        (loop,) = (i for c in module.computations for i in c.instructions if i.opcode == "while")
+        found = lane_program(program, words)
+        backend = GpuBackend(Options(), H100)
+        ours, _ = backend.kernel_us(found, backend.plan(found))
+        return backend.xla_step_us(loop, is_compiled=False), ours
+
+    for num_lanes in (2048, 10**6):
+        few, many = step_us(1, num_lanes), step_us(101, num_lanes)
+        xla_us, ours = (after - before for before, after in zip(few, many, strict=True))
+        assert xla_us == pytest.approx(ours, rel=0.25)
+
+
 def test_state_beyond_the_registers_is_reckoned_with() -> None:
     def kernel_us(count: int) -> float:
         def program(x: jax.Array) -> Any:
@@ -811,16 +839,24 @@ def test_cartpole_is_one_launch(name: str) -> None:
     assert usage.spill_bytes == 0
 
 
-def test_the_gpu_benchmark_says_that_there_is_no_gpu() -> None:
+def test_the_gpu_benchmark_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
     environment = {"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
     if shutil.which("nvidia-smi", path=environment["PATH"]):
         pytest.skip("there is one")
     run = subprocess.run(
-        [str(script)], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [str(script), "--results", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert run.returncode == 2
     assert run.stderr.strip().endswith("nvidia-smi is missing.")
+    page, data = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert "Nothing was measured. There is no NVIDIA GPU" in page.read_text(encoding="utf-8")
+    assert json.loads(data.read_text(encoding="utf-8"))["machine"]
 
 
 @needs_gpu_extra

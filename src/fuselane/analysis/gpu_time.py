@@ -1,11 +1,12 @@
 """How long XLA:GPU and a kernel of ours take for a step of a loop, by rough estimate.
 
-XLA launches every kernel of a loop's body again in each step; for small arrays launching is all it
-takes. A thread of ours goes on to the next step at once: it is bound by how fast the schedulers of
-its multiprocessor issue, or by how long one instruction waits for the one before.
+XLA launches every kernel of a loop's body again in each step; for small arrays and short bodies
+launching is all it takes. A thread of ours goes on to the next step at once: it is bound by how
+fast the schedulers of its multiprocessor issue, or by how long one instruction waits for the one
+before. So are the threads of XLA's kernels, which have a thread for every element.
 
-Where XLA has yet to fuse, it is taken to leave as few kernels as it did at best: better a loop too
-few than one that is slower.
+Where XLA has yet to fuse, it is taken to leave as few kernels as it did at best, in which nothing
+is computed twice: better a loop too few than one that is slower.
 
 Source of XLA's side: XLA's `gpu_performance_model_base.h` (launches, bandwidth), with launches at
 the pace at which a stream takes them. None of it has been fitted to measurements yet.
@@ -13,9 +14,10 @@ the pace at which a stream takes them. None of it has been fitted to measurement
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
+from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.opcodes import FREE_OPCODES, LANE_OPCODES
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.gpu import WARP_LANES, GpuDescription
@@ -79,8 +81,22 @@ def _computation_us(computation: HloComputation, gpu: GpuDescription) -> float:
         return sum(_instruction_us(instruction, gpu) for instruction in instructions)
     others = set(instructions).difference(fusible)
     moved = sum(_written_bytes(value) for value in _changed(computation))
-    fused = max(_FUSED_KERNELS * LAUNCH_US, 2 * moved / gpu.memory_bytes_per_s * 1e6)
+    fused = _FUSED_KERNELS * LAUNCH_US + _arithmetic_us(fusible, gpu)
+    fused = max(fused, 2 * moved / gpu.memory_bytes_per_s * 1e6)
     return fused + sum(_instruction_us(instruction, gpu) for instruction in others)
+
+
+def _arithmetic_us(instructions: Sequence[HloInstruction], gpu: GpuDescription) -> float:
+    """Returns the time of elementwise work with a thread for each element: the longer of what one
+    thread waits for and what all of them issue."""
+    costs = [OPCODE_COST[instruction.opcode] for instruction in instructions]
+    chain = _LATENCY_CYCLES * sum(costs)
+    all_costs = sum(
+        cost * instruction.shape.num_elements
+        for cost, instruction in zip(costs, instructions, strict=True)
+    )
+    issued = all_costs / (gpu.fp32_units * gpu.num_multiprocessors)
+    return max(chain, issued) / (gpu.clock_ghz * 1e3)
 
 
 def _changed(computation: HloComputation) -> list[HloInstruction]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.periods import find_period
 from tests.hlo.xla import compiled
@@ -24,10 +25,17 @@ def _periods(condition: Callable[..., Any]) -> list[int | None]:
 
         return lax.fori_loop(0, n, step, x)
 
-    module = HloModule.from_bytes(compiled(program, jnp.arange(8.0), 5))
-    (conditional,) = (
-        i for c in module.computations for i in c.instructions if i.opcode == "conditional"
-    )
+    (conditional,) = _conditionals(program, jnp.arange(8.0), 5)
+    return _both(conditional)
+
+
+def _conditionals(program: Callable[..., Any], *arguments: Any) -> list[HloInstruction]:
+    module = HloModule.from_bytes(compiled(program, *arguments))
+    computations = module.computations
+    return [i for c in computations for i in c.instructions if i.opcode == "conditional"]
+
+
+def _both(conditional: HloInstruction) -> list[int | None]:
     found = [find_period(conditional, number) for number in range(2)]
     is_pred = not conditional.operands[0].shape.element_type.is_integral
     return found[::-1] if is_pred else found
@@ -42,10 +50,37 @@ def _periods(condition: Callable[..., Any]) -> list[int | None]:
         lambda i, n, x: (i % 50 == 0) & (x[0] > 0),
         lambda i, n, x: (i % 50 == 0) | (i == n - 1),
         lambda i, n, x: lax.rem(i, 50) == 3,
+        lambda i, n, x: (i * 10 + 10) % 500 == 0,
     ],
 )
 def test_a_remainder(condition: Callable[..., Any]) -> None:
     assert _periods(condition) == [None, 50]
+
+
+@pytest.mark.parametrize(("stride", "period"), [(1, 30), (3, 10), (4, 15), (30, None)])
+@pytest.mark.parametrize("passes", [False, True])
+def test_counters_of_other_strides(stride: int, period: int | None, *, passes: bool) -> None:
+    """The branches may pass the counter on."""
+
+    def rarely(i: Any, x: jax.Array) -> Any:
+        return i, jnp.sort(x)
+
+    def usually(i: Any, x: jax.Array) -> Any:
+        return i, x * 2
+
+    def program(x: jax.Array, n: Any) -> Any:
+        def step(state: Any) -> Any:
+            i, x = state
+            i = i + stride
+            # Another remainder, nearer to the root.
+            takes = (i % 30 == 0) & ((i % 7 > 2) | (x[0] > 0))
+            after, x = lax.cond(takes, rarely, usually, i, x)
+            return after if passes else i, x
+
+        return lax.while_loop(lambda state: state[0] < n, step, (0, x))
+
+    (conditional,) = _conditionals(program, jnp.arange(8.0), 5)
+    assert _both(conditional) == [None, period]
 
 
 def test_the_lowest_bits() -> None:

@@ -126,11 +126,12 @@ def test_layouts_that_mean_nothing_are_not_believed() -> None:
 
 
 def test_what_xla_will_fuse_is_no_launch_each() -> None:
-    """Ten instructions a step, but two kernels of 2 microseconds at most."""
+    """Ten instructions a step, but two kernels of 2 microseconds at most, and what they compute."""
     log = DecisionLog()
     assert transformed(Options(cache_mib=0), log) is not None
     (decision,) = log
-    assert decision.decision.numbers["xla_us"] == 1000 * 2 * 2.0
+    launches_us = 1000 * 2 * 2.0
+    assert launches_us < decision.decision.numbers["xla_us"] < 1.05 * launches_us
 
 
 def test_two_states_may_start_from_one_array() -> None:

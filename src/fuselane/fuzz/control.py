@@ -16,6 +16,16 @@ from fuselane.fuzz.program import NUMBER, Step
 MAX_TRIPS: Final = 9
 """Trips of an inner loop, at most."""
 
+_COUNTERS: Final = (
+    (np.uint8, -1),
+    (np.int8, -1),
+    (np.uint16, -2),
+    (np.uint32, -1),
+    (np.int16, 3),
+    (np.uint8, 100),
+)
+"""Types of counters, and their strides."""
+
 Arrays = tuple[jax.Array, ...]
 Body = Callable[[jax.Array, Arrays], Arrays]
 
@@ -66,12 +76,12 @@ class _Carried:
 
 
 def loop(builder: Builder, step: Step) -> Value:
-    """A loop of as many trips as the lane's value says, the step's number, or a constant, or until
-    a value is reached; or one over a dimension."""
+    """A loop of as many trips as the lane's value says, the step's number, or a constant, by a
+    counter of any type, or until a value is reached; or one over a dimension."""
     carried = _Carried(builder, step)
     if builder.depth >= MAX_DEPTH:
         return carried.values[0]
-    form = step.variant % 5
+    form = step.variant % 6
     if form == 4:
         return _scan(builder, step, carried)
 
@@ -81,11 +91,33 @@ def loop(builder: Builder, step: Step) -> Value:
     if form == 3 and not builder.smooth:
         return carried.after(_while(builder, step, carried.arrays, body))
     trips: Any = np.int32(step.operands[1] % 4)
+    if form == 5 and not builder.smooth:
+        return carried.after(_count(step, carried.arrays, body))
     if form == 0 and not builder.smooth:
         trips = builder.count(step.operands[1], 4)
     if form == 1 and not builder.smooth:
         trips = lax.rem(builder.values[NUMBER].array, np.int32(3))
     return carried.after(lax.fori_loop(np.int32(0), trips, body, carried.arrays))
+
+
+def _count(step: Step, first: Arrays, body: Body) -> Arrays:
+    """A loop of up to three trips whose counter is small or unsigned, goes down or by strides, or
+    wraps around."""
+    kind, stride = _COUNTERS[step.variant // 10 % len(_COUNTERS)]
+    trips = step.operands[1] % 4
+    wraps = step.variant // 60 % 3 == 0
+    first_number = 1 if wraps else max(0, -trips * stride)
+    numbers = stride, first_number, first_number + trips * stride
+    change, start, limit = (np.array(number).astype(kind) for number in numbers)
+    holds = lax.ne if wraps else lax.gt if stride < 0 else lax.lt
+
+    def onward(state: tuple[jax.Array, Arrays]) -> tuple[jax.Array, Arrays]:
+        counter, arrays = state
+        number = lax.bitwise_and(lax.convert_element_type(counter, np.int32), np.int32(3))
+        return lax.add(counter, change), body(number, arrays)
+
+    state = (lax.full((), start, kind), first)
+    return lax.while_loop(lambda state: holds(state[0], limit), onward, state)[1]
 
 
 def _while(builder: Builder, step: Step, first: Arrays, body: Body) -> Arrays:

@@ -54,12 +54,9 @@ def compute_trip_count(loop: HloInstruction) -> int | None:
     """
     if loop.opcode != "while":
         raise VerificationError(f"{loop.name} is a {loop.opcode}, not a while.")
-    known = get_known_trip_count(loop)
     is_normal = loop.operands[0].opcode == loop.body.root.opcode == "tuple"
-    if not is_normal:
-        return known
-    counted = _match_counted(loop)
-    return known if counted is None else counted.count()
+    counted = _match_counted(loop) if is_normal else None
+    return get_known_trip_count(loop) if counted is None else counted.count()
 
 
 def get_known_trip_count(loop: HloInstruction) -> int | None:

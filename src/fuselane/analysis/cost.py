@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.window import get_window
@@ -149,7 +150,7 @@ def instruction_cost(
     if opcode == "dot":
         products = DotDimensions.of(instruction).contracted_size(instruction)
         return weight * products * residual_elements(instruction, lane_dimension(instruction))
-    if opcode in ("dynamic-update-slice", "scatter"):
+    if opcode in UPDATING_OPCODES:
         update = instruction.operands[1 if opcode == "dynamic-update-slice" else -1]
         return weight * residual_elements(update, lane_dimension(update))
     return weight * residual_elements(instruction, lane_dimension(instruction))

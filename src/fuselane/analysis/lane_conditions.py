@@ -33,6 +33,7 @@ from fuselane.analysis.dimension_classes import DimensionClasses
 from fuselane.analysis.integer_bounds import IntegerBounds, IntegerComparison
 from fuselane.analysis.loop_ends import cone, is_all
 from fuselane.analysis.loop_invariants import find_invariant
+from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.analysis.valuation import Terms, Valuation, has_places_by_use
 from fuselane.analysis.while_loops import is_invariant
 from fuselane.hlo.indexed import get_indices, indexed
@@ -241,7 +242,7 @@ class _Proof:
             return None
         if value.opcode == "reshape":
             return self._find_change(value.operands[0], index, done)
-        if value.opcode in ("dynamic-update-slice", "scatter") and value.shape.is_array:
+        if value.opcode in UPDATING_OPCODES and value.shape.is_array:
             return self._find_change_of_update(value, index, done)
         if not self._has_own_dimensions(value):
             return value

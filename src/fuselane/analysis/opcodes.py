@@ -59,6 +59,9 @@ ELEMENTWISE_OPCODES: Final = frozenset(
 COMPLEX_OPCODES: Final = frozenset({"complex", "imag", "real"})
 """The same for those that only complex numbers have."""
 
+UPDATING_OPCODES: Final = frozenset({"dynamic-update-slice", "scatter"})
+"""Opcodes whose result is their first operand with some elements changed."""
+
 STRUCTURAL_OPCODES: Final = frozenset(
     {
         "parameter",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST
-from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, UPDATING_OPCODES
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.indexed import update_of
 from fuselane.hlo.instruction import HloInstruction
@@ -27,7 +27,6 @@ _FUNCTIONS: Final = frozenset(
 )
 """Opcodes that XLA itself writes out, as vectors."""
 
-_UPDATING: Final = frozenset({"dynamic-update-slice", "scatter"})
 _NOT_LOADED: Final = ELEMENTWISE_OPCODES | {"broadcast", "constant", "iota"}
 _UNROLLED_INSTRUCTIONS: Final = 300.0
 _MIN_UNROLLED: Final = 9
@@ -104,7 +103,7 @@ def find_written(root: HloInstruction) -> HloInstruction:
 
 def is_updated_anew(instruction: HloInstruction) -> bool:
     """Whether an instruction of a fusion updates what the fusion computes itself."""
-    return instruction.opcode in _UPDATING and not is_parameter(instruction.operands[0])
+    return instruction.opcode in UPDATING_OPCODES and not is_parameter(instruction.operands[0])
 
 
 def is_parameter(value: HloInstruction) -> bool:

@@ -11,15 +11,12 @@ what is elsewhere. Were the slice to start at 0, an element would be read after 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
-from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, UPDATING_OPCODES
 from fuselane.hlo.instruction import HloInstruction
 
 IsView = Callable[[HloInstruction], bool]
 """Whether reading an instruction's value may be reading its operands."""
-
-_UPDATING: Final = frozenset({"dynamic-update-slice", "scatter"})
 
 
 def reads_in_place(writer: HloInstruction, value: HloInstruction, is_view: IsView) -> bool:
@@ -34,7 +31,7 @@ def reads_in_place(writer: HloInstruction, value: HloInstruction, is_view: IsVie
     if writer.opcode in ELEMENTWISE_OPCODES:
         zeros = (0,) * writer.shape.rank
         return all(reading.is_at(operand, zeros) for operand in writer.operands)
-    if writer.opcode not in _UPDATING:
+    if writer.opcode not in UPDATING_OPCODES:
         return not any(map(reading.reaches, writer.operands))
     target, *others = writer.operands
     if target is not value and reading.reaches(target):

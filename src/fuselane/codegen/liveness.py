@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, UPDATING_OPCODES
 from fuselane.codegen.arrays import Scratch, new_scratch
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.in_place import copies_in_place, reads_in_place
@@ -24,7 +24,6 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 _SHARED: Final = frozenset({"parameter", "constant", "tuple"})
-_UPDATING: Final = frozenset({"dynamic-update-slice", "scatter"})
 _ELSEWHERE: Final = frozenset(
     {"conditional", "constant", "dot", "get-tuple-element", "reduce", "reduce-window", "sort"}
 )
@@ -169,7 +168,7 @@ def _carried_index(emitter: Emitter, instruction: HloInstruction) -> int | None:
         places = [k for k, o in enumerate(computation.root.operands) if o is instruction]
         if places:
             return places[0] if len(places) == 1 and places[0] in carried else None
-        writer = next((u for u in instruction.users if u.opcode in _UPDATING), None)
+        writer = next((u for u in instruction.users if u.opcode in UPDATING_OPCODES), None)
         is_changed = writer is not None and writer.operands[0] is instruction
         if writer is None or not is_changed or not _is_free(emitter, instruction, writer):
             return None
@@ -191,12 +190,12 @@ def needs_spare(
     value = body.root.operands[index]
     if emitter.is_made_anew(value):
         return True
-    while value.opcode in _UPDATING and _is_free(emitter, value.operands[0], value):
+    while value.opcode in UPDATING_OPCODES and _is_free(emitter, value.operands[0], value):
         value = value.operands[0]
     if value.opcode in _ELSEWHERE or not _is_in_order(emitter, value):
         return False
     order, (parameter,) = emitter.order(body), body.parameters
-    if value.opcode not in ELEMENTWISE_OPCODES | _UPDATING:
+    if value.opcode not in ELEMENTWISE_OPCODES | UPDATING_OPCODES:
         return True
     writer = _writer_in_place(value)
     return not any(
@@ -212,7 +211,7 @@ def needs_spare(
 def _writer_in_place(instruction: HloInstruction) -> HloInstruction | None:
     """Returns an instruction that writes each element once, None for one that copies an array first
     and then changes some."""
-    return None if instruction.opcode in _UPDATING else instruction
+    return None if instruction.opcode in UPDATING_OPCODES else instruction
 
 
 def fits(array: Scratch, other: Scratch) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
+from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, Guard, LaneProgram, Piecewise
@@ -193,7 +194,7 @@ def with_takers(readers: Iterable[HloInstruction]) -> Iterator[HloInstruction]:
 
 
 def _writes(user: HloInstruction, version: HloInstruction, program: LaneProgram) -> bool:
-    if user.opcode in ("dynamic-update-slice", "scatter"):
+    if user.opcode in UPDATING_OPCODES:
         return user.operands[0] is version
     if user.opcode != "tuple":
         return False

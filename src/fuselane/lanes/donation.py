@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
@@ -37,7 +38,7 @@ _SHARING_OPCODES: Final = frozenset(
     }
 )
 
-_WRITING_OPCODES: Final = frozenset({"dynamic-update-slice", "scatter", "set-dimension-size"})
+_WRITING_OPCODES: Final = UPDATING_OPCODES | {"set-dimension-size"}
 """Their result lies where their first operand does, or for scatters where each of the first ones
 does, alone or in a fusion. Source: XLA's HloDataflowAnalysis::GetInPlaceInputOutputPairs."""
 

@@ -24,6 +24,7 @@ from typing import Final, final
 
 import numpy as np
 
+from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.hlo.indexed import get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
@@ -62,7 +63,7 @@ def select_updates(
 
 
 def _leads_to(changed: HloInstruction, original: HloInstruction) -> bool:
-    return changed.opcode in ("scatter", "dynamic-update-slice") and (
+    return changed.opcode in UPDATING_OPCODES and (
         changed.operands[0] is original or _leads_to(changed.operands[0], original)
     )
 
@@ -80,7 +81,7 @@ class _Choice:
         self, changed: HloInstruction, original: HloInstruction, most: int
     ) -> HloInstruction | None:
         """Returns `original` with the updates that make `changed`, where the predicate holds."""
-        if changed.opcode not in ("scatter", "dynamic-update-slice") or not most:
+        if changed.opcode not in UPDATING_OPCODES or not most:
             return None
         if not changed.shape.is_array:
             return None

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
+from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.errors import VerificationError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -58,7 +59,6 @@ _SHARED_BUFFER_OPCODES: Final = frozenset(
         "while",
     }
 )
-_IN_PLACE_OPCODES: Final = frozenset({"dynamic-update-slice", "scatter"})
 """Their value lies in the buffer of what they change, and that of fusions of them may."""
 
 _ORDERLESS_OPCODES: Final = frozenset({"constant", "iota", "parameter"})
@@ -353,10 +353,10 @@ class _Replacement:
 def _may_share_buffer(value: HloInstruction) -> bool:
     """Whether a value may lie in a buffer that something else shares, be it a result behind it: a
     loop around all of this has one buffer for what it begins, changes and ends with."""
-    if value.opcode in _SHARED_BUFFER_OPCODES | _IN_PLACE_OPCODES:
+    if value.opcode in _SHARED_BUFFER_OPCODES | UPDATING_OPCODES:
         return True
     return value.opcode == "fusion" and any(
-        i.opcode in _IN_PLACE_OPCODES for i in value.to_apply.instructions
+        i.opcode in UPDATING_OPCODES for i in value.to_apply.instructions
     )
 
 

@@ -330,6 +330,14 @@ def test_code_is_the_same_each_time() -> None:
     )
 
 
+def test_random_bits_of_several_lanes_are_not_fenced() -> None:
+    """What hides them from LLVM's search for known bits on CPUs has no code on NVIDIA's GPUs."""
+    program = lane_program(LOOPS["drawn"], lanes(1024))
+    code = build_threads(program, make_thread_plan(program, H100, Options(unroll=2)), H100)
+    assert "llvm.fshl.v2i32" in code.ir
+    assert "arithmetic.fence" not in code.ir
+
+
 @pytest.mark.parametrize(
     ("num_lanes", "grid_blocks", "block_threads"),
     [(1, 1, 32), (2, 1, 32), (31, 1, 32), (33, 2, 32), (1025, 33, 32), (10**6, 7813, 128)],

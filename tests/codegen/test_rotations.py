@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fuselane.hlo.module import HloModule
 from tests.codegen.kernels import NumpyArray, compile_loop
 from tests.lanes.loops import counting_loop
 
@@ -54,3 +55,27 @@ def test_other_pairs_of_shifts_are_none() -> None:
             pattern << np.uint32(left), pattern >> np.uint32(right)
         )
         np.testing.assert_array_equal(result, joined.view("int32"))
+
+
+@pytest.mark.parametrize(("type_", "dtype"), [("u32", "uint32"), ("s64", "int64")])
+def test_rotations_mixed_are_hidden_from_known_bits(type_: str, dtype: str) -> None:
+    bits = np.iinfo(dtype).bits
+    loop = compile_loop(_mixing_loop(type_, bits))
+    *_, result = loop.run(_values(dtype))
+    assert loop.code.ir.count("llvm.arithmetic.fence") == 2  # declared, called
+    pattern = _values(dtype).view(f"u{bits // 8}")
+    expected = (pattern << 13 | pattern >> (bits - 13)) ^ pattern
+    np.testing.assert_array_equal(result, expected.view(dtype))
+
+
+def _mixing_loop(type_: str, bits: int) -> HloModule:
+    body = f"""
+      a = {type_}[] constant(13)
+      b = {type_}[] constant({bits - 13})
+      left = {type_}[{LANES}] broadcast(a), dimensions={{}}
+      right = {type_}[{LANES}] broadcast(b), dimensions={{}}
+      l = {type_}[{LANES}] shift-left(e0, left)
+      r = {type_}[{LANES}] shift-right-logical(e0, right)
+      rotated = {type_}[{LANES}] or(r, l)
+      y = {type_}[{LANES}] xor(rotated, e0)"""
+    return counting_loop(body, ["y"], [f"{type_}[{LANES}]"], trip_count=1)

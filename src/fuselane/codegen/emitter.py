@@ -34,7 +34,7 @@ from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element, Index, all_indices, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
-from fuselane.codegen.rotations import rotate
+from fuselane.codegen.rotations import mix, rotate
 from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, number_parts
 from fuselane.codegen.types import is_vector
@@ -95,6 +95,11 @@ class Emitter:
     def builder(self) -> ir.IRBuilder:
         """The builder in use."""
         return self.place.builder
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether the machine has vector registers; a GPU's threads have none."""
+        return self.shared_bits > 0
 
     def at(self, block: LaneBlock) -> Emitter:
         """Returns an emitter for another lane block; it sees these values but adds none to them."""
@@ -303,7 +308,7 @@ class Emitter:
         if any(are_vectors) and not all(are_vectors):
             values = [widen(self.place, value) for value in values]
         builder, opcode = self.place.builder, instruction.opcode
-        for join in (contract, rotate):
+        for join in (contract, rotate, mix) if self.has_vectors else (contract, rotate):
             joined = join(builder, instruction, values)
             if joined is not None:
                 return joined

@@ -188,6 +188,21 @@ def test_kernels_run_guarded(lanes: int, options: dict[str, Any]) -> None:
     check(_loop(lanes), _step, 3, *arguments, bounds_checks=True, **options)
 
 
+@pytest.mark.parametrize("trips", [0, 2])
+def test_kernels_that_may_have_nothing_to_do_run_guarded(trips: int) -> None:
+    """They ask whether their results have memory of their own."""
+    module = counting_loop(
+        "y = f32[64,5] add(e0, e0)",
+        ["y", "e1"],
+        ["f32[64,5]", "s32[]"],
+        condition="ROOT go = pred[] compare(i, e1), direction=LT",
+    )
+    compiled = compile_loop(module, bounds_checks=True)
+    state = some([64, 5])
+    _, result, _ = compiled.run(state, np.int32(trips))
+    np.testing.assert_array_equal(result, state * 2**trips)
+
+
 def test_a_wrong_address_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """An emitter that is off by one element is found out, by name of the loop."""
     address_of = Memory.address

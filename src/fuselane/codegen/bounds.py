@@ -217,7 +217,11 @@ def _access_of(instruction: ir.Instruction) -> _Access | None:
                 return _masked(pointer, mask, value.type)
     is_address_only = isinstance(
         instruction,
-        ir.instructions.GEPInstr | ir.SelectInstr | ir.AllocaInstr | ir.PhiInstr,
+        ir.instructions.GEPInstr
+        | ir.SelectInstr
+        | ir.AllocaInstr
+        | ir.PhiInstr
+        | ir.instructions.ICMPInstr,
     )
     if not is_address_only and any(map(_is_pointer, (instruction, *operands))):
         raise CodegenError(f"There is no bounds check for {instruction}.")

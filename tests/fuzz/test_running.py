@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -136,6 +137,22 @@ def test_a_difference_is_seen(
     failures = run_programs([SMALL, SMALL]).failures
     assert {i: failure.form for i, failure in failures.items()} == forms
     assert all("1 of 9 differ, first [3]" in failure.detail for failure in failures.values())
+
+
+def test_what_judges_xla_counts_down_right() -> None:
+    """Loops that XLA as users have it may end after the first step; see `run.UNASSUMING`."""
+
+    def count_down(x: jax.Array) -> jax.Array:
+        def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            counter, value = state
+            return counter - jnp.uint8(1), jnp.roll(value, 1, 1)
+
+        return jax.lax.while_loop(lambda state: state[0] > 0, step, (jnp.uint8(5), x))[1]
+
+    values = np.arange(63, dtype=np.float32).reshape(9, 7)
+    options = {**run.XLA_OPTIONS, **run.UNASSUMING}
+    compiled = jax.jit(count_down).lower(values).compile(compiler_options=options)
+    np.testing.assert_array_equal(compiled(values), np.roll(values, 5, 1))
 
 
 def test_an_argument_that_changes_is_seen() -> None:

@@ -930,7 +930,7 @@ def test_the_gpu_benchmark_says_that_there_is_no_gpu(tmp_path: Path) -> None:
 @needs_gpu_extra
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="there the hook needs a GPU")
 def test_the_hook_works_in_xlas_gpu_compiler() -> None:
-    """With donation, command buffers, four GPUs: one call where there was a loop."""
+    """With donation, command buffers, four GPUs, JAX's cache: one call where there was a loop."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.backends.topology"],
         cwd=Path(__file__).parents[2],
@@ -942,6 +942,7 @@ def test_the_hook_works_in_xlas_gpu_compiler() -> None:
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])
     launched = found.pop("launched")
+    assert found.pop("cache entries") == [1, 1, 2], "of JAX's own, which nobody else's is taken for"
     assert {(case["calls"], case["loops"]) for case in found.values()} == {(1, 0)}
     assert found["plain"]["copies"] == 1 and found["plain"]["aliased"] == 0
     assert found["donated"]["copies"] == 0 and found["donated"]["aliased"] == 400_000

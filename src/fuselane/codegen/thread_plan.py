@@ -150,7 +150,7 @@ def _candidates(program: LaneProgram, work: Work, unroll: int | None) -> Sequenc
         return (unroll,)
     if program.loop.lane_condition is not None:
         return (1,)
-    return [lanes for lanes in _LANES if program.num_lanes % lanes == 0] or (1,)
+    return [lanes for lanes in _LANES if program.num_lanes % lanes == 0]
 
 
 def _layout(

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Everything there is to see on a machine with an NVIDIA GPU, in about nine minutes: correctness, CartPole, the suite.
 #
-#     benchmarks/gpu.sh [--packages FOLDER] [--seconds S] [--results FOLDER]
+#     benchmarks/gpu.sh [--packages FOLDER] [--seconds S] [--results FOLDER] [--dry]
 #
 # Uses the Python in $PYTHON (default python3) and the JAX it has (0.10.2 or later, with CUDA); downloads nothing. Writes
 # benchmarks/results/gpu-DATE-DEVICE.json and .md, and copies both to $OUT if that is set. What is missing is left out and named;
-# without a GPU the files say so.
+# without a GPU the files say so. --dry rehearses every part on the CPU, as small as it gets, and leaves files only with --results.
 set -u
 cd "$(dirname "$0")" || exit
 export PYTHONPATH="$PWD/../src:$PWD:$PWD/..${PYTHONPATH:+:$PYTHONPATH}"

@@ -61,6 +61,9 @@ MANY_REGISTERS: Final = 200
 """Of the 255 there are; threads that have more have spills soon."""
 
 
+PATIENCE_S: Final = 300.0
+"""For ptxas, on a machine that has other work to do."""
+
 AHEAD: Final = "It runs ahead of what XLA calls back for, which is for CPUs only."
 
 
@@ -148,7 +151,7 @@ class Recorder:
             return replace(row, refusal=f"{type(error).__name__}: {error}"[:200])
         row = replace(row, lines=text.count("\n"), llvm_s=time.perf_counter() - start)
         start = child_s()
-        usage = next(iter(assemble(self.ptxas, [text]).values()), None)
+        usage = next(iter(assemble(self.ptxas, [text], PATIENCE_S).values()), None)
         row = replace(row, ptxas_s=child_s() - start)
         if usage is None:
             return row

@@ -26,6 +26,7 @@ from jaxlib.mlir import ir
 
 import fuselane
 from card.nvrtc import compile_cuda
+from card.sizes import QUICK_SIZES, SIZES
 from fuselane.cartpole.constants import STEPS_WITHOUT_RESET
 from fuselane.cartpole.problem import Problem, make_problem
 from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
@@ -33,9 +34,11 @@ from fuselane.codegen.thread_plan import choose_block_threads
 from fuselane.gpu import WARP_LANES, GpuDescription, describe_gpu
 from fuselane.runtime.ptx_call import PTX_TARGET
 
-SIZES: Final = ((2048, 10_000), (64, 10_000), (16_384, 10_000), (131_072, 1000), (1_048_576, 1000))
-QUICK_SIZES: Final = ((64, 40),)
+CUDA_SOURCE: Final = Path(__file__).with_name("cartpole.cu")
 COMMAND_BUFFERS: Final = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,WHILE,CONDITIONAL"}
+CUDA_KERNELS: Final = {"naive": "cartpole_naive", PEER_VARIANT: "cartpole"}
+"""Kernels of `cartpole.cu`: variants, and what computes the same by hand."""
+
 ROUNDS: Final = 5
 SLOW_S: Final = 8.0
 
@@ -92,8 +95,8 @@ def measure(variant: str, problem: Problem, *, is_compared: bool) -> dict[str, A
         "command buffers": lambda steps: jax_run(variant, problem, steps, **COMMAND_BUFFERS),
         "fuselane": lambda steps: fused_run(variant, problem, steps),
     }
-    if variant == PEER_VARIANT:
-        engines["cuda by hand"] = lambda steps: cuda_run(problem, steps)
+    if variant in CUDA_KERNELS:
+        engines["cuda by hand"] = lambda steps: cuda_run(variant, problem, steps)
     runs: dict[str, Run] = {}
     expected = np.asarray(engines["xla"](STEPS_WITHOUT_RESET)()) if is_compared else None
     for name, make in engines.items():
@@ -167,18 +170,25 @@ def fused_run(variant: str, problem: Problem, num_steps: int) -> Run:
     return run
 
 
-def cuda_run(problem: Problem, num_steps: int) -> Run:
-    """Returns how to run the kernel written by hand."""
+def cuda_run(variant: str, problem: Problem, num_steps: int) -> Run:
+    """Returns how to run the kernel written by hand that computes what a variant does."""
     device = jax.devices()[0]
     architecture = "compute_" + str(device.compute_capability).replace(".", "")
-    source = Path(__file__).with_name("cartpole.cu").read_text(encoding="utf-8")
-    ptx = compile_cuda(source, architecture)
-    sizes = jnp.array([num_steps, problem.pool_rows, problem.num_envs], jnp.int32)
+    ptx = compile_cuda(CUDA_SOURCE.read_text(encoding="utf-8"), architecture)
     gpu = describe_card()
     block_threads = WARP_LANES if gpu is None else choose_block_threads(problem.num_envs, gpu)
-    kernel = jax.jit(_ptx_call(ptx, "cartpole", problem.num_envs, block_threads))
-    arguments = (problem.state, problem.actions, problem.resets, sizes)
+    kernel = jax.jit(_ptx_call(ptx, CUDA_KERNELS[variant], problem.num_envs, block_threads))
+    arguments = cuda_arguments(variant, problem, num_steps)
     return lambda: kernel(*arguments).block_until_ready()
+
+
+def cuda_arguments(variant: str, problem: Problem, num_steps: int) -> tuple[jax.Array, ...]:
+    """Returns what a variant's kernel by hand reads: its data, and sizes."""
+    if variant == PEER_VARIANT:
+        sizes = jnp.array([num_steps, problem.pool_rows, problem.num_envs], jnp.int32)
+        return problem.state, problem.actions, problem.resets, sizes
+    sizes = jnp.array([num_steps, problem.num_envs], jnp.int32)
+    return problem.state, jax.random.key_data(problem.key), sizes
 
 
 def _ptx_call(ptx: str, name: str, num_threads: int, block_threads: int) -> Callable[..., Any]:

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from card.sizes import QUICK_SIZES, SIZES
+
 PEERS: Final = "fuselane.cartpole.peers"
-SIZES: Final = ((2048, 10_000), (131_072, 1000))
-QUICK_SIZES: Final = ((64, 40),)
 POOL_ROWS: Final = 100
 STEPS_PER_BLOCK: Final = 10
 ROUNDS: Final = 3

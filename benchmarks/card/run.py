@@ -34,40 +34,49 @@ def main() -> int:
     parser.add_argument("--packages", default="", help="a folder with the suite's packages")
     parser.add_argument("--seconds", type=float, default=500, help="time for all parts together")
     parser.add_argument("--only", nargs="+", choices=sorted(SHARES), default=list(SHARES))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
+    parser.add_argument("--results", type=Path, help="where the files go")
     parser.add_argument(
-        "--dry", action="store_true", help="every part at its smallest, on the CPU; writes nothing"
+        "--dry", action="store_true", help="every part at its smallest, on the CPU, for rehearsal"
     )
     options = parser.parse_args()
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M")}
     if options.dry:
-        return rehearse(options)
-    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M"), "machine": describe()}
+        return rehearse(found, options)
+    folder = options.results or RESULTS
+    found["machine"] = describe()
     if shutil.which("nvidia-smi") is None:
         found["nothing measured"] = NO_GPU
-        write(found, options.results)
+        write(found, folder)
         print(NO_GPU, file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        for part in options.only:
-            seconds = options.seconds * SHARES[part]
-            out = Path(folder) / f"{part}.json"
-            command = list_command(part, out, seconds, options)
-            print(f"== {part}, at most {seconds:.0f} s", file=sys.stderr, flush=True)
-            found[part] = run_part(command, out, seconds)
-            write(found, options.results)
+    run_parts(found, folder, options)
     print(make_page(found))
     return int(is_wrong(found))
 
 
-def rehearse(options: argparse.Namespace) -> int:
-    """Runs every part on the CPU, as small as it gets; returns 1 if one breaks."""
-    os.environ |= {"JAX_PLATFORMS": "cpu", "FUSELANE_GPU": "0"}
-    found: dict[str, Any] = {"date": "dry run", "machine": describe()}
-    with tempfile.TemporaryDirectory() as folder:
+def run_parts(found: dict[str, Any], folder: Path, options: argparse.Namespace) -> None:
+    """Runs the parts that were asked for, and writes all there is after each."""
+    with tempfile.TemporaryDirectory() as parts:
         for part in options.only:
-            out = Path(folder) / f"{part}.json"
-            command = list_command(part, out, options.seconds, options)
-            found[part] = run_part(command, out, options.seconds)
+            seconds = options.seconds * (1 if options.dry else SHARES[part])
+            out = Path(parts) / f"{part}.json"
+            command = list_command(part, out, seconds, options)
+            print(f"== {part}, at most {seconds:.0f} s", file=sys.stderr, flush=True)
+            found[part] = run_part(command, out, seconds)
+            write(found, folder)
+
+
+def rehearse(found: dict[str, Any], options: argparse.Namespace) -> int:
+    """Runs every part on the CPU, as small as it gets; returns 1 if one breaks.
+
+    Its files stay only where `--results` says so.
+    """
+    os.environ |= {"JAX_PLATFORMS": "cpu", "FUSELANE_GPU": "0"}
+    os.environ.pop("OUT", None)
+    found["nothing measured"] = "A rehearsal on the CPU."
+    found["machine"] = describe()
+    with tempfile.TemporaryDirectory() as folder:
+        run_parts(found, options.results or Path(folder), options)
     print(make_page(found))
     parts = [found[part] for part in options.only]
     return int(any(p["ended"] != "exit code 0" or p["result"] is None for p in parts))
@@ -115,7 +124,7 @@ def describe() -> dict[str, str]:
         "jax.devices()[0].device_kind)"
     )
     return {
-        "card": _output(query),
+        "card": _output(query) if shutil.which("nvidia-smi") else "no NVIDIA GPU",
         "jax, jaxlib, llvmlite, Python, device": _output([sys.executable, "-c", program]),
     }
 

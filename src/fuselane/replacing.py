@@ -255,6 +255,7 @@ class Kernels:
             xla_step_us=xla_step_us,
             kernel_step_us=step_us,
             kernel_call_us=call_us + self._forgetting_us(),
+            spilled=planned.plan.gpu.spilled if planned.plan.gpu else 0.0,
         )
         if not gain.is_worth(self.options.min_gain):
             raise gain.refusal(loop, program.obstacle)

@@ -7,9 +7,11 @@ A plug-in registers itself once per process, and XLA reads its flags once: hence
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
 from typing import Any, Final
 
 os.environ.update(
@@ -71,6 +73,23 @@ def compiled(program: Any, *arguments: Any, options: Any = None, **jit_options: 
     }
 
 
+def num_cache_entries(program: Any, *arguments: Any) -> list[int]:
+    """Returns how many entries JAX's compilation cache has after compiling with Fuselane, once more
+    with it, and without."""
+    counts = []
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        for is_on in (True, True, False):
+            jax.clear_caches()
+            chosen = fuselane.enabled(gpu=True, min_gain=0, cache_mib=0)
+            with chosen if is_on else contextlib.nullcontext():
+                compiled(program, *arguments)
+            counts.append(len([name for name in os.listdir(folder) if name.endswith("-cache")]))
+        jax.config.update("jax_compilation_cache_dir", None)
+    return counts
+
+
 def hook_without_a_gpu() -> None:
     """Has the hook take the described GPU for the one of this process."""
     gpu = find_target(MODEL).gpu
@@ -118,6 +137,7 @@ def main() -> None:
             "resolved": len(table),
         }
     found["launched"] = launched
+    found["cache entries"] = num_cache_entries(waves, one, one)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

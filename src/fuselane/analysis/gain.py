@@ -53,12 +53,15 @@ class Gain:
         kernel_step_us: A kernel's time for one iteration.
         kernel_call_us: What a call of the kernel takes besides; left out if the trip count is not
             known.
+        spilled: Values that a thread of the kernel has no registers for; 0 on a CPU, where that is
+            a matter of time alone.
     """
 
     trip_count: int | None
     xla_step_us: float
     kernel_step_us: float
     kernel_call_us: float
+    spilled: float = 0.0
 
     @property
     def xla_us(self) -> float:
@@ -108,12 +111,13 @@ class Gain:
         return self.trip_count is not None and self.xla_us < MIN_XLA_TIME_US
 
     def _describe(self) -> str:
+        kernel = f"a kernel {_us(self.kernel_us)}"
+        if self.spilled:
+            kernel += f", as a thread has no registers for about {self.spilled:,.0f} values"
         if self.trip_count is None:
-            return (
-                f"XLA takes about {_us(self.xla_us)} an iteration, a kernel {_us(self.kernel_us)}"
-            )
+            return f"XLA takes about {_us(self.xla_us)} an iteration, {kernel}"
         time = _describe_time(self.xla_us, self.trip_count)
-        return time if self._is_over_soon else f"{time}, a kernel {_us(self.kernel_us)}"
+        return time if self._is_over_soon else f"{time}, {kernel}"
 
 
 def _describe_time(xla_us: float, trip_count: int) -> str:

@@ -145,7 +145,7 @@ def estimate_thread_step_us(
     occupancy: float = 1.0,
     num_meetings: int = 0,
     moved_bytes: float = 0.0,
-    row_cycles: float = 0.0,
+    path_cycles: float = 0.0,
 ) -> float:
     """Returns a kernel's time for one step of all threads, in microseconds.
 
@@ -161,9 +161,9 @@ def estimate_thread_step_us(
         chain_ops: How many of them wait for each other; all by default.
         occupancy: The share of a multiprocessor's warps that it can have at once.
         num_meetings: Reductions over all threads that each of them waits for.
-        moved_bytes: What all threads read and write of streams.
-        row_cycles: For how long a warp has its multiprocessor's path to memory; see
-            `codegen.stream_rows`.
+        moved_bytes: What all threads read and write of memory: streams, and spills beyond L2.
+        path_cycles: For how long a warp has its multiprocessor's path to memory, for rows (see
+            `codegen.stream_rows`) and spills.
     """
     multiprocessors = 1 if num_meetings else gpu.num_multiprocessors
     warps = -(-num_threads // WARP_LANES)
@@ -174,7 +174,7 @@ def estimate_thread_step_us(
     chain = _LATENCY_CYCLES * (thread_ops if chain_ops is None else chain_ops)
     waves = warps_per_scheduler / max(at_once, 1.0)
     cycles = waves * max(chain, thread_ops * at_once * issue_cycles)
-    cycles = max(cycles, row_cycles * -(-warps // multiprocessors))
+    cycles = max(cycles, path_cycles * -(-warps // multiprocessors))
     if num_meetings:
         cycles += num_meetings * (_MEETING_CYCLES + _WARP_CYCLES * min(warps, _MAX_BLOCK_WARPS))
     if moved_bytes:

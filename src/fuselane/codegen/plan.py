@@ -156,6 +156,7 @@ class Plan:
             "lanes_per_thread": float(self.tile_lanes),
             "block_threads": float(self.gpu.block_threads),
             "registers": float(self.gpu.registers),
+            "spilled_values": self.gpu.spilled,
             "staged_streams": float(len(self.gpu.staged)),
         }
 

@@ -34,6 +34,7 @@ _MAX_BLOCK_THREADS: Final = 128
 _VALUE_REGISTERS: Final = 200
 """Registers of a thread that hold values, of 255; others hold addresses, and what lanes share."""
 
+_REGISTER_BYTES: Final = 4
 _OTHER_REGISTERS: Final = 24
 _REGISTER_STEPS: Final = (8, 16, 24, 32, 48, 64, 96, 128, 160, _VALUE_REGISTERS)
 """Registers that are tried for values, to find out how many they need."""
@@ -97,19 +98,37 @@ def thread_step_us(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> flo
     spilled = _SPILLED * layout.spilled
     chain = plan.tile_vectors * plan.lane_ops + plan.uniform_ops + spilled + staged_ops
     more = (plan.width - 1) * plan.lane_ops
+    occupancy = gpu.occupancy(layout.block_threads, layout.registers, layout.shared_bytes)
+    spilled_bytes, spilled_cycles = _spill_traffic(plan.num_tiles, layout.spilled, occupancy, gpu)
+    row_cycles = sum(
+        row.staged_cycles if row.index in layout.staged else row.direct_cycles(plan.width)
+        for row in rows
+    )
     return estimate_thread_step_us(
         chain + more,
         plan.num_tiles,
         gpu,
         chain_ops=chain,
-        occupancy=gpu.occupancy(layout.block_threads, layout.registers, layout.shared_bytes),
+        occupancy=occupancy,
         num_meetings=len(program.meetings),
-        moved_bytes=_count_moved(program),
-        row_cycles=sum(
-            row.staged_cycles if row.index in layout.staged else row.direct_cycles(plan.width)
-            for row in rows
-        ),
+        moved_bytes=_count_moved(program) + spilled_bytes,
+        path_cycles=row_cycles + spilled_cycles,
     )
+
+
+def _spill_traffic(
+    num_threads: int, spilled: float, occupancy: float, gpu: GpuDescription
+) -> tuple[float, float]:
+    """Returns the bytes of spills that a step moves between the L2 cache and memory, and for how
+    many cycles they hold a warp's path to L1, or to L2 if that has no room for all.
+
+    Every value is stored and loaded again. Room is for what the resident threads have spilled.
+    """
+    part = spilled * _REGISTER_BYTES
+    resident = min(occupancy * gpu.max_threads, num_threads / gpu.num_multiprocessors)
+    is_in_l2 = part * resident * gpu.num_multiprocessors <= gpu.l2_bytes
+    cycles = 2 * spilled * (1 if part * resident <= gpu.shared_bytes else 2)
+    return 0.0 if is_in_l2 else 2 * part * num_threads, cycles
 
 
 def choose_block_threads(num_threads: int, gpu: GpuDescription) -> int:
@@ -131,7 +150,7 @@ def _candidates(program: LaneProgram, work: Work, unroll: int | None) -> Sequenc
         return (unroll,)
     if program.loop.lane_condition is not None:
         return (1,)
-    return [lanes for lanes in _LANES if program.num_lanes % lanes == 0] or (1,)
+    return [lanes for lanes in _LANES if program.num_lanes % lanes == 0]
 
 
 def _layout(

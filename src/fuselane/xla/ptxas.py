@@ -30,7 +30,9 @@ _KERNEL: Final = re.compile(
 _SHARED: Final = re.compile(r"(\d+) bytes smem")
 
 
-def assemble(ptxas: Path, texts: Iterable[str]) -> dict[str, KernelUsage]:
+def assemble(
+    ptxas: Path, texts: Iterable[str], max_s: float = MAX_SECONDS
+) -> dict[str, KernelUsage]:
     """Returns what kernels take by XLA's names of them, without those that ptxas refuses.
 
     Of shared memory, it knows what is static.
@@ -38,8 +40,9 @@ def assemble(ptxas: Path, texts: Iterable[str]) -> dict[str, KernelUsage]:
     Args:
         ptxas: The program.
         texts: PTX, each with its own target.
+        max_s: What is not assembled after so many seconds is left out.
     """
-    deadline = time.monotonic() + MAX_SECONDS
+    deadline = time.monotonic() + max_s
     alike: dict[str, list[str]] = defaultdict(list)
     for text in dict.fromkeys(texts):
         names = _ENTRY.findall(text)

@@ -155,3 +155,33 @@ def test_each_part_of_what_is_put_together_is_gathered() -> None:
         return VectorBlock(program, program.loop.instruction.body, unit).cycles(1)
 
     assert cycles(3) > cycles(2) + 100
+
+
+def test_what_no_step_changes_is_not_stored_again() -> None:
+    """Many more than there are registers: each step loads them, as it would from anywhere."""
+    count = 40
+    body = f"sum0 = {ROW} add(e0, e1)\n"
+    body += "\n".join(f"sum{k} = {ROW} add(sum{k - 1}, e{k + 1})" for k in range(1, count))
+    kept = [f"e{k}" for k in range(1, count + 1)]
+    assert block(body, [f"sum{count - 1}", *kept]).count_spills(8) == 0
+    body += "\n" + "\n".join(f"new{k} = {ROW} negate({name})" for k, name in enumerate(kept))
+    changed = [f"new{k}" for k in range(count)]
+    assert block(body, [f"sum{count - 1}", *changed]).count_spills(8) > count / 2
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_updated_by_an_index_is_in_memory(is_known: bool) -> None:
+    """Few enough for registers, but which of them is known only when the kernel runs."""
+    rows, row = "f32[20,4096]", "f32[1,4096]"
+    body = f"""
+      first = s32[] constant(0)
+      three = s32[] constant(3)
+      there = s32[] remainder(e1, three)
+      old = {row} dynamic-slice(e0, {"three" if is_known else "there"}, first),
+        dynamic_slice_sizes={{1,4096}}
+      new = {row} add(old, old)
+      y = {rows} dynamic-update-slice(e0, new, {"three" if is_known else "there"}, first)
+      after = s32[] add(e1, three)"""
+    program = form_program(counting_loop(body, ["y", "after"], [rows, "s32[]"], trip_count=1000))
+    spilled = VectorBlock(program, program.loop.instruction.body, UNIT).count_spills(8)
+    assert (spilled > 0) == is_known

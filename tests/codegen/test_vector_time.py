@@ -185,3 +185,34 @@ def test_what_is_updated_by_an_index_is_in_memory(is_known: bool) -> None:
     program = form_program(counting_loop(body, ["y", "after"], [rows, "s32[]"], trip_count=1000))
     spilled = VectorBlock(program, program.loop.instruction.body, UNIT).count_spills(8)
     assert (spilled > 0) == is_known
+
+
+def test_what_a_loop_goes_on_for_is_needed_in_every_step() -> None:
+    """It ends when no lane changes its state any more, so most do; of a loop that is counted or
+    makes something else of its lanes nobody knows."""
+
+    def cycles(other: str, *, is_counted: bool) -> float:
+        work = "".join(
+            f"{to}{k} = {ROW} sine({source if k == 0 else f'{to}{k - 1}'})\n"
+            for to, source in (("w", "e0"), ("z", "e1"))
+            for k in range(8)
+        )
+        body = f"""{work}
+          is_on = pred[4096] compare(e0, e1), direction=LT
+          y = {ROW} select(is_on, w7, {other})
+          after = s32[] shift-right-logical(e2, one)"""
+        condition = f"ROOT go = pred[] compare({'i' if is_counted else 'e2'}, n), direction=NE"
+        program = form_program(
+            counting_loop(
+                body,
+                ["y", "z7", "after"],
+                [ROW, ROW, "s32[]"],
+                trip_count=1000,
+                condition=condition.replace("NE", "LT") if is_counted else condition,
+            )
+        )
+        return VectorBlock(program, program.loop.instruction.body, UNIT).throughput(1)
+
+    frozen = cycles("e0", is_counted=False)
+    assert frozen > 1.5 * cycles("e0", is_counted=True)
+    assert frozen > 1.5 * cycles("z7", is_counted=False)

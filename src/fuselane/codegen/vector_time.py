@@ -33,7 +33,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
-from fuselane.lanes.program import ElementKind, LaneProgram
+from fuselane.lanes.program import ElementKind, Guard, LaneProgram
 
 _SHARPNESS: Final = 4.0
 """How little smaller bounds add to the largest: the exponent of a norm."""
@@ -390,12 +390,21 @@ class VectorBlock:
             answers = self._unit.lanes * vectors * residual_size(asked.shape.dimensions, lane)
             needed = 1 - (1 - _GUARD_SHARE) ** answers
             guarded = block.cycles(vectors) + _MISPREDICTED
-            if guarded > _MAIN_WORK * time:
+            if self._goes_on_for(guard):
+                needed_here = 1.0
+            elif guarded > _MAIN_WORK * time:
                 needed_here = max(needed, _ANEW) if guard.begins_anew else 1.0
             else:
                 needed_here = needed
             result += guarded * needed_here
         return result
+
+    def _goes_on_for(self, guard: Guard) -> bool:
+        """Whether a loop that goes on while there is work does a guard's work, and lanes whose
+        state it otherwise keeps are done."""
+        loop = self._loop
+        is_open = loop is not None and loop.trip_count is None and loop.lane_condition is None
+        return is_open and guard.keeps_state
 
     def _wait(self, vectors: int) -> float:
         operations = self._operations

@@ -95,3 +95,23 @@ def test_cuts_pass_where_dimensions_of_one_come_and_go() -> None:
         module, lambda i, x: [-np.roll(x, 1, 1)[::-1]], 3, some([40, 50]), bounds_checks=False
     )
     assert "select" not in compiled.code.ir
+
+
+def test_reductions_are_cut_where_what_they_take_is() -> None:
+    """The sum of a row and the one beside it, one of whose elements comes from elsewhere."""
+    shape, row = "f32[40,50]", "f32[1,40,50]"
+    body = f"""
+      nothing = f32[] constant(0)
+      a = f32[40,1] slice(e0), slice={{[0:40], [49:50]}}
+      b = f32[40,49] slice(e0), slice={{[0:40], [0:49]}}
+      r = {shape} concatenate(a, b), dimensions={{1}}
+      beside = {row} reshape(r)
+      here = {row} reshape(e0)
+      both = f32[2,40,50] concatenate(beside, here), dimensions={{0}}
+      sums = {shape} reduce(both, nothing), dimensions={{0}}, to_apply=add_f32
+      y = {shape} reverse(sums), dimensions={{0}}"""
+    module = counting_loop(body, ["y"], [shape], trip_count=3)
+    compiled = check(
+        module, lambda i, x: [(np.roll(x, 1, 1) + x)[::-1]], 3, some([40, 50]), bounds_checks=False
+    )
+    assert "select" not in compiled.code.ir

@@ -155,3 +155,64 @@ def test_each_part_of_what_is_put_together_is_gathered() -> None:
         return VectorBlock(program, program.loop.instruction.body, unit).cycles(1)
 
     assert cycles(3) > cycles(2) + 100
+
+
+def test_what_no_step_changes_is_not_stored_again() -> None:
+    """Many more than there are registers: each step loads them, as it would from anywhere."""
+    count = 40
+    body = f"sum0 = {ROW} add(e0, e1)\n"
+    body += "\n".join(f"sum{k} = {ROW} add(sum{k - 1}, e{k + 1})" for k in range(1, count))
+    kept = [f"e{k}" for k in range(1, count + 1)]
+    assert block(body, [f"sum{count - 1}", *kept]).count_spills(8) == 0
+    body += "\n" + "\n".join(f"new{k} = {ROW} negate({name})" for k, name in enumerate(kept))
+    changed = [f"new{k}" for k in range(count)]
+    assert block(body, [f"sum{count - 1}", *changed]).count_spills(8) > count / 2
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_is_updated_by_an_index_is_in_memory(is_known: bool) -> None:
+    """Few enough for registers, but which of them is known only when the kernel runs."""
+    rows, row = "f32[20,4096]", "f32[1,4096]"
+    body = f"""
+      first = s32[] constant(0)
+      three = s32[] constant(3)
+      there = s32[] remainder(e1, three)
+      old = {row} dynamic-slice(e0, {"three" if is_known else "there"}, first),
+        dynamic_slice_sizes={{1,4096}}
+      new = {row} add(old, old)
+      y = {rows} dynamic-update-slice(e0, new, {"three" if is_known else "there"}, first)
+      after = s32[] add(e1, three)"""
+    program = form_program(counting_loop(body, ["y", "after"], [rows, "s32[]"], trip_count=1000))
+    spilled = VectorBlock(program, program.loop.instruction.body, UNIT).count_spills(8)
+    assert (spilled > 0) == is_known
+
+
+def test_what_a_loop_goes_on_for_is_needed_in_every_step() -> None:
+    """It ends when no lane changes its state any more, so most do; of a loop that is counted or
+    makes something else of its lanes nobody knows."""
+
+    def cycles(other: str, *, is_counted: bool) -> float:
+        work = "".join(
+            f"{to}{k} = {ROW} sine({source if k == 0 else f'{to}{k - 1}'})\n"
+            for to, source in (("w", "e0"), ("z", "e1"))
+            for k in range(8)
+        )
+        body = f"""{work}
+          is_on = pred[4096] compare(e0, e1), direction=LT
+          y = {ROW} select(is_on, w7, {other})
+          after = s32[] shift-right-logical(e2, one)"""
+        condition = f"ROOT go = pred[] compare({'i' if is_counted else 'e2'}, n), direction=NE"
+        program = form_program(
+            counting_loop(
+                body,
+                ["y", "z7", "after"],
+                [ROW, ROW, "s32[]"],
+                trip_count=1000,
+                condition=condition.replace("NE", "LT") if is_counted else condition,
+            )
+        )
+        return VectorBlock(program, program.loop.instruction.body, UNIT).throughput(1)
+
+    frozen = cycles("e0", is_counted=False)
+    assert frozen > 1.5 * cycles("e0", is_counted=True)
+    assert frozen > 1.5 * cycles("z7", is_counted=False)

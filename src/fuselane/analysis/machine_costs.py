@@ -8,6 +8,12 @@ from typing import Final, final
 CACHED_BYTES: Final = 1 << 20
 """Arrays of up to so many bytes stay in a core's caches, about."""
 
+FIRST_CACHE_BYTES: Final = 32 << 10
+CACHE_WAYS: Final = 8
+LINE_BYTES: Final = 64
+PAGE_BYTES: Final = 4096
+"""A core's first cache: lines whole pages apart compete for one set of so many."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,14 @@ from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.fusion_runs import count_runs, result_bytes, result_elements
 from fuselane.analysis.hlo_cost import operand_bytes
 from fuselane.analysis.lapack_time import lapack_operations
-from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.analysis.machine_costs import CACHE_WAYS, PAGE_BYTES, MachineCosts
 from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES, FREE_OPCODES
 from fuselane.analysis.scalar_code import is_scalar_code
-from fuselane.analysis.scalar_operations import find_raced, scalar_operations
+from fuselane.analysis.scalar_operations import (
+    find_raced,
+    scalar_operations,
+    turning_operations,
+)
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
 from fuselane.analysis.waiting import estimate_chain_us
 from fuselane.analysis.while_loops import compute_trip_count, is_invariant
@@ -93,6 +97,7 @@ _NO_WORK: Final = (
     | _LOADED
     | {"broadcast", "copy", "iota", "reshape", "reverse", "transpose"}
 )
+_TURNING: Final = frozenset({"copy", "transpose"})
 _VECTOR_BITS: Final = 256
 _SINGLE_BITS: Final = 32
 _INTEGER_DIVISION: Final = 4.0
@@ -108,8 +113,6 @@ _COLUMN_ELEMENT: Final = 0.28
 """Library reductions: scalar operations for each row, and for each element of columns, which lie
 side by side in vectors: measured, 0.08 to 0.16 ns. Columns whose elements all compete for one set
 of the cache take as long as rows."""
-_PAGE_BYTES: Final = 4096
-_CACHE_WAYS: Final = 8
 _MATRIX: Final = 30.0
 _MIN_FUNCTIONS: Final = 4.0
 """A function of one element takes as long as those of a few: nothing hides its latency."""
@@ -293,6 +296,8 @@ class _Clock:
         for inner, times in runs.items():
             self.is_scalar_code = is_scalar or inner in raced
             time += self._time(inner, times)
+            if inner.opcode in _TURNING and not self.is_library_code:
+                time += times * turning_operations(inner) * self.costs.xla_scalar_us
         self.is_scalar_code = False
         moves = result_elements(instruction) if is_scalar else 0
         return time + moves * _INDEPENDENT_INTEGRAL * self.costs.xla_scalar_us
@@ -399,8 +404,8 @@ def _has_clashing_rows(reduction: HloInstruction) -> bool:
     """Whether more rows than a set of the cache holds are whole pages apart."""
     shape = reduction.operands[0].shape
     return any(
-        shape.dimensions[d] > _CACHE_WAYS
-        and shape.strides[d] * shape.element_type.byte_size % _PAGE_BYTES == 0
+        shape.dimensions[d] > CACHE_WAYS
+        and shape.strides[d] * shape.element_type.byte_size % PAGE_BYTES == 0
         for d in reduction.dimensions
     )
 

@@ -19,7 +19,8 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
-from fuselane.codegen.emitter import MAX_SELECTED, Emitter
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexed_state import MAX_SELECTED, is_updated_by_index
 from fuselane.codegen.liveness import fits, needs_spare
 from fuselane.lanes.program import LaneLoop, LoopElement
 
@@ -55,10 +56,7 @@ class Carry:
         """Whether an element is in memory: of too many elements for registers, or of some in which
         lanes are updated at an index that only the kernel knows, which would select among all."""
         size, width = self._initial[element.index].size, self._emitter.place.block.width
-        root = self._body.root.operands[element.index]
-        is_indexed = root.opcode == "dynamic-update-slice" and any(
-            start.opcode != "constant" for start in root.operands[2:]
-        )
+        is_indexed = is_updated_by_index(self._body, element)
         limit = MAX_SELECTED if is_indexed and width > 1 else self._emitter.max_unrolled
         return size > min(limit, self._emitter.max_unrolled)
 

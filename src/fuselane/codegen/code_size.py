@@ -78,12 +78,20 @@ def _count_instructions(emitter: Emitter, instruction: HloInstruction) -> float:
     else:
         return of_views
     one = timing_of(instruction).instructions
-    if instruction.opcode == "reduce" and _is_rounded(instruction):
-        one += _ROUNDING
-    if instruction.shape.is_tuple:
-        one = sum(OPCODE_COST[applied.opcode] for applied in instruction.to_apply.instructions)
+    if instruction.opcode == "reduce":
+        one = _count_applied(instruction)
     copied = one if one < MIN_CALLED_SIZE else _CALL
     return of_views + residual_size(shape.dimensions, lane) * copied
+
+
+def _count_applied(reduce: HloInstruction) -> float:
+    """Returns about how many machine instructions take in one more element."""
+    applied = reduce.to_apply.instructions
+    if reduce.shape.is_tuple:
+        return sum(OPCODE_COST[i.opcode] for i in applied)
+    computed = [i for i in applied if i.opcode in ELEMENTWISE_OPCODES]
+    instructions = sum(timing_of(i).instructions for i in computed)
+    return instructions + (_ROUNDING if _is_rounded(reduce) else 0.0)
 
 
 def _is_rounded(reduce: HloInstruction) -> bool:

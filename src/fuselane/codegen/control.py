@@ -23,7 +23,8 @@ from fuselane.codegen.arrays import (
 from fuselane.codegen.branches import emit_conditional
 from fuselane.codegen.carry import Carry
 from fuselane.codegen.combining import without_missing
-from fuselane.codegen.emitter import MAX_SELECTED, Emitter
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.indexed_state import MAX_SELECTED, is_read_by_index
 from fuselane.codegen.indexing import Index, all_indices, with_lane
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.codegen.liveness import find_shared_home
@@ -154,17 +155,11 @@ def _with_sliced_in_memory(
 ) -> list[Array]:
     """Returns a loop's arrays; those in registers of which each step reads others are put in memory
     in front of it, rather than in each step."""
-    sliced = {
-        user.tuple_index
-        for user in loop.instruction.body.parameters[0].users
-        if any(reader.opcode == "dynamic-slice" for reader in user.users)
-    }
     return [
         emitter.in_scratch(array)
-        if element.kind is ElementKind.INVARIANT
-        and element.index in sliced
-        and isinstance(array, Registers)
+        if isinstance(array, Registers)
         and array.size > MAX_SELECTED
+        and is_read_by_index(loop.instruction.body, element)
         else array
         for element, array in zip(loop.elements, arrays, strict=True)
     ]

@@ -51,7 +51,8 @@ def _all_cuts(instruction: HloInstruction, operands: Sequence[Array]) -> Cuts:
     opcode = "elementwise" if instruction.opcode in ELEMENTWISE_OPCODES else instruction.opcode
     rule = _RULES.get(opcode)
     cuts = {} if rule is None else rule(instruction, [_cuts(array) for array in operands])
-    sizes = instruction.shape.dimensions
+    shape = instruction.shape
+    sizes = shape.tuple_shapes[0].dimensions if shape.is_tuple else shape.dimensions
     return {
         axis: {place for place in places if 0 < place < sizes[axis]}
         for axis, places in cuts.items()
@@ -64,8 +65,12 @@ def _num_parts(cuts: Cuts) -> int:
 
 def per_dimension(array: Array) -> list[Sequence[int]]:
     """Returns the cuts of an array for each dimension of what one lane holds."""
-    axes = (axis for axis in range(len(array.shape.dimensions)) if axis != array.lane)
-    return [sorted(cuts_along(array, axis)) for axis in axes]
+    return in_lane(_cuts(array), len(array.shape.dimensions), array.lane)
+
+
+def in_lane(cuts: Cuts, rank: int, lane: int | None) -> list[Sequence[int]]:
+    """Returns cuts for each dimension of what one lane holds of an array."""
+    return [sorted(cuts.get(axis, ())) for axis in range(rank) if axis != lane]
 
 
 def cuts_along(array: Array, axis: int) -> set[int]:
@@ -163,12 +168,22 @@ def _broadcast(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
     return {instruction.dimensions[axis]: places for axis, places in operands[0].items()}
 
 
+def _reduce(instruction: HloInstruction, operands: Sequence[Cuts]) -> Cuts:
+    rank = len(instruction.operands[0].shape.dimensions)
+    kept = [axis for axis in range(rank) if axis not in instruction.dimensions]
+    return {
+        axis: set().union(*(cuts.get(source, ()) for cuts in operands))
+        for axis, source in enumerate(kept)
+    }
+
+
 _RULES: Final[Mapping[str, Callable[[HloInstruction, Sequence[Cuts]], Cuts]]] = {
     "broadcast": _broadcast,
     "concatenate": _concatenate,
     "dynamic-update-slice": _update,
     "elementwise": _elementwise,
     "pad": _pad,
+    "reduce": _reduce,
     "reshape": _reshape,
     "reverse": _reverse,
     "slice": _slice,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, final
+from typing import final
 
 from llvmlite import ir
 
@@ -31,6 +31,7 @@ from fuselane.codegen.arrays import (
 from fuselane.codegen.contraction import contract
 from fuselane.codegen.cuts import cuts_of, has_too_many_parts, is_cut
 from fuselane.codegen.elemental import emit_elemental
+from fuselane.codegen.indexed_state import MAX_SELECTED
 from fuselane.codegen.indexing import Element, Index, all_indices, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
@@ -48,9 +49,6 @@ from fuselane.lanes.program import LaneLoop, LaneProgram
 
 Binding = Array | list[Array]
 Elemental = Callable[[Element], ir.Value]
-
-MAX_SELECTED: Final = 8
-"""Elements in registers of which one may be selected by an index known only at run time."""
 
 
 @final

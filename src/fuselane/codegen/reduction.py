@@ -11,7 +11,7 @@ from llvmlite import ir
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
 from fuselane.codegen.code_size import is_long
-from fuselane.codegen.cuts import cuts_along
+from fuselane.codegen.cuts import cuts_along, cuts_of, in_lane
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index, unflatten
 from fuselane.codegen.loops import emit_fold, emit_for_each
@@ -49,7 +49,12 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
         return
     lane = _reduced_lane(instruction, arrays[0])
     emitter.values[instruction] = _elements_of_tuple(
-        emitter, instruction.shape.tuple_shapes, lane, accumulate, is_long=long
+        emitter,
+        instruction.shape.tuple_shapes,
+        lane,
+        accumulate,
+        is_long=long,
+        cuts=in_lane(cuts_of(instruction, arrays), instruction.shape.tuple_shapes[0].rank, lane),
     )
 
 
@@ -60,6 +65,7 @@ def _elements_of_tuple(
     accumulate: Callable[[Element], list[ir.Value]],
     *,
     is_long: bool,
+    cuts: Sequence[Sequence[int]],
 ) -> list[Array]:
     """Emits all elements of several arrays that are made together."""
     dimensions = indexing.residual_dimensions(shapes[0].dimensions, lane)
@@ -71,7 +77,7 @@ def _elements_of_tuple(
             for target, value in zip(scratch, accumulate(at), strict=True):
                 target.put(emitter.place, at, value)
 
-        emit_for_each(emitter.builder, dimensions, store)
+        emit_for_each(emitter.builder, dimensions, store, cuts=cuts)
         return [*scratch]
     elements: list[list[ir.Value]] = []
     emit_for_each(

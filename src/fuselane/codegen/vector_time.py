@@ -23,6 +23,7 @@ from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.codegen.indexed_state import MAX_SELECTED, values_in_memory
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.schedule import needs_lanes
@@ -32,7 +33,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
-from fuselane.lanes.program import ElementKind, LaneProgram
+from fuselane.lanes.program import ElementKind, Guard, LaneProgram
 
 _SHARPNESS: Final = 4.0
 """How little smaller bounds add to the largest: the exponent of a norm."""
@@ -58,6 +59,9 @@ _DOT_PRODUCT: Final = 1.1
 _DOT_WEIGHT: Final = 1.55
 _DOT_REST: Final = 0.35
 """A product of a dot, in products: alone, and where loads of weights bound it, per vector."""
+
+_PARTS: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
+_INDEXING: Final = _PARTS | {"gather", "scatter"}
 
 _GUARD_SHARE: Final = 0.002
 _MISPREDICTED: Final = 15.0
@@ -151,6 +155,9 @@ class VectorBlock:
         self._operations: list[_Operation] = []
         self._numbers: dict[HloInstruction, int] = {}
         self._view_loads: dict[HloInstruction, int] = {}
+        loops = program.loops.values()
+        self._loop = next((o for o in loops if o.instruction.body is computation), None)
+        self._in_memory = set(self._find_in_memory())
         guards = program.guards.get(computation, ()) if only is None else ()
         guarded = {instruction for guard in guards for instruction in guard.instructions}
         for instruction in computation.instructions if only is None else only:
@@ -162,6 +169,7 @@ class VectorBlock:
             for guard in guards
         ]
         self._carried = dict(self._find_carried(computation)) if only is None else {}
+        self._invariant = set(self._find_invariant(computation)) if only is None else set()
         self._uses = self._find_uses()
         self._throughputs: dict[int, float] = {}
         self._waits: dict[int, float] = {}
@@ -267,9 +275,13 @@ class VectorBlock:
             return _Operation(
                 timing=timing, reads=reads, size=size, instructions=instructions, products=count
             )
-        is_looped = size == 0 and opcode not in ("dynamic-slice", "dynamic-update-slice")
+        is_looped = size == 0 and opcode not in _PARTS
         stored = 0.0 if is_looped and self._is_view(instruction) else 1.0
-        loaded = sum(map(self._count_loads, dict.fromkeys(instruction.operands)))
+        operands = dict.fromkeys(instruction.operands)
+        if is_looped:
+            moved = stored + sum(map(self._count_loads, operands))
+        else:
+            moved = float(sum(o in self._in_memory for o in operands if opcode not in _INDEXING))
         is_byte = instruction.shape.is_array and instruction.shape.element_type.bits <= _BYTE_BITS
         loop = (_BYTE if is_byte else _ELEMENT) * count
         return _Operation(
@@ -277,7 +289,7 @@ class VectorBlock:
             reads=reads,
             size=size,
             instructions=instructions,
-            moved=(stored + loaded) * count if is_looped else 0.0,
+            moved=moved * count,
             looping=loop if is_looped else 0.0,
         )
 
@@ -298,7 +310,8 @@ class VectorBlock:
         lane = self._program.lane_dimensions.get(value)
         if not value.shape.is_array or not value.shape.dimensions:
             return 0
-        if residual_size(value.shape.dimensions, lane) <= self._unit.max_unrolled:
+        is_small = residual_size(value.shape.dimensions, lane) <= self._unit.max_unrolled
+        if is_small and value not in self._in_memory:
             return 0
         return self._view_loads.get(value, 1)
 
@@ -314,22 +327,42 @@ class VectorBlock:
 
     def _size(self, instruction: HloInstruction) -> float:
         """Returns the registers that a value takes; none if it is kept in memory."""
+        if instruction in self._in_memory:
+            return 0.0
         shape, lane = instruction.shape, self._program.lane_dimensions.get(instruction)
         size = residual_size(shape.dimensions, lane) if shape.is_array else 0
         return size * self._width(shape) if size <= self._unit.max_unrolled else 0.0
 
     def _find_carried(self, computation: HloComputation) -> Iterator[tuple[int, int]]:
         """Yields the numbers of a state's value at the beginning of a step and at its end."""
-        loops = self._program.loops.values()
-        loop = next((loop for loop in loops if loop.instruction.body is computation), None)
-        for user in computation.parameters[0].users if loop is not None else ():
-            if user.opcode != "get-tuple-element" or user not in self._numbers:
-                continue
-            assert loop is not None
+        for user in self._named(computation):
+            assert self._loop is not None
             root = computation.root.operands[user.tuple_index]
-            is_state = loop.elements[user.tuple_index].kind is ElementKind.STATE
+            is_state = self._loop.elements[user.tuple_index].kind is ElementKind.STATE
             if is_state and root in self._numbers and root is not user:
                 yield self._numbers[user], self._numbers[root]
+
+    def _find_invariant(self, computation: HloComputation) -> Iterator[int]:
+        """Yields the numbers of what a loop brings in and no step changes."""
+        for user in self._named(computation):
+            assert self._loop is not None
+            if self._loop.elements[user.tuple_index].kind is ElementKind.INVARIANT:
+                yield self._numbers[user]
+
+    def _named(self, computation: HloComputation) -> Iterator[HloInstruction]:
+        """Yields the elements of what a loop carries that its body reads."""
+        for user in computation.parameters[0].users if self._loop is not None else ():
+            if user.opcode == "get-tuple-element" and user in self._numbers:
+                yield user
+
+    def _find_in_memory(self) -> Iterator[HloInstruction]:
+        """Yields arrays of few elements that are in memory all the same."""
+        if self._loop is None or self._unit.lanes == 1:
+            return
+        for value in values_in_memory(self._loop):
+            lane = self._program.lane_dimensions.get(value)
+            if residual_size(value.shape.dimensions, lane) > MAX_SELECTED:
+                yield value
 
     def _find_uses(self) -> list[list[int]]:
         uses: list[list[int]] = [[] for _ in self._operations]
@@ -357,12 +390,21 @@ class VectorBlock:
             answers = self._unit.lanes * vectors * residual_size(asked.shape.dimensions, lane)
             needed = 1 - (1 - _GUARD_SHARE) ** answers
             guarded = block.cycles(vectors) + _MISPREDICTED
-            if guarded > _MAIN_WORK * time:
+            if self._goes_on_for(guard):
+                needed_here = 1.0
+            elif guarded > _MAIN_WORK * time:
                 needed_here = max(needed, _ANEW) if guard.begins_anew else 1.0
             else:
                 needed_here = needed
             result += guarded * needed_here
         return result
+
+    def _goes_on_for(self, guard: Guard) -> bool:
+        """Whether a loop that goes on while there is work does a guard's work, and lanes whose
+        state it otherwise keeps are done."""
+        loop = self._loop
+        is_open = loop is not None and loop.trip_count is None and loop.lane_condition is None
+        return is_open and guard.keeps_state
 
     def _wait(self, vectors: int) -> float:
         operations = self._operations
@@ -399,7 +441,7 @@ class VectorBlock:
         carried = {} if self._is_tiled else self._carried
         ends = frozenset(carried.values())
         held: dict[int, float] = {}
-        saved: set[int] = set()
+        saved = set(self._invariant)
         stores = loads = 0.0
         for _ in range(2):
             stores = loads = 0.0
@@ -427,7 +469,7 @@ class VectorBlock:
                     if last not in saved:
                         saved.add(last)
                         stores += operations[last].size
-            saved = {first for first, last in carried.items() if last in saved}
+            saved = {first for first, last in carried.items() if last in saved} | self._invariant
             held = {
                 first: operations[first].size for first, last in carried.items() if last in held
             }

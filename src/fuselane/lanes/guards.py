@@ -89,6 +89,7 @@ def find_guards(
                             cost=cost,
                             asked=_rare_part(predicate) if side == 1 else None,
                             begins_anew=_begins_anew(computation, group, inside),
+                            keeps_state=_keeps_state(computation, group, side),
                         )
                     )
     return _without_overlap(sorted(candidates, key=lambda guard: -guard.cost))
@@ -206,6 +207,15 @@ def _find_needed_selects(computation: HloComputation) -> dict[HloInstruction, tu
             needed[instruction] = (own, others)
         seen[instruction] = own | others
     return needed
+
+
+def _keeps_state(computation: HloComputation, selects: Iterable[HloInstruction], side: int) -> bool:
+    """Whether each select's other operand is an element of what a computation is given."""
+    others = (see_through(select.operands[3 - side]) for select in selects)
+    return all(
+        other.opcode == "get-tuple-element" and other.operands[0] is computation.parameters[0]
+        for other in others
+    )
 
 
 def _begins_anew(

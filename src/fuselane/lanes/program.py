@@ -118,6 +118,7 @@ class Guard:
             true in hardly more lanes.
         begins_anew: Whether most of what it makes replaces state that it does not read, as where
             an episode is over; such work is seldom needed.
+        keeps_state: Whether lanes that do not need it keep the state they had.
     """
 
     predicate: HloInstruction
@@ -127,6 +128,7 @@ class Guard:
     cost: float
     asked: HloInstruction | None = None
     begins_anew: bool = False
+    keeps_state: bool = False
 
     @property
     def question(self) -> HloInstruction:

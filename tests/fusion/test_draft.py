@@ -12,7 +12,7 @@ from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.fusion_cse import FusionCse
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.pipelines import run_pipeline
-from fuselane.hlo import HloModule, verify
+from fuselane.hlo import HloInstruction, HloModule, verify
 from tests.hlo.xla import module_of
 
 SHAPE = "f32[8]"
@@ -65,10 +65,18 @@ def grow(module: HloModule, seed: int, *, merges: bool, looks: bool, shares: boo
                 assert len(fusion.to_apply.parameters) == len(fusion.operands)
         assert order[at] is producer
     if merges:
-        fuser.make_bodies(lambda _: shares)
+        fuser.make_bodies(always if shares else never)
     fuser.finish()
     verify(module)
     return seen
+
+
+def always(fusion: HloInstruction) -> bool:
+    return True
+
+
+def never(fusion: HloInstruction) -> bool:
+    return False
 
 
 def text(module: HloModule) -> list[list[str]]:
@@ -110,7 +118,7 @@ def test_what_parts_have_in_common_is_computed_once() -> None:
         fuser = Fuser(module, module.entry)
         q, r = (fuser.merge(at["s"], at[name], LOOP) for name in "qr")
         c = fuser.merge(r, fuser.merge(q, at["c"], LOOP), LOOP)
-        fuser.make_bodies(lambda _, shares=shares: shares)
+        fuser.make_bodies(always if shares else never)
         fuser.finish()
         verify(module)
         sizes.append(sorted(re.sub(r"\W.*", "", i.opcode) for i in c.to_apply.instructions))

@@ -73,6 +73,7 @@ def test_save(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--pipeline", "all"], "There is no fusion pass 'all'"),
         (["--save", "plan.json"], "--save writes what --pipeline fuses, so name one."),
         (["--pipeline", "gone.json"], "cannot be read"),
+        (["--pipeline", "fuselane", "--save", "plan.json"], "A plan cannot say what 'fuselane'"),
         (["--pipeline", "none", "--save", "/gone/plan.json"], "cannot be written"),
         (["--pipeline", "fuselane", "--target", "h100"], "goes on from XLA:CPU's fusions only."),
     ],

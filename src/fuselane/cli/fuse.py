@@ -80,6 +80,11 @@ def _run(options: argparse.Namespace) -> int:
     if options.save is not None and not options.pipeline:
         raise InputError("--save writes what --pipeline fuses, so name one.")
     if options.save is not None:
+        if is_for_cpus(find_strategy(options.pipeline)):
+            raise InputError(
+                f"A plan cannot say what {options.pipeline!r} changes about XLA:CPU's own fusions;"
+                " save another pipeline's."
+            )
         check_writable(options.save)
     stay_on_the_cpu()
     captured = capture_input(

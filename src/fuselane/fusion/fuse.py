@@ -20,8 +20,10 @@ own operands come last.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, final
 
+from fuselane.fusion.draft import Draft, Recipe, recipe_of, recipe_of_body
 from fuselane.fusion.intake import Intake
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -34,7 +36,8 @@ LOOP: Final = "kLoop"
 INPUT: Final = "kInput"
 OUTPUT: Final = "kOutput"
 
-_PASSING: Final = frozenset({"parameter", "tuple"})
+_TUPLE: Final = frozenset({"tuple"})
+_PASSING: Final = _TUPLE | {"parameter"}
 """Opcodes of roots that may pass on an operand of the fusion as it is."""
 
 
@@ -52,22 +55,30 @@ class Fuser:
         self._changed: dict[HloComputation, str] = {}
         """Fused computations whose instructions may be out of order, and their fusions' kinds."""
         self._intake: Intake | None = None
+        self._drafts: dict[HloInstruction, Draft] = {}
+        self._recipes: dict[HloInstruction, Recipe] = {}
+        """Of producers that are no fusions."""
 
     def wrap(self, instruction: HloInstruction, kind: str) -> HloInstruction:
         """Puts an instruction alone into a fusion, which takes its place; returns the fusion."""
         self._end_intake()
-        body = HloComputation.create("fused_computation")
-        body.proto.is_fusion_computation = True
+        body = _empty_body()
         operands = list(dict.fromkeys(instruction.operands))
         parameters = [_make_parameter(at, operand) for at, operand in enumerate(operands)]
         values = dict(zip(operands, parameters, strict=True))
         add_copies(body, [instruction], values, parameters)
         body.root = values[instruction]
+        return self._put_in_place(instruction, body, kind)
+
+    def _put_in_place(
+        self, instruction: HloInstruction, body: HloComputation, kind: str
+    ) -> HloInstruction:
+        """Makes a fusion of that body take the place of an instruction, and returns it."""
         self.module.add(body)
         fusion = HloInstruction.create(
             "fusion",
             instruction.shape,
-            operands,
+            list(dict.fromkeys(instruction.operands)),
             name="fusion",
             called_computations=[body],
             fusion_kind=kind,
@@ -97,6 +108,75 @@ class Fuser:
         value = _absorb(fusion, producer, is_last=not is_kept)
         self._drop_if_unread(producer)
         return fusion, value
+
+    def merge(
+        self, producer: HloInstruction, consumer: HloInstruction, kind: str
+    ) -> HloInstruction:
+        """As `fuse`, where bodies are not looked at before most producers were fused: they are made
+        when they are, or by `make_bodies`. Returns the fusion."""
+        self._end_intake()
+        recipe = self._recipe(producer)
+        draft = self._draft(consumer, kind) if recipe is not None else None
+        if recipe is None or draft is None:
+            return self.fuse(producer, consumer, kind)[0]
+        fusion = draft.fusion
+        self._note_kind(fusion, kind)
+        draft.take(producer, recipe)
+        self._drop_if_unread(producer)
+        return fusion
+
+    def _recipe(self, producer: HloInstruction) -> Recipe | None:
+        draft = self._drafts.get(producer)
+        if draft is not None and not draft.is_over:
+            return draft.recipe
+        if producer.opcode == "fusion":
+            return producer.to_apply.fact(recipe_of_body)
+        if producer not in self._recipes:
+            self._recipes[producer] = recipe_of(producer)
+        return self._recipes[producer]
+
+    def _draft(self, consumer: HloInstruction, kind: str) -> Draft | None:
+        """Returns the draft of a fusion whose body nobody has looked at since it began to grow."""
+        draft = self._drafts.get(consumer)
+        if draft is not None:
+            return None if draft.is_over else draft
+        if consumer.opcode != "fusion":
+            fusion, draft = self._start(consumer, kind)
+        else:
+            fusion = consumer
+            _read_once(fusion)
+            recipe = fusion.to_apply.fact(recipe_of_body)
+            if recipe is None:
+                return None
+            draft = Draft(fusion, recipe, [member for member, _ in recipe.own.members])
+        self._drafts[fusion] = draft
+        return draft
+
+    def _start(self, instruction: HloInstruction, kind: str) -> tuple[HloInstruction, Draft]:
+        """As `wrap`, for a fusion whose body is yet to be made."""
+        root = instruction.copy_with([])
+        body = _empty_body()
+        body.root = root
+        recipe = self._recipes.get(instruction) or recipe_of(instruction)
+        fusion = self._put_in_place(instruction, body, kind)
+        return fusion, Draft(fusion, recipe, [root])
+
+    def make_bodies(self, shares: Callable[[HloInstruction], bool]) -> None:
+        """Makes all bodies that are left to be made.
+
+        Args:
+            shares: Says of a fusion whether to compute once what its producers have in common; XLA
+                computes it once for each.
+        """
+        for fusion, draft in self._drafts.items():
+            if not draft.is_over:
+                is_shared = shares(fusion)
+                draft.make_body(shared=is_shared)
+                if is_shared:  # XLA orders operands by what the body would repeat
+                    body = fusion.to_apply
+                    read = _members(body), draft.recipe.read()
+                    body.remember(_members_and_uses, read)
+        self._drafts.clear()
 
     def take_in(
         self, producer: HloInstruction, consumer: HloInstruction, kind: str
@@ -163,19 +243,25 @@ class Fuser:
         return self.fuse_multi_output(second, first, kind)
 
     def _drop_if_unread(self, producer: HloInstruction) -> None:
-        if not producer.users and not producer.is_root:
-            producer.replace_operands([])
+        if producer.users or producer.is_root:
+            return
+        producer.replace_operands([])
+        draft = self._drafts.pop(producer, None)
+        if draft is not None:
+            draft.give_up()
 
     def _fusion_of(self, consumer: HloInstruction, kind: str) -> HloInstruction:
         fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
-        known = self._changed.get(fusion.to_apply)
-        if known is None:
+        if fusion.to_apply not in self._changed:
             _read_once(fusion)
-        if known != kind:
+        self._note_kind(fusion, kind)
+        return fusion
+
+    def _note_kind(self, fusion: HloInstruction, kind: str) -> None:
+        if self._changed.get(fusion.to_apply) != kind:
             self._changed[fusion.to_apply] = kind
             if fusion.fusion_kind != kind:
                 fusion.proto.fusion_kind = kind
-        return fusion
 
     def _return_also(self, fusion: HloInstruction, value: HloInstruction) -> int:
         """Makes a value of a fusion's body one more result, or several; returns the first's index.
@@ -222,11 +308,24 @@ class Fuser:
     def finish(self) -> None:
         """Removes what is dead and puts the computation into post order."""
         self._end_intake()
+        self.make_bodies(_repeats)
         self.computation.remove_dead_instructions()
         self.computation.sort()
         self.module.remove_unused_computations()
         for body in self._changed:
-            body.sort()
+            if body.module is not None:
+                body.sort()
+
+
+def _repeats(fusion: HloInstruction) -> bool:
+    """Says that nothing is shared in a fusion."""
+    return False
+
+
+def _empty_body() -> HloComputation:
+    body = HloComputation.create("fused_computation")
+    body.proto.is_fusion_computation = True
+    return body
 
 
 def has_several_results(instruction: HloInstruction) -> bool:
@@ -234,7 +333,7 @@ def has_several_results(instruction: HloInstruction) -> bool:
 
     A reduction of several arrays makes one value, which is a tuple.
     """
-    return instruction.opcode == "fusion" and instruction.to_apply.root.opcode == "tuple"
+    return instruction.opcode == "fusion" and instruction.to_apply.ends_in(_TUPLE)
 
 
 def _results(value: HloInstruction) -> list[HloInstruction]:
@@ -315,7 +414,7 @@ def _contents(
 def _members_and_uses(body: HloComputation) -> tuple[list[HloInstruction], list[int]]:
     """Returns what a body computes, in post order, and the numbers of the parameters that are read,
     the last use first."""
-    members = [member for member in body.post_order() if member.opcode != "parameter"]
+    members = _members(body)
     read = {
         operand: None
         for member in reversed(members)
@@ -323,6 +422,10 @@ def _members_and_uses(body: HloComputation) -> tuple[list[HloInstruction], list[
         if operand.opcode == "parameter"
     }
     return members, [parameter.parameter_number for parameter in read]
+
+
+def _members(body: HloComputation) -> list[HloInstruction]:
+    return [member for member in body.post_order() if member.opcode != "parameter"]
 
 
 def _make_parameter(number: int, operand: HloInstruction) -> HloInstruction:

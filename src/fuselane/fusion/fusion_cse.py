@@ -39,6 +39,7 @@ class FusionCse:
             for instruction in computation.instructions:
                 if instruction.opcode == "fusion":
                     changed |= _remove_repetitions(instruction.to_apply, works)
+                    instruction.to_apply.note_edit()  # costs may count repetitions
         return changed
 
 

@@ -25,7 +25,7 @@ from fuselane.fusion.gpu.classic import ClassicRules, kind_of
 from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.early_model import compute_times
 from fuselane.fusion.gpu.model import PerformanceModel
-from fuselane.fusion.growing import RECOMPUTED_INDICES, GrowingFusion
+from fuselane.fusion.growing import HEAVY, RECOMPUTED_INDICES, GrowingFusion
 from fuselane.fusion.in_place import members
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.fusion.reuse import reuses_operand
@@ -98,6 +98,7 @@ class _Walk:
             if producer.opcode == "fusion":
                 changed |= self._merge(producer)
         if changed:
+            self.fuser.make_bodies(self.model.may_share)
             self.model.leave_costs()
             self.fuser.finish()
         return changed
@@ -126,7 +127,7 @@ class _Walk:
         opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
         costs = self.model.cost(producer), self.model.cost(user)
         cost, places = fuse_cost(producer, user, *costs)
-        fusion, _ = self.fuser.fuse(producer, user, kind)
+        fusion = self.fuser.merge(producer, user, kind)
         cost.settle([places[operand] for operand in fusion.operands])
         self.model.forget(user)
         self.model.forget(fusion)
@@ -298,7 +299,9 @@ class _Walk:
 
     def _candidate(self, instruction: HloInstruction) -> Candidate:
         if instruction not in self.candidates:
-            self.candidates[instruction] = self.rules.candidate(instruction)
+            is_light = self.options.priced and HEAVY.isdisjoint(self.model.opcodes(instruction))
+            heavy = () if is_light else None
+            self.candidates[instruction] = self.rules.candidate(instruction, heavy)
         return self.candidates[instruction]
 
     def _growing(self, fusion: HloInstruction) -> GrowingFusion:

@@ -78,15 +78,17 @@ class _Pair:
     """What is known of one edge.
 
     Attributes:
+        into: What is known of the user.
         refusal: Why it is refused; None if it is not.
         plan: How it would be made, if that was looked at.
         won: Ticks of the user's that its own kernel takes longer than the one with the producer
             inside; None until asked for.
     """
 
-    __slots__ = ("plan", "refusal", "won")
+    __slots__ = ("into", "plan", "refusal", "won")
 
-    def __init__(self, refusal: FusionDecision | None, plan: Plan | None) -> None:
+    def __init__(self, into: Kernel, refusal: FusionDecision | None, plan: Plan | None) -> None:
+        self.into = into
         self.refusal = refusal
         self.plan = plan
         self.won: int | None = None
@@ -130,6 +132,7 @@ class _Queue:
             priority, _, _, producer = heapq.heappop(self.heap)
             if self.priority.get(producer) == -priority:
                 self._fuse_into_users(producer, self.priority.pop(producer))
+        self.fuser.make_bodies(self.model.may_share)
         self.model.leave_costs()
         self._fuse_constants()
         if self.changed:
@@ -202,12 +205,11 @@ class _Queue:
         won = (of.time or self.model.time_of(of)).total
         for user in users:
             pair = pairs.get(user) or self._pair(of, user, pairs)
-            won += self._won(of, user, pair) if pair.won is None else pair.won
+            won += self._won(of, pair) if pair.won is None else pair.won
         return won
 
-    def _won(self, of: Kernel, user: HloInstruction, pair: _Pair) -> int:
-        model = self.model
-        into = model.kernel(user)
+    def _won(self, of: Kernel, pair: _Pair) -> int:
+        model, into = self.model, pair.into
         ticks = model.fused_ticks(of, into, pair.plan or model.plan_of(into, of))
         pair.won = (into.time or model.time_of(into)).total - ticks
         return pair.won
@@ -220,7 +222,8 @@ class _Queue:
         if of.is_plain and into.is_plain and not self.computation.has_root(producer):
             plan = model.plan_of(into, of)
             costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
-            refusal = self.rules.check_size(producer, user, *costs, places_in(into)[producer])
+            place = (into.places or places_in(into))[producer]
+            refusal = self.rules.check_size(producer, user, *costs, place)
         else:
             refusal = check_pair(producer, user)
             if refusal is None:
@@ -230,7 +233,7 @@ class _Queue:
                 emitters = model.plan_of(of).emission.emitter, plan.emission.emitter
                 opcodes = of.opcodes | into.opcodes
                 refusal = self.rules.check(producer, user, opcodes, costs, demands, emitters)
-        pair = pairs[user] = _Pair(refusal, plan)
+        pair = pairs[user] = _Pair(into, refusal, plan)
         return pair
 
     # Fusing.
@@ -308,7 +311,7 @@ class _Queue:
         emitter: Emitter,
     ) -> HloInstruction:
         kind = emitter.fusion_kind if self.rules.tiled_emitters else LOOP
-        fusion, _ = self.fuser.fuse(producer, user, kind)
+        fusion = self.fuser.merge(producer, user, kind)
         if fusion is not user:
             for reader in fusion.users:
                 self.model.exchange_operand(reader, user, fusion)

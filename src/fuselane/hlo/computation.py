@@ -162,6 +162,10 @@ class HloComputation:
         self.catch_up()
         self._postponed = edit
 
+    def abandon(self) -> None:
+        """Drops the edit that was postponed, if any."""
+        self._postponed = None
+
     def catch_up(self) -> None:
         """Makes the edit that was postponed, if any."""
         edit, self._postponed = self._postponed, None
@@ -324,6 +328,33 @@ class HloComputation:
             instruction.computation = self
         self.parameters.extend(parameters)
         self._instructions += added
+        self.note_edit()
+
+    def refill(
+        self,
+        parameters: Sequence[HloInstruction],
+        num_first: int,
+        members: Sequence[HloInstruction],
+        added: Sequence[HloInstruction],
+    ) -> None:
+        """Gives a computation other contents; the root is the last of `members`.
+
+        Args:
+            parameters: New ones.
+            num_first: How many of them are listed in front of the members, the others behind.
+            members: What it holds already, or new instructions.
+            added: New instructions, listed behind those.
+        """
+        if self.module is not None:
+            self.module.free_names([i for i in self._instructions if i not in set(members)])
+            new = [member for member in members if member.computation is None]
+            self.module.adopt([*parameters, *new, *added], self)
+        self._instructions = [*parameters[:num_first], *members, *parameters[num_first:], *added]
+        for instruction in self._instructions:
+            instruction.computation = self
+        self._parameters = list(parameters)
+        self._has_dropped = False
+        self.root = members[-1]
         self.note_edit()
 
     def receive(self, instructions: Sequence[HloInstruction]) -> None:

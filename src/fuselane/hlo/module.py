@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final, final
 
@@ -129,8 +129,12 @@ class HloModule:
     def release(self, computation: HloComputation) -> None:
         """Removes a computation that nobody calls any more, so that the names in it are free."""
         self.computations.remove(computation)
-        self._instruction_names.difference_update(i.name for i in computation.instructions)
+        self.free_names(computation.instructions)
         computation.module = None
+
+    def free_names(self, instructions: Iterable[HloInstruction]) -> None:
+        """Lets others have the names of instructions that the module has no more."""
+        self._instruction_names.difference_update(i.name for i in instructions)
 
     def adopt(self, instructions: Sequence[HloInstruction], computation: HloComputation) -> None:
         """Gives instructions about to be added to a computation of this module ids and names.

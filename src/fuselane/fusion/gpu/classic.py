@@ -9,7 +9,7 @@ are checked as XLA checks them today.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, final
@@ -106,9 +106,11 @@ class ClassicRules:
         """Returns the kind of the fusion an edge becomes."""
         return kind_of(self._consumer(edge))
 
-    def candidate(self, instruction: HloInstruction) -> Candidate:
-        """Returns an instruction as these rules see it."""
-        return Candidate(instruction, tiled=self.tiled_emitters)
+    def candidate(
+        self, instruction: HloInstruction, heavy: Sequence[HloInstruction] | None = None
+    ) -> Candidate:
+        """Returns an instruction, with heavy members if they are known, as these rules see it."""
+        return Candidate(instruction, tiled=self.tiled_emitters, heavy=heavy)
 
     def check_pair(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
         """Refuses what has no fused form or would be computed over and over again."""

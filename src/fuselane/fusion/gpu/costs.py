@@ -112,7 +112,8 @@ def fuse_cost(
         _add(cost, producer, value, inputs)
     else:
         body = producer.to_apply
-        is_simple = len(set(producer.operands)) == len(inputs) and not _updates(body.root)
+        may_update = body.ends_in(_MAY_UPDATE) and _updates(body.root)
+        is_simple = len(set(producer.operands)) == len(inputs) and not may_update
         if not (is_simple and cost.take(of, value, inputs)):
             inside = dict(zip(body.parameters, inputs, strict=True))
             inside[body.root] = value
@@ -137,6 +138,10 @@ def _start(root: HloInstruction) -> KernelCost:
         emissions={0: 1},
         result=0,
     )
+
+
+_MAY_UPDATE: Final = frozenset({"dynamic-update-slice", "tuple"})
+"""Opcodes of roots that may be updated in place, or name what is."""
 
 
 def _members(body: HloComputation) -> list[HloInstruction]:

@@ -25,6 +25,7 @@ from fuselane.fusion.gpu.kernel_cost import (
 from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
 from fuselane.fusion.gpu.region import Opcodes, Region, is_custom, opcodes_of
 from fuselane.fusion.gpu.rules import Demands, demands_of, is_plain
+from fuselane.fusion.growing import HEAVY
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -158,6 +159,14 @@ class PerformanceModel:
         kernel = self._kernels[instruction] = Kernel(instruction, opcodes)
         kernel.cost, kernel.plan, kernel.demands = cost, plan, demands
 
+    def may_share(self, fusion: HloInstruction) -> bool:
+        """Whether what a fusion repeats is known to make no difference but for its cost, which is
+        known and need not be summed up again."""
+        kernel = self._kernels.get(fusion)
+        if kernel is None or kernel.cost is None:
+            return False
+        return kernel.cost.is_exact and HEAVY.isdisjoint(kernel.opcodes)
+
     def leave_costs(self) -> None:
         """Leaves the costs of fusions that are final to who asks next, where they are exact."""
         for instruction, kernel in self._kernels.items():
@@ -243,7 +252,8 @@ class PerformanceModel:
         share = operands[place].utilization
         reading = into.reading if plan is into.plan else None
         total, ticks, _ = reading or self._reading(into, running)
-        total_of, ticks_of, num_bytes_of = self._reading(of, running, share)
+        reading = of.readings.get((running.reading, share)) or self._reading(of, running, share)
+        total_of, ticks_of, num_bytes_of = reading
         memory = total - ticks[place] + total_of + write
         if is_multi_output:
             memory += write_of
@@ -251,8 +261,8 @@ class PerformanceModel:
             num_bytes, operand = num_bytes_of[place_of], operands_of[place_of]
             if common:
                 size = operand.shape.byte_size
-                whole = common == 1.0 and size < EXACT_IN_F32
-                num_bytes -= size if whole else _share(size, common)
+                is_whole = common == 1.0 and size < EXACT_IN_F32
+                num_bytes -= size if is_whole else _share(size, common)
             if num_bytes:  # else the consumer reads all of it anyway
                 total = operands[here].bytes_read + num_bytes
                 memory += self._read_ticks(operand, total, running) - ticks[here]
@@ -364,12 +374,13 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
     operands_of, operands = cost_of.operands, cost.operands
     value = operands[places[of.instruction]]
     result = cost_of.result
-    is_read = result >= 0 or is_elementwise(of.instruction)
     shared: list[tuple[int, int, float]] = []
-    for operand, place_of in (of.places or places_in(of)).items():
-        if operand not in places:
-            continue
-        here, common = places[operand], 0.0
+    places_of = of.places or places_in(of)
+    if places_of.keys().isdisjoint(places):
+        return shared
+    is_read = result >= 0 or is_elementwise(of.instruction)
+    for operand in places_of.keys() & places.keys():
+        place_of, here, common = places_of[operand], places[operand], 0.0
         if is_read and (result < 0 or result in operands_of[place_of].roots):
             read = operands[here]
             if cost.result < 0:

@@ -95,7 +95,7 @@ def scalar_operations(instruction: HloInstruction) -> float:
 def turning_operations(instruction: HloInstruction) -> float:
     """Returns the operations for one element of a `copy` or `transpose` that a loop computes.
 
-    None where neighbours in memory stay neighbours.
+    Zero where neighbours in memory stay neighbours.
     """
     shape, source = instruction.shape, instruction.operands[0].shape
     long = [d for d, size in enumerate(shape.dimensions) if size > 1]

@@ -346,7 +346,8 @@ class HloComputation:
             added: New instructions, listed behind those.
         """
         if self.module is not None:
-            self.module.free_names([i for i in self._instructions if i not in set(members)])
+            kept = set(members)
+            self.module.free_names([i for i in self._instructions if i not in kept])
             new = [member for member in members if member.computation is None]
             self.module.adopt([*parameters, *new, *added], self)
         self._instructions = [*parameters[:num_first], *members, *parameters[num_first:], *added]

@@ -379,8 +379,10 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
     if places_of.keys().isdisjoint(places):
         return shared
     is_read = result >= 0 or is_elementwise(of.instruction)
-    for operand in places_of.keys() & places.keys():
-        place_of, here, common = places_of[operand], places[operand], 0.0
+    for operand, place_of in places_of.items():
+        if operand not in places:
+            continue
+        here, common = places[operand], 0.0
         if is_read and (result < 0 or result in operands_of[place_of].roots):
             read = operands[here]
             if cost.result < 0:

@@ -233,7 +233,7 @@ class Draft:
         fusion = self.fusion
         fusion.to_apply.abandon()
         parameters = [
-            HloInstruction.parameter(number, operand.shape, f"param_{number}")
+            HloInstruction.parameter(number, operand.shape)
             for number, operand in enumerate(fusion.operands)
         ]
         made = _build(self.recipe, parameters, self._members, shared=shared)

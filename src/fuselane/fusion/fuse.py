@@ -64,7 +64,7 @@ class Fuser:
         self._end_intake()
         body = _empty_body()
         operands = list(dict.fromkeys(instruction.operands))
-        parameters = [_make_parameter(at, operand) for at, operand in enumerate(operands)]
+        parameters = [HloInstruction.parameter(at, o.shape) for at, o in enumerate(operands)]
         values = dict(zip(operands, parameters, strict=True))
         add_copies(body, [instruction], values, parameters)
         body.root = values[instruction]
@@ -368,7 +368,7 @@ def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) 
     new = [operand for operand in dict.fromkeys(read) if operand not in inside]
     parameters: list[HloInstruction] = []
     for operand in new:
-        inside[operand] = made = _make_parameter(number + len(parameters), operand)
+        inside[operand] = made = HloInstruction.parameter(number + len(parameters), operand.shape)
         parameters.append(made)
     if producer.opcode == "fusion":
         callee = producer.to_apply
@@ -426,7 +426,3 @@ def _members_and_uses(body: HloComputation) -> tuple[list[HloInstruction], list[
 
 def _members(body: HloComputation) -> list[HloInstruction]:
     return [member for member in body.post_order() if member.opcode != "parameter"]
-
-
-def _make_parameter(number: int, operand: HloInstruction) -> HloInstruction:
-    return HloInstruction.parameter(number, operand.shape, f"param_{number}")

@@ -63,7 +63,7 @@ class Intake:
             else:
                 values[operand] = parameter
         parameters = [
-            HloInstruction.parameter(number, operand.shape, f"param_{number}")
+            HloInstruction.parameter(number, operand.shape)
             for number, operand in enumerate(fusion.operands)
             if operand not in values
         ]

@@ -155,8 +155,9 @@ class HloInstruction:
         return instruction
 
     @classmethod
-    def parameter(cls, number: int, shape: Shape, name: str) -> HloInstruction:
-        """Returns a new parameter that is in no computation yet."""
+    def parameter(cls, number: int, shape: Shape, name: str = "") -> HloInstruction:
+        """Returns a new parameter that is in no computation yet; "param_0" is the first's name."""
+        name = name or f"param_{number}"
         parameter = cls(_PLAIN, next(_detached_ids), name, "parameter", shape)
         parameter.parameter_number = number
         parameter._is_shared = True

@@ -406,6 +406,7 @@ def test_explain_a_script_that_fails(
         ("unfit", "returns raised TypeError: rollout() takes 1 positional argument but 2 were"),
         ("mixed", "returns raised TypeError in line 21: add got incompatible shapes"),
         ("no_such", "has no function 'no_such'"),
+        ("rollout", "takes arguments (x). Name a function that takes none and returns"),
     ],
 )
 def test_functions_that_give_no_program(

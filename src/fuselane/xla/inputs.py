@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import runpy
 import sys
@@ -87,6 +88,13 @@ def load_function(path: Path, name: str) -> tuple[Any, tuple[Any, ...]]:
             function = runpy.run_path(str(path), {}, path.stem).get(name)
         if not callable(function):
             raise InputError(f"{str(path)!r} has no function {name!r}.")
+        needed = ", ".join(_needed_arguments(function))
+        if needed:
+            raise InputError(
+                f"{where} takes arguments ({needed}). Name a function that takes none and returns"
+                " what to compile and a tuple of what to call it with, such as"
+                f" `def example(): return {name}, ({needed},)`."
+            )
         with _telling(where, path):
             result = function()
         match result:
@@ -96,6 +104,16 @@ def load_function(path: Path, name: str) -> tuple[Any, tuple[Any, ...]]:
                     jitted.trace(*arguments)
                 return jitted, tuple(arguments)
     raise InputError(f"{where} has to return a function and a tuple of its arguments.")
+
+
+def _needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of the arguments that a function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C, perhaps
+        return []
+    collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.kind not in collected and p.default is p.empty]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import ast
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 import pytest
 
@@ -24,6 +24,8 @@ FOUNDATION: Final = {
     "device": {"config", "decisions", "errors"},
     "contract": set[str](),
     "gpu": set[str](),
+    "later": set[str](),
+    "peek": set[str](),
 }
 # A name stands for a room (all its files), a file at the top, or one file of a room.
 LAYERS: Final = FOUNDATION | {
@@ -310,6 +312,25 @@ def test_only_config_reads_the_environment(path: Path) -> None:
         assert not reads, f"{path}:{getattr(node, 'lineno', 0)}: reads the environment"
 
 
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_what_is_imported_later_is_what_type_checkers_see(path: Path) -> None:
+    """`name = Later("fuselane.x")` stands for the module that is imported as `name` for types."""
+    tree = parse(path)
+    seen = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for block in tree.body
+        if is_for_type_checkers(block)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Later("):
+            name = ast.unparse(node.targets[0])
+            assert ast.unparse(node.value) == f"Later({seen[name]!r})"
+            assert seen[name].removeprefix("fuselane.") in MODULES
+
+
 def test_no_import_cycles() -> None:
     """The modules can be put in an order in which each imports only earlier ones.
 
@@ -331,6 +352,6 @@ def imported_modules(path: Path) -> set[str]:
     return {target for _, name in names if (target := resolve(name))}
 
 
-def is_for_type_checkers(node: ast.stmt) -> bool:
+def is_for_type_checkers(node: ast.stmt) -> TypeGuard[ast.If]:
     """Whether a statement is `if TYPE_CHECKING:`."""
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)

@@ -16,27 +16,40 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, final, overload
+from typing import TYPE_CHECKING, Any, Final, final, overload
 
 import jax
 from jax._src import cache_key
 
-from fuselane import config, gpu_fusion, pipeline
-from fuselane.backends.gpu import GpuBackend
+from fuselane import config, peek
 from fuselane.config import Options
 from fuselane.decisions import MAX_LOGGED_DECISIONS, DecisionLog
-from fuselane.explain.report import Report
-from fuselane.explaining import report_on
-from fuselane.fusion.strategies import find_strategy, is_for_cpus
 from fuselane.gpu import GpuDescription
-from fuselane.runtime import ffi, hook, launch, verify
+from fuselane.later import Later
+from fuselane.runtime import ffi, hook, verify
 from fuselane.runtime.cache import open_cache
-from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET
 from fuselane.runtime.warning import warn_once
 from fuselane.tuning.choice import Choice
-from fuselane.xla.capture import capture, lower
-from fuselane.xla.targets import CPU
-from fuselane.xla.toolchain import knows_call, no_complaints
+
+if TYPE_CHECKING:
+    from fuselane import explaining, gpu_fusion, pipeline
+    from fuselane.backends import gpu as gpu_backend
+    from fuselane.explain import report
+    from fuselane.fusion import strategies
+    from fuselane.runtime import launch, ptx_call
+    from fuselane.xla import capture, targets, toolchain
+else:
+    capture = Later("fuselane.xla.capture")
+    explaining = Later("fuselane.explaining")
+    gpu_backend = Later("fuselane.backends.gpu")
+    gpu_fusion = Later("fuselane.gpu_fusion")
+    launch = Later("fuselane.runtime.launch")
+    pipeline = Later("fuselane.pipeline")
+    ptx_call = Later("fuselane.runtime.ptx_call")
+    report = Later("fuselane.explain.report")
+    strategies = Later("fuselane.fusion.strategies")
+    targets = Later("fuselane.xla.targets")
+    toolchain = Later("fuselane.xla.toolchain")
 
 
 @final
@@ -140,12 +153,12 @@ def is_enabled() -> bool:
     return _switchboard.active is not None
 
 
-def decisions() -> Report:
+def decisions() -> report.Report:
     """Returns what became of the loops compiled in this process so far, the last 4,000 of them.
 
     What `explain` was asked about is not among them.
     """
-    return Report.of(_log)
+    return report.Report.of(_log)
 
 
 @overload
@@ -183,14 +196,14 @@ def jit(
     if function is None:
         return functools.partial(jit, fusion=fusion, **jit_arguments)
     if fusion:
-        find_strategy(fusion)
+        strategies.find_strategy(fusion)
     scoped = _Scoped(jax.jit(function, **jit_arguments), config.from_environment(), fusion)
     return functools.update_wrapper(scoped, function)
 
 
 def explain(
-    function: Callable[..., Any], /, *arguments: Any, target: str = CPU, **keywords: Any
-) -> Report:
+    function: Callable[..., Any], /, *arguments: Any, target: str = "cpu", **keywords: Any
+) -> report.Report:
     """Compiles a function afresh with XLA and returns what became of it. Does not run it.
 
     The report shows every kernel, loop and boundary with its reason, pass by pass, and what
@@ -209,15 +222,16 @@ def explain(
     """
     inner = function.inner if isinstance(function, _Scoped) else function
     jitted: Any = inner if hasattr(inner, "lower") else jax.jit(inner)
-    with contextlib.nullcontext() if target == CPU else no_complaints():
-        captured = capture(lower(jitted, target, *arguments, **keywords), target)
+    with contextlib.nullcontext() if target == targets.CPU else toolchain.no_complaints():
+        lowered = capture.lower(jitted, target, *arguments, **keywords)
+        captured = capture.capture(lowered, target)
     setting = _switchboard.active
     if isinstance(function, _Scoped) and function.fusion is not None:
         options = config.from_environment() if setting is None else setting.options
-        return report_on(captured, replace(options, fusion=function.fusion))
+        return explaining.report_on(captured, replace(options, fusion=function.fusion))
     if setting is None:
-        return report_on(captured)
-    return report_on(captured, setting.options, setting.choice)
+        return explaining.report_on(captured)
+    return explaining.report_on(captured, setting.options, setting.choice)
 
 
 @final
@@ -298,15 +312,17 @@ def _transform_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
     setting = _switchboard.active
     if setting is None or not setting.options.gpu or setting.options.verify:
         return None
-    backend = GpuBackend(setting.options, gpu, _launch_target(setting.options))
+    target = _launch_target(setting.options)
+    backend = gpu_backend.GpuBackend(setting.options, gpu, target)
     return pipeline.transform(data, setting.options, setting.log, backend)
 
 
 def _launch_target(options: Options) -> str:
     """Returns the custom call that kernels for GPUs go into."""
+    is_own = options.gpu_launch == "xla"
     if options.gpu_launch == "auto":
-        return PTX_TARGET if knows_call(PTX_TARGET) else LAUNCH_TARGET
-    return PTX_TARGET if options.gpu_launch == "xla" else LAUNCH_TARGET
+        is_own = toolchain.knows_call(ptx_call.PTX_TARGET)
+    return ptx_call.PTX_TARGET if is_own else ptx_call.LAUNCH_TARGET
 
 
 def _fuse_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
@@ -314,7 +330,7 @@ def _fuse_for_gpu(gpu: GpuDescription, data: bytes) -> bytes | None:
     strategy = None if setting is None else setting.choice.strategy
     if setting is None or strategy is None:
         return None
-    if is_for_cpus(strategy):
+    if strategies.is_for_cpus(strategy):
         warn_once(_ONLY_ON_CPUS.format(setting.options.fusion))
         return None
     return gpu_fusion.fuse(data, setting.options, gpu, strategy)
@@ -330,6 +346,8 @@ def _transform(data: bytes) -> bytes | None:
     if setting is None:
         return None
     strategy = setting.choice.strategy_of(data)
+    if strategy is None and not peek.has_loops(data):
+        return None  # most modules, and some processes never need the compiler
     return pipeline.transform(data, setting.options, setting.log, strategy=strategy)
 
 

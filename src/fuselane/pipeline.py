@@ -34,9 +34,9 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fuselane import budget, collector
+from fuselane import budget, collector, peek
 from fuselane.analysis.dispatch import remove_dispatch_mark
 from fuselane.analysis.gain import is_over_soon
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
@@ -46,11 +46,7 @@ from fuselane.config import Options
 from fuselane.decisions import DecisionLog, LoopDecision
 from fuselane.errors import OutOfTimeError
 from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.lane_kernels import LaneKernels
-from fuselane.fusion.pipelines import Pipeline, refines
-from fuselane.fusion.plan_fusion import complaint
 from fuselane.fusion.remainder import fuse_remainder
-from fuselane.fusion.running import apply
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -68,11 +64,18 @@ from fuselane.lanes.residuals import Residuals, find_residuals
 from fuselane.lanes.small_calls import put_back_loops, take_out_loops
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.unassigned import forget_layouts, has_layouts
+from fuselane.later import Later
 from fuselane.replacing import MAX_DONATED_BYTES, Kernels, Place
 from fuselane.runtime.warning import warn_once
 
-_WHILE_FIELD: Final = b"\x12\x05while"
-"""How the opcode of a `while` looks in a serialized HloInstructionProto: field 2, 5 bytes long."""
+if TYPE_CHECKING:
+    from fuselane.fusion import lane_kernels, pipelines, plan_fusion, running
+    from fuselane.fusion.pipelines import Pipeline
+else:
+    lane_kernels = Later("fuselane.fusion.lane_kernels")
+    pipelines = Later("fuselane.fusion.pipelines")
+    plan_fusion = Later("fuselane.fusion.plan_fusion")
+    running = Later("fuselane.fusion.running")
 
 _SEQUENTIAL_OPCODES: Final = frozenset({"while", "call", "conditional"})
 """Opcodes whose computations run as programs of their own, not element by element."""
@@ -100,7 +103,7 @@ def transform(
             was read or made breaks a rule of HLO.
         OutOfTimeError: if reading the module alone takes longer than `options.max_compile_s`.
     """
-    has_loops = options.loops and _WHILE_FIELD in data
+    has_loops = options.loops and peek.has_loops(data)
     if not has_loops and strategy is None:
         return None
     deadline = budget.Deadline.after(options.max_compile_s)
@@ -250,8 +253,8 @@ def _fuse(kernels: Kernels, strategy: Pipeline) -> bytes | None:
         passes = _with_kernels(strategy, kernels, backend)
     try:
         with budget.until(kernels.deadline):
-            steps = apply(module, passes)
-            told = complaint(steps)
+            steps = running.apply(module, passes)
+            told = plan_fusion.complaint(steps)
             if told:
                 warn_once(told)
             if leaves_as_it_is(strategy, steps, module):
@@ -268,7 +271,7 @@ def _fuse(kernels: Kernels, strategy: Pipeline) -> bytes | None:
 def leaves_donated(strategy: Pipeline, module: HloModule) -> bool:
     """Whether a strategy that goes on from XLA's fusions leaves a module for the sake of large
     arguments, of which XLA would forget that they are donated."""
-    return refines(strategy) and count_donated_bytes(module) > MAX_DONATED_BYTES
+    return pipelines.refines(strategy) and count_donated_bytes(module) > MAX_DONATED_BYTES
 
 
 def leaves_as_it_is(strategy: Pipeline, steps: FusionLog, module: HloModule) -> bool:
@@ -280,11 +283,15 @@ def leaves_as_it_is(strategy: Pipeline, steps: FusionLog, module: HloModule) -> 
     """
     made = [step.decision.numbers for step in steps if step.fusion]
     saved_us = sum(numbers.get("saved_us", math.inf) for numbers in made)
-    return refines(strategy) and (not made or saved_us < forgetting_us(module))
+    return pipelines.refines(strategy) and (not made or saved_us < forgetting_us(module))
 
 
 def with_kernels(
-    strategy: Pipeline, module: HloModule, options: Options, log: DecisionLog, backend: CpuBackend
+    strategy: Pipeline,
+    module: HloModule,
+    options: Options,
+    log: DecisionLog,
+    backend: CpuBackend,
 ) -> Pipeline:
     """Returns a strategy whose pass `lane-kernels` makes kernels of a module's code.
 
@@ -302,7 +309,8 @@ def with_kernels(
 def _with_kernels(strategy: Pipeline, kernels: Kernels, backend: CpuBackend) -> Pipeline:
     make_kernel = functools.partial(kernels.replace_straight, backend)
     return tuple(
-        replace(p, make_kernel=make_kernel) if isinstance(p, LaneKernels) else p for p in strategy
+        replace(p, make_kernel=make_kernel) if isinstance(p, lane_kernels.LaneKernels) else p
+        for p in strategy
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from fuselane import budget
 from fuselane.analysis.dispatch import is_asynchronous
@@ -28,7 +28,6 @@ from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.errors import OutOfTimeError, UnsupportedError, VerificationError
-from fuselane.fusion.outline import Outlined
 from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -45,6 +44,9 @@ from fuselane.lanes.verification import replace_and_check
 from fuselane.runtime.ffi import TARGET
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
+
+if TYPE_CHECKING:
+    from fuselane.fusion.outline import Outlined
 
 MAX_DONATED_BYTES: Final = 64 * 2**20
 """Donated arguments that may be copied for the sake of a kernel; see `lanes.donation`."""

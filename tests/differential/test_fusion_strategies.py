@@ -129,7 +129,7 @@ def test_failures_leave_the_module_to_xla(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: Any) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr("fuselane.pipeline.apply", fail)
+    monkeypatch.setattr("fuselane.fusion.running.apply", fail)
     with (
         fuselane.enabled(fusion="none", loops=False),
         warnings.catch_warnings(record=True) as caught,

@@ -9,7 +9,7 @@ from llvmlite import ir
 from fuselane.codegen.arrays import Array, Place, View, widen
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element
-from fuselane.codegen.types import constant, is_vector, shuffle, width_of
+from fuselane.codegen.types import constant, is_vector, join, shuffle, width_of
 from fuselane.hlo.combiners import identity
 from fuselane.hlo.shape import PrimitiveType
 
@@ -84,19 +84,12 @@ def slice_vector(builder: ir.IRBuilder, vector: ir.Value, start: int, size: int)
 
 def _join(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
     """Returns the entries of some vectors of one size, or some scalars, as one vector."""
-    parts = list(values)
-    if not is_vector(parts[0]) and len(parts) > 1:
-        joined = ir.Constant(ir.VectorType(parts[0].type, len(parts)), ir.Undefined)
-        for number, part in enumerate(parts):
-            joined = builder.insert_element(joined, part, ir.Constant(_I32, number))
-        return joined
-    while len(parts) > 1:
-        places = range(2 * width_of(parts[0]))
-        parts = [
-            shuffle(builder, low, high, places)
-            for low, high in zip(parts[::2], parts[1::2], strict=True)
-        ]
-    return parts[0]
+    if is_vector(values[0]) or len(values) == 1:
+        return join(builder, values)
+    joined = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+    for number, part in enumerate(values):
+        joined = builder.insert_element(joined, part, ir.Constant(_I32, number))
+    return joined
 
 
 def _part(builder: ir.IRBuilder, value: ir.Value, start: int, size: int) -> ir.Value:

@@ -26,7 +26,7 @@ from fuselane.codegen.memory import (
     store_neighbours,
     to_memory,
 )
-from fuselane.codegen.types import shuffle
+from fuselane.codegen.types import join, shuffle
 from fuselane.hlo.shape import PrimitiveType
 
 _MAX_WIDE: Final = 64
@@ -201,7 +201,7 @@ def _take_squares_apart(
         [column for square in squares[at : at + per_group] for column in square]
         for at in range(0, len(squares), per_group)
     ]
-    return [_join(builder, parts) for parts in zip(*groups, strict=True)]
+    return [join(builder, parts) for parts in zip(*groups, strict=True)]
 
 
 def _put_squares_together(
@@ -236,23 +236,6 @@ def _transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value
                 values[row] = shuffle(builder, *pair, low)
                 values[row + bit] = shuffle(builder, *pair, high)
     return values
-
-
-def _join(builder: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
-    """Returns one vector that holds several of a length, one after the other.
-
-    The last one is repeated until there are as many as a power of two.
-    """
-    joined = list(parts)
-    while len(joined) > 1:
-        if len(joined) % 2:
-            joined.append(joined[-1])
-        size = joined[0].type.count
-        joined = [
-            shuffle(builder, left, right, range(2 * size))
-            for left, right in zip(joined[::2], joined[1::2], strict=True)
-        ]
-    return joined[0]
 
 
 def _places_of(
@@ -332,6 +315,6 @@ def _put_together(builder: ir.IRBuilder, values: Sequence[ir.Value], length: int
 def _interleave(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
     """Returns one vector with the first lanes of all values, then their second lanes, and so on."""
     length, width = len(values), values[0].type.count
-    joined = _join(builder, values)
+    joined = join(builder, values)
     order = [(place % length) * width + place // length for place in range(length * width)]
     return shuffle(builder, joined, joined, order)

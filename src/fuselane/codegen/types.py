@@ -224,6 +224,23 @@ def shuffle(
     return builder.shuffle_vector(left, right, _places_constant(tuple(places)))
 
 
+def join(builder: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
+    """Returns one vector that holds several of a length, one after the other.
+
+    The last one is repeated until there are as many as a power of two.
+    """
+    joined = list(parts)
+    while len(joined) > 1:
+        if len(joined) % 2:
+            joined.append(joined[-1])
+        places = range(2 * width_of(joined[0]))
+        joined = [
+            shuffle(builder, left, right, places)
+            for left, right in zip(joined[::2], joined[1::2], strict=True)
+        ]
+    return joined[0]
+
+
 @lru_cache(maxsize=4096)
 def _places_constant(places: tuple[int, ...]) -> ir.Constant:
     index = ir.IntType(32)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Self, final
+from typing import TYPE_CHECKING, Self, final
 
 from fuselane.config import Options
-from fuselane.fusion.pipelines import Pipeline
-from fuselane.fusion.strategies import find_strategy
-from fuselane.tuning.tuned import Tuned, load_tuned
+from fuselane.later import Later
+
+if TYPE_CHECKING:
+    from fuselane.fusion import strategies
+    from fuselane.fusion.pipelines import Pipeline
+    from fuselane.tuning import tuned as tuned_modules
+    from fuselane.tuning.tuned import Tuned
+else:
+    strategies = Later("fuselane.fusion.strategies")
+    tuned_modules = Later("fuselane.tuning.tuned")
 
 
 @final
@@ -35,8 +42,8 @@ class Choice:
             OptionError: if `fusion` is not allowed.
         """
         return cls(
-            strategy=find_strategy(options.fusion) if options.fusion else None,
-            tuned=load_tuned() if options.tuned else None,
+            strategy=strategies.find_strategy(options.fusion) if options.fusion else None,
+            tuned=tuned_modules.load_tuned() if options.tuned else None,
             loops=options.loops,
         )
 

@@ -10,8 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from fuselane.hlo.proto import HloModuleProto
+from fuselane.later import Later
+
+if TYPE_CHECKING:
+    from fuselane.hlo import proto
+else:
+    proto = Later("fuselane.hlo.proto")
 
 _lock = threading.Lock()
 _names: list[str] = []
@@ -31,4 +37,4 @@ def compiled_alone(name: str) -> Iterator[None]:
 
 def is_compiled_alone(module: bytes) -> bool:
     """Whether a serialized module is one that XLA compiles alone."""
-    return bool(_names) and HloModuleProto.FromString(module).name in _names
+    return bool(_names) and proto.HloModuleProto.FromString(module).name in _names

@@ -10,12 +10,16 @@ from llvmlite import ir
 
 from fuselane.codegen.function import KernelFunction
 from fuselane.codegen.math.emitter import FloatEmitter
+from fuselane.codegen.types import is_vector, join, shuffle, vector_of
 
 Body = Callable[..., ir.Value]
 
 MIN_CALLED_SIZE: Final = 100
 _MIN_CALLS: Final = 4
 """A function of as many instructions with as many calls is called, not inlined."""
+
+_PIECE_BITS: Final = 512
+"""The widest vectors that rare code works on: one register of AVX-512's, two of AVX2's."""
 
 
 def emit_rare(
@@ -28,7 +32,8 @@ def emit_rare(
     """Returns `operands[-1]`, or the result of `body` when any lane needs it.
 
     The body becomes one internal function per module, name and type, called from a cold block: the
-    usual path pays a test and a branch not taken.
+    usual path pays a test and a branch not taken. It works on pieces of wide vectors, one after the
+    other: several registers at once are worth their code only where the time goes.
 
     Args:
         emitter: For the type of the operands and of the result; left at a new block.
@@ -37,7 +42,7 @@ def emit_rare(
         operands: What the body works on; the last is the result of the usual path.
         body: Called with an emitter and the function's arguments; returns all lanes' results.
     """
-    function = _rare_function(emitter, f"fuselane.{name}.rare.{emitter.suffix}", operands, body)
+    function = _rare_function(emitter, name, operands, body)
     builder = emitter.builder
     condition = emitter.any(needed)
     usual_block = builder.block
@@ -53,13 +58,30 @@ def emit_rare(
 def _rare_function(
     emitter: FloatEmitter, name: str, operands: Sequence[ir.Value], body: Body
 ) -> ir.Function:
+    width = max(1, _PIECE_BITS // emitter.format.bits)
+
+    def emit(builder: ir.IRBuilder, *arguments: ir.Value) -> ir.Value:
+        whole = FloatEmitter(builder, emitter.type)
+        if whole.width > width and whole.width.bit_count() == 1:
+            return _piece_by_piece(whole, width, name, arguments, body)
+        return body(whole, *arguments)
+
     signature = ir.FunctionType(emitter.type, [operand.type for operand in operands])
-    return internal_function(
-        emitter.builder.module,
-        name,
-        signature,
-        lambda builder, *arguments: body(FloatEmitter(builder, emitter.type), *arguments),
-    )
+    full_name = f"fuselane.{name}.rare.{emitter.suffix}"
+    return internal_function(emitter.builder.module, full_name, signature, emit)
+
+
+def _piece_by_piece(
+    emitter: FloatEmitter, width: int, name: str, operands: Sequence[ir.Value], body: Body
+) -> ir.Value:
+    """Returns the result of calls of the rare function for vectors of `width` lanes."""
+    builder, piece = emitter.builder, emitter.at(vector_of(emitter.type.element, width))
+    results = []
+    for start in range(0, emitter.width, width):
+        lanes = range(start, start + width)
+        parts = [shuffle(builder, o, o, lanes) if is_vector(o) else o for o in operands]
+        results.append(builder.call(_rare_function(piece, name, parts, body), parts))
+    return join(builder, results)
 
 
 def call_long_functions(module: ir.Module) -> None:

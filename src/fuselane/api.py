@@ -29,7 +29,7 @@ from fuselane.explain.report import Report
 from fuselane.explaining import report_on
 from fuselane.fusion.strategies import find_strategy, is_for_cpus
 from fuselane.gpu import GpuDescription
-from fuselane.runtime import ffi, hook, launch, verify
+from fuselane.runtime import ffi, hook, launch, repeat, verify
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET
 from fuselane.runtime.warning import warn_once
@@ -283,6 +283,7 @@ def _install() -> None:
     """Connects Fuselane to XLA and JAX, once per process."""
     ffi.register()
     verify.register()
+    repeat.register()
     hook.install(_transform)
     before: Callable[[], str] = cache_key.custom_hook
     cache_key.custom_hook = functools.partial(_persistent_key, before)

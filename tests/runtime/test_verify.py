@@ -192,8 +192,8 @@ def soft_dtw(x: jax.Array, y: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("seed", [2, 27])
 def test_rounding_of_what_every_step_reads(seed: int) -> None:
     """Above the first row there are 0 and 1e10, which are not varied. By how much XLA's
-    `exp(s - largest)` is off 1 there, where `s`, the largest, is rounded in one place only, hangs on
-    the series alone."""
+    `exp(s - largest)` is off 1 there, where `s`, the largest, is rounded in one place only, hangs
+    on the series alone."""
     generator = np.random.default_rng(seed)
     pair = [
         np.sin(np.linspace(0, 6, steps) + generator.uniform(0, 1, (64, 1)))

@@ -84,7 +84,6 @@ LAYERS: Final = FOUNDATION | {
         "fusion.outline",
         "hlo",
         "lanes",
-        "runtime.ffi",
         "runtime.verify",
         "runtime.warning",
         *FOUNDATION,

@@ -26,7 +26,7 @@ from fuselane.config import Options
 from fuselane.decisions import MAX_LOGGED_DECISIONS, DecisionLog
 from fuselane.gpu import GpuDescription
 from fuselane.later import Later
-from fuselane.runtime import ffi, hook, verify
+from fuselane.runtime import ffi, hook, repeat, verify
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.warning import warn_once
 from fuselane.tuning.choice import Choice
@@ -297,6 +297,7 @@ def _install() -> None:
     """Connects Fuselane to XLA and JAX, once per process."""
     ffi.register()
     verify.register()
+    repeat.register()
     hook.install(_transform)
     before: Callable[[], str] = cache_key.custom_hook
     cache_key.custom_hook = functools.partial(_persistent_key, before)

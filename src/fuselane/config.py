@@ -73,6 +73,9 @@ class Options:
             the others as `fusion` says.
         bounds_checks: Guard every load and store of kernels; one that leaves its memory aborts the
             process with a sentence that names the kernel. For finding bugs: kernels get slower.
+        repeat: Run each kernel four times at each call, in memory that held something else, with
+            its tiles in other orders and on other threads, and fail with an error where that makes
+            a difference. For finding bugs: kernels get several times slower.
         optimise: Have LLVM optimise kernels for the CPU. Without, it takes an eighth of the time,
             and they get several times slower, which estimates do not know. For finding bugs.
     """
@@ -93,6 +96,7 @@ class Options:
     fusion: str = ""
     tuned: bool = False
     bounds_checks: bool = False
+    repeat: bool = False
     optimise: bool = True
 
     def __post_init__(self) -> None:

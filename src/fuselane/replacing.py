@@ -41,7 +41,6 @@ from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals
 from fuselane.lanes.verification import replace_and_check
-from fuselane.runtime.ffi import TARGET
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
 
@@ -143,7 +142,7 @@ class Kernels:
         is_counted = loop.computation is self.module.entry and program.trip_count is not None
         self._add(gain.kernel_us if is_counted else math.inf)
         if self.options.verify:
-            checks = self._check_calls(planned.plan)
+            checks = self._check_calls(planned.plan, call.target)
             replace_and_check(self.module, loop, program, call.attributes, checks)
         else:
             replace_loop(
@@ -278,7 +277,7 @@ class Kernels:
         """Returns what it costs that XLA forgets what is donated: the first kernel's fault."""
         return 0.0 if self.has_any else forgetting_us(self.module)
 
-    def _check_calls(self, plan: Plan) -> CheckCalls:
+    def _check_calls(self, plan: Plan, kernel_target: str) -> CheckCalls:
         """Returns how to verify a loop, with kernels of single steps tiled as its own."""
         backend = CpuBackend(replace(self.options, tile_lanes=plan.tile_lanes))
 
@@ -291,7 +290,7 @@ class Kernels:
             return call.program, call.attributes
 
         return CheckCalls(
-            kernel_target=TARGET,
+            kernel_target=kernel_target,
             check_target=CHECK_TARGET,
             attributes_of=check_attributes,
             compile_step=compile_step,

@@ -195,21 +195,21 @@ def test_inner_loops_over_the_same_grid() -> None:
     check_grid(f, grid(40, 50), grid(40, 50, seed=1))
 
 
-@pytest.mark.parametrize("shape", [(7,), (300,), (3000,)])
-def test_the_cheapest_way_on(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("size", [7, 300, 3000])
+def test_the_cheapest_way_on(size: int) -> None:
     """Seams: what is least of three neighbours, and which; beyond the border nothing is cheap, and
-    some costs are NaN."""
+    some costs are NaN. On some processors, seven are lanes that see each other."""
 
     def step(costs: jax.Array, row: jax.Array) -> Any:
-        beyond = jnp.full((*shape[:-1], 1), jnp.inf)
-        left = jnp.concatenate([beyond, costs[..., :-1]], -1)
-        right = jnp.concatenate([costs[..., 1:], beyond], -1)
+        left = jnp.concatenate([jnp.array([jnp.inf]), costs[:-1]])
+        right = jnp.concatenate([costs[1:], jnp.array([jnp.inf])])
         ways = jnp.stack([left, costs, right])
         return row + ways.min(0), ways.argmin(0)
 
-    rows = np.abs(grid(11, *shape))
-    rows.reshape(11, -1)[5, 3] = np.nan
-    check_grid(lambda r: lax.scan(step, r[0], r), rows)
+    rows = np.abs(grid(11, size))
+    rows[5, 3] = np.nan
+    compare = check_grid if size > 7 else check
+    compare(lambda r: lax.scan(step, r[0], r), rows, tolerance=CLOSE)
 
 
 def test_the_best_of_the_neighbours() -> None:

@@ -84,11 +84,14 @@ def test_kernels_are_optimised_where_asked(
 
 
 def test_a_few_modules_are_compiled_as_users_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA hands one in eight over as it usually does, and LLVM optimises the kernels of two."""
+    """XLA hands one in eight over as it usually does, and LLVM optimises the kernels of two; those
+    of one in three run several times."""
     seeds = range(0, 2 * COHORTS_PER_USUAL * COHORT, COHORT)
     programs = [draw_program(seed) for seed in seeds]
     optimised = [program.options.get("optimise", True) for program in programs]
     assert optimised == [True, False, False, False] * 4
+    repeated = [program.options.get("repeat", False) for program in programs]
+    assert repeated == [number % 3 == 0 for number in range(16)]
     asked: list[bool] = []
     quick = run.quick_options()
 

@@ -91,6 +91,7 @@ def test_fingerprints_differ_by_every_option() -> None:
             {"gpu": True},
             {"gpu_launch": "xla"},
             {"bounds_checks": True},
+            {"repeat": True},
             {"optimise": False},
             {"fast_math": True},
             {"loops": False},

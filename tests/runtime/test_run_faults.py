@@ -60,12 +60,9 @@ def test_shortages_while_running(number: int) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
     resolver = ctypes.c_void_p.from_address(handler.address(RESOLVER_SYMBOL))
     resolver.value = ctypes.cast(ffi._resolver, ctypes.c_void_p).value
-    stages = {
-        "instantiate": ffi.capsule(handler.address(INSTANTIATE_SYMBOL)),
-        "execute": ffi.capsule(handler.address(EXECUTE_SYMBOL)),
-    }
+    stages = {"instantiate": INSTANTIATE_SYMBOL, "execute": EXECUTE_SYMBOL}
     target = f"fuselane_short{number}"
-    jax.ffi.register_ffi_target(target, stages, platform="cpu")
+    ffi.register_handler(target, handler, stages, "cpu")
     kernel = make_kernel("  %y = fmul float %x, 3.0", _TILES)
     shape = jax.ShapeDtypeStruct((_TILES,), jnp.float32)
 

@@ -167,6 +167,43 @@ def test_no_false_alarm(program: Callable[..., Any]) -> None:
     assert_same(program, jnp.linspace(0.1, 0.9, 301))
 
 
+def soft_dtw(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The distance of two series [n] and [m], by the smooth minimum of three."""
+
+    def smooth_minimum(*values: jax.Array) -> jax.Array:
+        scaled = [value / -0.1 for value in values]
+        largest = jnp.maximum(jnp.maximum(scaled[0], scaled[1]), scaled[2])
+        return -0.1 * (jnp.log(sum(jnp.exp(s - largest) for s in scaled)) + largest)
+
+    def row(before: jax.Array, x: jax.Array) -> Any:
+        def cell(left: jax.Array, inputs: Any) -> Any:
+            cost, up, diagonal = inputs
+            new = cost + smooth_minimum(diagonal, up, left)
+            return new, new
+
+        inputs = (jnp.abs(x - y), before[1:], before[:-1])
+        _, cells = lax.scan(cell, jnp.float32(1e10), inputs)
+        return jnp.concatenate([jnp.full(1, 1e10), cells]), None
+
+    start = jnp.full(y.shape[0] + 1, 1e10).at[0].set(0.0)
+    return lax.scan(row, start, x)[0][-1]
+
+
+@pytest.mark.parametrize("seed", [2, 27])
+def test_rounding_of_what_every_step_reads(seed: int) -> None:
+    """Above the first row there are 0 and 1e10, which are not varied. By how much XLA's
+    `exp(s - largest)` is off 1 there, where `s`, the largest, is rounded in one place only, hangs
+    on the series alone."""
+    generator = np.random.default_rng(seed)
+    pair = [
+        np.sin(np.linspace(0, 6, steps) + generator.uniform(0, 1, (64, 1)))
+        + 0.2 * generator.standard_normal((64, steps))
+        for steps in (16, 21)
+    ]
+    distance = jax.value_and_grad(lambda x, y: jax.vmap(soft_dtw)(x, y).sum(), (0, 1))
+    assert_same(distance, *(series.astype(np.float32) for series in pair))
+
+
 def test_special_values() -> None:
     values = jnp.asarray([0.0, -0.0, np.inf, -np.inf, np.nan, 1e38, 1e-40, 1.0] * 5, jnp.float32)
     assert_same(lambda x: lax.fori_loop(0, 40, lambda i, x: x * 1.5 - x * x, x), values)

@@ -25,6 +25,7 @@ from fuselane.runtime.cache import open_cache
 from fuselane.runtime.costs import load_costs
 from fuselane.runtime.ffi import TARGET, custom_call_attributes
 from fuselane.runtime.kernel import Kernel, compute_key
+from fuselane.runtime.repeat import REPEAT_TARGET, repeat_attributes
 
 
 @final
@@ -83,10 +84,14 @@ class CpuBackend:
         """Returns the kernel, from the cache or fresh from LLVM."""
         code = build_planned(program, plan, bounds_checks=self.options.bounds_checks)
         kernel = compile_kernel(code, self.options, is_dry=self.is_dry)
+        target, attributes = TARGET, custom_call_attributes(kernel)
+        if self.options.repeat:
+            target = REPEAT_TARGET
+            attributes = repeat_attributes(kernel, program.name, len(program.outputs))
         return KernelCall(
             program=replace(program, num_tiles=code.num_tiles, scratch_bytes=code.scratch_bytes),
-            target=TARGET,
-            attributes=custom_call_attributes(kernel),
+            target=target,
+            attributes=attributes,
             key=kernel.key,
         )
 

@@ -5,7 +5,8 @@ allocator and `sched_yield`, so one object file serves all kernels of a process.
 INSTANTIATE stage of all handlers (`codegen.ffi_calls`) it exports
 
 - `fuselane_execute`, XLA's EXECUTE stage: collects buffer addresses and runs the kernel's tiles, on
-  XLA's own thread pool when there are several. Takes about a microsecond besides the kernel itself.
+  XLA's own thread pool when there are several. Takes about a microsecond besides the kernel itself;
+- `fuselane_run_filled`, for `runtime.repeat`: runs some tiles on a stack full of some byte.
 
 Tiles are handed out by an atomic counter, and the calling thread takes them too. A pool that is
 busy, has one thread, or never runs a task therefore cannot block a call: a task that comes late
@@ -19,6 +20,7 @@ from typing import Final
 from fuselane.codegen.ffi_calls import FIND_KERNEL, build_common_ir
 
 EXECUTE_SYMBOL: Final = "fuselane_execute"
+FILLED_SYMBOL: Final = "fuselane_run_filled"
 
 _TYPES: Final = """
 ; Structs of the interface, as in `ffi_calls`.
@@ -237,6 +239,24 @@ together:
 }
 """
 
+_FILLED: Final = """
+; More than a kernel may have for its own, which then lies in it.
+define internal void @fill_stack(i8 %byte) nounwind noinline {
+  %memory = alloca [1179648 x i8], align 64
+  call void @llvm.memset.p0.i64(ptr %memory, i8 %byte, i64 1179648, i1 true)
+  ret void
+}
+
+define void @fuselane_run_filled(ptr %function, ptr %inputs, ptr %outputs, i64 %first, i64 %last,
+    i8 %byte) nounwind noinline {
+  call void @fill_stack(i8 %byte)
+  call void %function(ptr %inputs, ptr %outputs, i64 %first, i64 %last)
+  ret void
+}
+
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+"""
+
 _SHARES_PER_THREAD: Final = 16
 """Into how many takes a thread's fair share is split: small enough to balance, large enough to keep
 the counter cool."""
@@ -250,8 +270,9 @@ def build_handler_ir() -> str:
     `kernel* (XLA_FFI_Attrs*, char* message, int64_t capacity)` before an executable is
     instantiated. It returns a pointer to { function, num_tiles, max_threads, released } (four
     8-byte fields), or null and a message. `released` is counted up, atomically, for every returned
-    pointer when XLA no longer needs it.
+    pointer when XLA no longer needs it. `fuselane_run_filled` takes a kernel's function, inputs,
+    outputs, first tile and the one behind the last, and a byte.
     """
     job = _JOB.replace("{shares}", str(_SHARES_PER_THREAD))
     execute = _EXECUTE.replace("{find}", FIND_KERNEL)
-    return "".join((build_common_ir("fuselane_kernel"), _TYPES, _MEMORY, job, execute))
+    return "".join((build_common_ir("fuselane_kernel"), _TYPES, _MEMORY, job, execute, _FILLED))

@@ -20,6 +20,7 @@ from fuselane.fuzz.program import (
     Slot,
     Step,
     is_optimised,
+    is_repeated,
 )
 from fuselane.fuzz.scenes import SCENES, Scene, Sketch
 
@@ -94,6 +95,8 @@ class _Draw:
         (self._options,) = cohort.choices(options, weights)
         if not is_optimised(seed):
             self._options = {**self._options, "optimise": False}
+        if is_repeated(seed):
+            self._options = {**self._options, "repeat": True}
         narrow = tuple(dtype for dtype in choice.dtypes if dtype not in WIDE)
         self._x64 = not narrow or cohort.random() < 0.5
         self.dtypes = choice.dtypes if self._x64 else narrow

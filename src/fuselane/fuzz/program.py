@@ -24,6 +24,10 @@ COHORTS_PER_USUAL: Final = 8
 """Of so many modules, one is handed to Fuselane as XLA usually does: the older emitters want other
 single instructions wrapped in fusions. It is among those that LLVM optimises."""
 
+COHORTS_PER_REPEATED: Final = 3
+"""Of so many modules, the kernels of one run several times at each call, and have to make the same
+every time."""
+
 MAX_DEVICES: Final = 2
 MAX_PERIOD: Final = 7
 MAX_ASIDE: Final = 2 * MAX_PERIOD - 1
@@ -170,6 +174,11 @@ class Program:
 def is_optimised(seed: int) -> bool:
     """Whether the kernel of a seed's program is compiled as users have it."""
     return seed // COHORT % COHORTS_PER_OPTIMISED == 0
+
+
+def is_repeated(seed: int) -> bool:
+    """Whether the kernel of a seed's program runs several times at each call."""
+    return seed // COHORT % COHORTS_PER_REPEATED == 0
 
 
 def is_usual(seed: int) -> bool:

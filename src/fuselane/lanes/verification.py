@@ -74,7 +74,7 @@ def replace_and_check(
     starts = [_varied_start(checked, sign) for sign in checked.signs]
     reference, moved = _add_reference(checked)
     reference.add_control_predecessor(call)
-    for value in (value for start in starts for value in start):
+    for value in (start[i] for start in starts for i in checked.changed):
         reference.add_control_predecessor(value)
     steps = element(computation, reference, count)
     varied = [
@@ -167,14 +167,16 @@ def _keep_order(
 
 
 def _varied_start(checked: CheckedLoop, sign: float) -> Values:
-    """Returns initial values of what changes, in memory of their own."""
-    computation, initial = checked.computation, checked.initial
-    return [
-        vary(computation, initial[i], sign, i)
-        if i in checked.states
-        else checked.add(computation, "copy", initial[i].shape, [initial[i]])
-        for i in checked.changed
-    ]
+    """Returns initial values, in memory of their own if they change: the state, and what every step
+    reads, are varied."""
+    computation, values = checked.computation, list(checked.initial)
+    for i, value in enumerate(checked.initial):
+        is_changed = i in checked.changed
+        if i in checked.states or (not is_changed and is_float(value.shape)):
+            values[i] = vary(computation, value, sign, i)
+        elif is_changed:
+            values[i] = checked.add(computation, "copy", value.shape, [value])
+    return values
 
 
 def _add_varied_loop(
@@ -200,11 +202,9 @@ def _add_varied_loop(
     )
     condition.root = checked.add(condition, "and", PRED, [condition.root, is_left])
     condition.sort()
-    computation, values = checked.computation, list(checked.initial)
-    for i, value in zip(checked.changed, start, strict=True):
-        values[i] = value
+    computation = checked.computation
     limit = checked.add(computation, "copy", S32, [steps])
-    values += [checked.zero(computation), limit]
+    values = [*start, checked.zero(computation), limit]
     loop = checked.add_loop(computation, values, body, condition)
     mark(loop, "varied")
     return [element(computation, loop, i) for i in checked.compared]

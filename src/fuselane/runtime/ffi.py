@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, final
@@ -158,6 +159,10 @@ class KernelTable:
             loaded.num_acquired += 1
             return ctypes.addressof(loaded.record)
 
+    def record(self, key: str) -> Any:
+        """Returns the record of a kernel that was acquired and has not been released."""
+        return self._loaded[key].record
+
     def __len__(self) -> int:
         return len(self._loaded)
 
@@ -259,6 +264,12 @@ def _resolve(attributes: Attributes) -> int:
 _resolver: Final = make_resolver(_resolve)
 
 
+@functools.cache
+def native_handler() -> LoadedObject:
+    """Returns the handler of kernels on CPUs, in executable memory."""
+    return load_handler("handler", build_handler_ir(), _resolver)
+
+
 @once
 def register() -> None:
     """Registers the handler with XLA's CPU backend; the first call does it, the others nothing.
@@ -266,9 +277,8 @@ def register() -> None:
     Raises:
         RuntimeFailure: if LLVM or XLA refuses it.
     """
-    handler = load_handler("handler", build_handler_ir(), _resolver)
     stages = {"instantiate": INSTANTIATE_SYMBOL, "execute": EXECUTE_SYMBOL}
-    register_handler(TARGET, handler, stages, "cpu")
+    register_handler(TARGET, native_handler(), stages, "cpu")
 
 
 def load_handler(name: str, text: str, resolver: Any) -> LoadedObject:
@@ -301,17 +311,26 @@ def register_handler(
     Raises:
         RuntimeFailure: if XLA refuses it.
     """
-    functions = {stage: capsule(handler.address(symbol)) for stage, symbol in stages.items()}
+    addresses = {stage: handler.address(symbol) for stage, symbol in stages.items()}
+    register_functions(target, addresses, platform)
+
+
+def register_functions(target: str, addresses: Mapping[str, int], platform: str) -> None:
+    """Registers C functions with XLA as a handler.
+
+    Args:
+        target: Custom call target.
+        addresses: Of the functions, by XLA's names of the stages.
+        platform: XLA's name of it.
+    Raises:
+        RuntimeFailure: if XLA refuses them.
+    """
+    wrap: Callable[[Any], Any] = jax.ffi.pycapsule
+    functions = {stage: wrap(ctypes.c_void_p(address)) for stage, address in addresses.items()}
     try:
         jax.ffi.register_ffi_target(target, functions, platform=platform)
     except Exception as error:
         raise RuntimeFailure(f"XLA refused Fuselane's handler: {error}") from error
-
-
-def capsule(address: int) -> Any:
-    """Returns a C function's address as XLA wants to be given it."""
-    wrap: Callable[[Any], Any] = jax.ffi.pycapsule
-    return wrap(ctypes.c_void_p(address))
 
 
 def _handler_kernel(name: str, text: str) -> Kernel:

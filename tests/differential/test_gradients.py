@@ -52,6 +52,19 @@ def test_loss_of_final_states(loss: Callable[..., Any], count: int) -> None:
     check(gradient, WEIGHTS, lanes(count))
 
 
+def test_sums_of_lanes_that_rows_are_added_to() -> None:
+    """A table is read by the loop and beside it, so that its gradient begins with the lanes' sum
+    and is scattered into, in a fusion of XLA's."""
+    picked = np.arange(64, dtype=np.int32) % 7
+
+    def loss(table: jax.Array, start: jax.Array) -> jax.Array:
+        step = lambda x, _: (jnp.sin(x @ table), None)  # noqa: E731
+        last = lax.scan(step, start, None, length=STEPS)[0]
+        return jnp.mean(last) - jnp.sum(table[picked, picked[::-1]])
+
+    check(jax.value_and_grad(loss), lanes(7, 7), lanes(64, 7))
+
+
 def test_loss_carried_along() -> None:
     def loss(weights: jax.Array, start: jax.Array) -> jax.Array:
         def step(carry: tuple[jax.Array, jax.Array], _: None) -> Any:

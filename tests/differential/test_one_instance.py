@@ -43,3 +43,35 @@ def test_a_chain_of_samples_is_worth_a_kernel() -> None:
     least = 3.0 if jax.__version_info__ < (0, 12) else 1.2
     assert max(loop.decision.numbers.get("gain", 0.0) for loop in report.loops) > least
     check(metropolis, *arguments, tolerance=CLOSE)
+
+
+def align(a: jax.Array, b: jax.Array) -> jax.Array:
+    """An alignment's score by antidiagonals, made of neighbours in the last two and of letters that
+    are picked for each."""
+    size = a.shape[0]
+    row = jnp.arange(size + 1)
+
+    def step(carry: tuple[jax.Array, jax.Array], number: jax.Array) -> Any:
+        last, before = carry
+        column = number - row
+        first, second = (x[jnp.clip(at - 1, 0, size - 1)] for x, at in ((a, row), (b, column)))
+        both = jnp.roll(before, 1) + jnp.where(first == second, 1, -1)
+        best = jnp.maximum(both, jnp.maximum(jnp.roll(last, 1), last) - 1)
+        best = jnp.where((row == 0) | (column == 0), -number, best)
+        best = jnp.where((column < 0) | (column > size), -10000, best)
+        return (best, last), best[size]
+
+    start = jnp.where(row == 0, 0, -10000)
+    return lax.scan(step, (start, start), jnp.arange(1, 2 * size + 1))[1]
+
+
+def jump(parent: jax.Array) -> jax.Array:
+    """Forests become flat: each element is picked where the one before has pointed to."""
+    return lax.fori_loop(0, 9, lambda _, p: p[p[p]] + jnp.roll(p, 1) % 3, parent)
+
+
+def test_elements_that_are_picked_from_what_the_last_step_made() -> None:
+    letters = np.random.default_rng(0).integers(0, 4, (2, 150)).astype(np.int32)
+    check(align, *letters)
+    parent = np.minimum(np.arange(700), np.random.default_rng(1).integers(0, 700, 700))
+    check(jump, parent.astype(np.int32))

@@ -12,6 +12,10 @@ TEXT = """HloModule m
 sum { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = f32[] add(a, b) }
 one { p = f32[16] parameter(0) ROOT r = f32[16] sine(p) }
 two { p = f32[16] parameter(0) ROOT r = f32[16] cosine(p) }
+at { p = f32[16] parameter(0) q = f32[16] parameter(1) z = s32[] constant(3)
+  i = s32[16,1] broadcast(z), dimensions={}
+  ROOT r = f32[16] scatter(p, i, q), to_apply=sum, update_window_dims={}, index_vector_dim=1,
+    inserted_window_dims={0}, scatter_dims_to_operand_dims={0} }
 ENTRY main { x = f32[8,16] parameter(0) y = f32[16] parameter(1) %s
 }"""
 
@@ -53,6 +57,15 @@ def test_fusions_of_xla_stay_apart() -> None:
     module = fused("""f = f32[16] fusion(y), kind=kLoop, calls=one
         g = f32[16] fusion(f), kind=kLoop, calls=two ROOT n = f32[16] negate(g)""")
     assert opcodes(module) == ["fusion", "fusion", "fusion"]
+
+
+def test_nothing_is_computed_inside_of_a_scatter() -> None:
+    """Its kernel changes what is in memory already."""
+    module = fused("""z = f32[] constant(0)
+        s = f32[16] reduce(x, z), dimensions={0}, to_apply=sum n = f32[16] add(s, y)
+        ROOT r = f32[16] fusion(n, y), kind=kLoop, calls=at""")
+    operand, _, updates = module.entry.root.to_apply.root.operands
+    assert (operand.opcode, updates.opcode) == ("parameter", "parameter")
 
 
 def test_copies_and_updates_keep_their_buffers() -> None:

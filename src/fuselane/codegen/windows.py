@@ -13,8 +13,9 @@ from dataclasses import replace
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Discarded, Memory, Place, Stored
+from fuselane.codegen.arrays import Array, Discarded, Memory, Place, Scratch, Stored
 from fuselane.codegen.cuts import per_dimension
+from fuselane.codegen.independent import mark_independent
 from fuselane.codegen.indexing import LANE, Element, Index
 from fuselane.codegen.loops import emit_for_each
 
@@ -45,13 +46,18 @@ def store_window(
     if small and isinstance(target, Memory) and _store_by_runs(place, target, update, starts):
         return
 
+    filled = []
+
     def move(index: tuple[Index, ...]) -> None:
         at = indexing.with_lane(index, update.lane)
         value = update.get(place, at)
         target.put(place, shift(place, indexing.with_lane(index, target.lane), starts), value)
+        filled.append(place.builder.block)
 
     cuts = per_dimension(update)
     emit_for_each(place.builder, update.dimensions, move, max_unrolled=max_unrolled, cuts=cuts)
+    if isinstance(target, Scratch) and place.block.width == 1:
+        mark_independent(place.builder.module, filled)
 
 
 def _store_by_runs(place: Place, target: Memory, update: Array, starts: Sequence[Index]) -> bool:

@@ -22,7 +22,7 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.instruction_fusion import InstructionFusion, fuse_instructions
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
-from fuselane.fusion.rules import CpuRules, Edge
+from fuselane.fusion.rules import CpuRules, Edge, is_loop_fusible_on_cpu
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
@@ -80,11 +80,20 @@ class _RemainderRules:
         """Returns XLA:CPU's answer for an edge."""
         if edge.producer.opcode not in _WRAPPED or edge.consumer.opcode not in _CONSUMERS:
             return self.refusal
+        if edge.consumer.opcode == "fusion" and _is_wrapper(edge.consumer):
+            return self.refusal
         return self.rules.should_fuse(edge, may_duplicate=may_duplicate)
 
     def kind(self, edge: Edge) -> str:
         """Returns the kind of the fusion an edge becomes."""
         return self.rules.kind(edge)
+
+
+def _is_wrapper(fusion: HloInstruction) -> bool:
+    """Whether a fusion was made to hold an instruction that has no loop form, so that nothing can
+    be computed inside of it: a scatter's kernel changes what is in memory already."""
+    root = fusion.to_apply.root
+    return root.opcode != "tuple" and not is_loop_fusible_on_cpu(root)
 
 
 def _must_be_wrapped(instruction: HloInstruction) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import random
 from typing import Any, Final
 
 import pytest
@@ -275,6 +276,42 @@ def _fused(of: HloInstruction, into: HloInstruction) -> tuple[object, ...]:
     cost.settle(list(places.values()))
     reads = [(read.utilization, read.bytes_read, read.emissions) for read in cost.operands]
     return cost.flops, cost.code_size, cost.is_exact, reads
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kernels_that_read_evenly_are_priced_as_any_others(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is summed up for all of their operands at once is the sum over each."""
+    chance = random.Random(seed)
+    size, lines = chance.choice([7, 300, 70_000, 4_000_000]), []
+    for n in range(2, 40):
+        left, right = (f"v{chance.randrange(max(0, n - 6), n)}" for _ in range(2))
+        opcode = chance.choice(["add", "multiply", "power", "divide"])
+        lines.append(f"v{n} = f32[{size}] {opcode}({left}, {right})")
+    body = f"""v0 = f32[{size}] parameter(0) v1 = f32[{size}] parameter(1) {" ".join(lines)}
+    ROOT t = (f32[{size}], f32[{size}]) tuple(v38, v39)"""
+    logs, modules, counts = [], [], []
+    even = PerformanceModel._even_ticks
+    for is_quick in (True, False):
+        asked: list[int] = []
+
+        def count(*arguments: Any, asked: list[int] = asked) -> int:
+            asked.append(even(*arguments))
+            return asked[-1]
+
+        monkeypatch.setattr(PerformanceModel, "_even_ticks", count)
+        if not is_quick:
+            monkeypatch.setattr(PerformanceModel, "even_operands", lambda *_: frozenset())
+        module, log = parse(body), FusionLog()
+        PriorityFusion(gpu=GPU).run(module, log)
+        logs.append(log.steps)
+        modules.append([repr(i) for c in module.computations for i in c.instructions])
+        counts.append(len(asked))
+    assert logs[0] == logs[1]
+    assert modules[0] == modules[1]
+    assert counts[0] > 0
+    assert counts[1] == 0
 
 
 def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPatch) -> None:

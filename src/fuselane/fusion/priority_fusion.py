@@ -171,7 +171,8 @@ class _Queue:
                 self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
                 return
         self.priority[producer] = priority
-        heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
+        if priority != before:
+            heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
 
     def _can_fuse(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> bool:
         """Whether a producer can be fused into users of it but bitcasts, of which one is none."""
@@ -181,7 +182,8 @@ class _Queue:
             if user.opcode == "bitcast" and is_free_bitcast(user):
                 continue
             is_read = True
-            refusal = (pairs.get(user) or self._pair(of, user, pairs)).refusal
+            pair = pairs.get(user)
+            refusal = (self._pair(of, user, pairs) if pair is None else pair).refusal
             if refusal is not None:
                 if users is not producer.users:  # the first of all is to be noted
                     return self._can_fuse(of, pairs, producer.users)
@@ -204,7 +206,9 @@ class _Queue:
         """Returns the ticks won, launches aside, by fusing a producer into users of it."""
         won = (of.time or self.model.time_of(of)).total
         for user in users:
-            pair = pairs.get(user) or self._pair(of, user, pairs)
+            pair = pairs.get(user)
+            if pair is None:
+                pair = self._pair(of, user, pairs)
             won += self._won(of, pair) if pair.won is None else pair.won
         return won
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, final
 from fuselane.fusion.gpu.costs import compute_cost, remember_cost
 from fuselane.fusion.gpu.kernel_cost import (
     EXACT_IN_F32,
+    NO_ROOTS,
     KernelCost,
     round_half_up,
     to_f32,
@@ -73,12 +74,14 @@ class Kernel:
         time: How long it takes.
         reading: What reading its operands takes.
         places: Where it has each operand first.
+        evenly: What `even_operands` returned.
         readings: What reading them takes in other kernels, by launch and share of the elements.
     """
 
     __slots__ = (
         "cost",
         "demands",
+        "evenly",
         "instruction",
         "is_plain",
         "is_shaping",
@@ -101,6 +104,7 @@ class Kernel:
         self.time: KernelTime | None = None
         self.reading: _Reading | None = None
         self.places: dict[HloInstruction, int] | None = None
+        self.evenly: frozenset[HloInstruction] | None = None
         self.readings: dict[tuple[int, float | None], _Reading] = {}
 
 
@@ -136,7 +140,7 @@ class PerformanceModel:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.places = kernel.reading = None
+            kernel.places = kernel.reading = kernel.evenly = None
             kernel.readings.clear()
 
     def exchange_operand(
@@ -144,8 +148,10 @@ class PerformanceModel:
     ) -> None:
         """Takes note that an operand of an instruction gave way to another of the same shape."""
         kernel = self._kernels.get(instruction)
-        if kernel is not None and kernel.places is not None:
-            kernel.places[new] = kernel.places.pop(old)
+        if kernel is not None:
+            kernel.evenly = None
+            if kernel.places is not None:
+                kernel.places[new] = kernel.places.pop(old)
 
     def learn(
         self,
@@ -246,6 +252,9 @@ class PerformanceModel:
         flops, write, _ = into.time or self.time_of(into)
         flops_of, write_of, _ = of.time or self.time_of(of)
         running = plan.known or plan.running(self.gpu)
+        is_as_alone = plan is into.plan and not is_multi_output
+        if is_as_alone and self.even_operands(into) and (of.evenly or self.even_operands(of)):
+            return self._even_ticks(of, into, running)
         cost, places = into.cost or self.cost_of(into), into.places or places_in(into)
         operands, operands_of = cost.operands, of.instruction.operands
         place = places[of.instruction]
@@ -272,6 +281,28 @@ class PerformanceModel:
         computed = flops + (flops_of if share == 1.0 else to_f32(flops_of * share))
         computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
         return _overlap(computing, memory)
+
+    def even_operands(self, kernel: Kernel) -> frozenset[HloInstruction]:
+        """Returns the operands of a kernel that has arrays of one shape, each once, and reads for
+        each element of its result the same one of each; nothing for others."""
+        if kernel.evenly is None:
+            is_even = _reads_evenly(kernel, self.cost_of(kernel))
+            kernel.evenly = frozenset(kernel.instruction.operands if is_even else ())
+        return kernel.evenly
+
+    def _even_ticks(self, of: Kernel, into: Kernel, running: Running) -> int:
+        """As `fused_ticks`, of two that have `even_operands`, and of which the consumer is made as
+        it is alone."""
+        flops, write, _ = into.time or self.time_of(into)
+        total, ticks, _ = into.reading or self._reading(into, running)
+        key = running.reading, 1.0
+        total_of, ticks_of, _ = of.readings.get(key) or self._reading(of, running, 1.0)
+        num_common = len((of.evenly or self.even_operands(of)) & self.even_operands(into))
+        memory = total - ticks[0] + total_of - num_common * ticks_of[0] + write
+        flops += (of.time or self.time_of(of)).flops
+        if flops >= EXACT_IN_F32:
+            flops = int(to_f32(flops))
+        return _overlap(_compute_ticks(flops, running.flops_per_ns), memory)
 
     def common_utilizations(
         self, producer: HloInstruction, consumer: HloInstruction
@@ -391,6 +422,25 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
                 common = read.utilization if read.roots is value.roots else cost.common(read, value)
         shared.append((place_of, here, common))
     return shared
+
+
+def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
+    """See `even_operands`; the cost is the kernel's."""
+    operands = kernel.instruction.operands
+    if not operands or len(places_in(kernel)) < len(operands):
+        return False
+    shape = operands[0].shape
+    if shape.byte_size >= EXACT_IN_F32 or any(o.shape is not shape for o in operands):
+        return False
+    if cost.result < 0:
+        return is_elementwise(kernel.instruction)
+    roots = NO_ROOTS
+    for read in cost.operands:
+        if read.roots is not roots:
+            roots = read.roots
+            if len(roots) > 1 or cost.result not in roots:
+                return False
+    return cost.utilization[cost.result] == 1.0
 
 
 def _share(num_bytes: int, share: float) -> int:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import time
+from argparse import Namespace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
 import pytest
 
+from card import run
 from card.cartpole import CUDA_KERNELS, CUDA_SOURCE, cuda_arguments
 from card.nvrtc import NvrtcError, compile_cuda
+from card.series import run_series
 from fuselane.cartpole.problem import make_problem
 from fuselane.cartpole.variants import VARIANTS
 
@@ -62,3 +66,63 @@ def test_cuda_by_hand_compiles(architecture: str) -> None:
             pytest.skip(str(error))
         raise
     assert all(f".entry {name}(" in ptx for name in CUDA_KERNELS.values())
+
+
+CHILD: Final = """
+import os, pathlib, sys
+from card import series
+
+def measure(name):
+    if name == "dies":
+        os._exit(9)
+    if name == "raises":
+        raise ValueError("no such thing")
+    if name == "breaks":
+        series.is_gpu_alive = lambda: False
+    return {"process": os.getpid()}
+
+sys.exit(series.measure_all(sys.argv[3:], pathlib.Path(sys.argv[1]), measure))
+"""
+
+
+def test_a_series_goes_on_behind_what_ends_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "child_of_series.py").write_text(CHILD, encoding="utf-8")
+    paths = (tmp_path, *(Path(__file__).parents[1] / name for name in ("src", "benchmarks")))
+    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, paths)))
+    names = ["one", "dies", "two", "breaks", "three", "raises", "four"]
+    *_, (rows, remaining) = run_series("child_of_series", names, tmp_path / "out.json", 120)
+    assert not remaining and [row["name"] for row in rows] == names
+    errors = {row["name"]: row["error"] for row in rows if "error" in row}
+    assert errors == {"dies": "exit code 9", "raises": "ValueError: no such thing"}
+    processes = [row.get("process") for row in rows]
+    assert processes[2] == processes[3] and processes[4] == processes[6]
+    assert len({processes[0], processes[2], processes[4]}) == 3
+
+
+def test_nothing_is_measured_where_jax_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a CPU that JAX has fallen back to, with nvidia-smi beside it."""
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert run.find_missing({"JAX's first device": "gpu, NVIDIA H100 80GB HBM3"}) == ""
+    assert "Its first device: cpu, cpu." in run.find_missing({"JAX's first device": "cpu, cpu"})
+    assert "No module" in run.find_missing({"JAX's first device": "No module named 'jax'"})
+
+
+def test_parts_get_what_those_before_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one has all the time that there still is."""
+    limits: list[float] = []
+
+    def run_part(command: Any, out: Path, seconds: float) -> dict[str, Any]:
+        limits.append(seconds)
+        return {"ended": "exit code 0", "seconds": 0.0, "result": None, "said": ""}
+
+    monkeypatch.setattr(run, "run_part", run_part)
+    found = {"machine": {"card": "C"}, "date": "2026-11-24 04:00"}
+    options = Namespace(only=list(run.SHARES), dry=False)
+    run.run_parts(found, tmp_path / "new" / "folder", options, time.monotonic() + 500)
+    assert limits[0] == pytest.approx(50, rel=0.1) and limits[-1] == pytest.approx(500, rel=0.1)
+    page = (tmp_path / "new" / "folder" / "gpu-2026-11-24-c.md").read_text(encoding="utf-8")
+    assert "## tests" in page

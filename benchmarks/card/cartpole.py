@@ -9,11 +9,12 @@ environments are reset after all of them (see docs/design/0002).
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from jaxlib.mlir import ir
 
 import fuselane
 from card.nvrtc import compile_cuda
+from card.series import Row, describe_error, measure_all, run_series
 from card.sizes import QUICK_SIZES, SIZES
 from fuselane.cartpole.constants import STEPS_WITHOUT_RESET
 from fuselane.cartpole.problem import Problem, make_problem
@@ -41,38 +43,47 @@ CUDA_KERNELS: Final = {"naive": "cartpole_naive", PEER_VARIANT: "cartpole"}
 
 ROUNDS: Final = 5
 SLOW_S: Final = 8.0
+PATIENCE_S: Final = 100.0
+"""For all engines of a variant at one size."""
 
 Run = Callable[[], Any]
 
 
 def main() -> int:
-    """Measures until the time is over; writes what there is after each variant."""
+    """Measures until the time is over; returns 1 if a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--names", nargs="*", help="measures these in this process")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    rows: list[dict[str, Any]] = []
-    for num_envs, num_steps in QUICK_SIZES if options.quick else SIZES:
-        problem = make_problem(num_envs, num_steps)
-        for variant in VARIANTS:
-            if time.monotonic() > deadline:
-                rows.append({"skipped": f"{variant} {num_envs} x {num_steps}: no time left"})
-                continue
-            try:
-                is_first = (num_envs, num_steps) == SIZES[0] or options.quick
-                rows.append(measure(variant, problem, is_compared=is_first))
-            except Exception as error:
-                what = f"{variant} {num_envs} x {num_steps}"
-                rows.append({"skipped": f"{what}: {type(error).__name__}: {error}"[:500]})
-            options.out.write_text(json.dumps(rows, indent=2), encoding="utf-8")
-            print(rows[-1], file=sys.stderr, flush=True)
-    options.out.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    if options.names is not None:
+        return measure_all(options.names, options.out, measure_named)
+    sizes = QUICK_SIZES if options.quick else SIZES
+    names = [f"{variant} {envs} x {steps}" for envs, steps in sizes for variant in VARIANTS]
+    rows: list[Row] = []
+    series = run_series("card.cartpole", names, options.out, options.seconds, patience_s=PATIENCE_S)
+    for rows, remaining in series:
+        left = [{"name": name, "error": "no time left"} for name in remaining]
+        options.out.write_text(json.dumps(rows + left, indent=2), encoding="utf-8")
     return int(any(row.get("wrong") for row in rows))
 
 
-def measure(variant: str, problem: Problem, *, is_compared: bool) -> dict[str, Any]:
+def measure_named(name: str) -> Row:
+    """Returns what there is to be known of a variant at a size; results are compared at the first
+    size."""
+    variant, envs, _, steps = name.split()
+    size = int(envs), int(steps)
+    return measure(variant, _problem(*size), is_compared=size in (SIZES[0], *QUICK_SIZES))
+
+
+@functools.lru_cache(maxsize=1)
+def _problem(num_envs: int, num_steps: int) -> Problem:
+    """Returns the problem of a size, kept for all variants: its pool can have 256 MiB."""
+    return make_problem(num_envs, num_steps)
+
+
+def measure(variant: str, problem: Problem, *, is_compared: bool) -> Row:
     """Returns the median milliseconds of each engine on one variant, and what went wrong.
 
     Args:
@@ -80,7 +91,7 @@ def measure(variant: str, problem: Problem, *, is_compared: bool) -> dict[str, A
         problem: At which size.
         is_compared: Whether results are compared, which takes each engine one more compilation.
     """
-    row: dict[str, Any] = {
+    row: Row = {
         "variant": variant,
         "envs": problem.num_envs,
         "steps": problem.num_steps,
@@ -111,12 +122,22 @@ def measure(variant: str, problem: Problem, *, is_compared: bool) -> dict[str, A
             runs[name]()
         except Exception as error:
             runs.pop(name, None)
-            row["failed"][name] = f"{type(error).__name__}: {error}"[:500]
+            row["failed"][name] = describe_error(error)
     row["ms"] = time_in_turns(runs)
-    if "fuselane" in row["ms"] and (gpu := describe_card()) is not None:
-        per_s = count_flops(variant, problem) / (row["ms"]["fuselane"] / 1e3)
-        row["share of peak"] = per_s / gpu.peak_flops
+    try:
+        row["share of peak"] = share_of_peak(variant, problem, row["ms"])
+    except Exception as error:
+        row["failed"]["share of peak"] = describe_error(error)
     return row
+
+
+def share_of_peak(variant: str, problem: Problem, ms: Mapping[str, float]) -> float | None:
+    """Returns the share of the card's floating-point operations that Fuselane does of a variant;
+    None where it did not run, or not on a card."""
+    gpu = describe_card()
+    if "fuselane" not in ms or gpu is None:
+        return None
+    return count_flops(variant, problem) / (ms["fuselane"] / 1e3) / gpu.peak_flops
 
 
 def describe_card() -> GpuDescription | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import IO, Final
 
 _POLL_S: Final = 0.2
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def end_with_parent() -> None:
+    """Has this process killed when the one that started it ends, however that ends (on Linux)."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def run_group(

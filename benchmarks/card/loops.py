@@ -6,20 +6,26 @@ python -m card.loops OUT.json --seconds S
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import fuselane
-from tests.backends.programs import LOOPS
+from card.series import Row, describe_error, measure_all, run_series
+from tests.backends.programs import CROWDS, LOOPS, picking
 
-RELATIVE = 1e-4
+PROGRAMS: Final = {**LOOPS, **CROWDS, "picking": picking(64)}
+SIZES: Final = (2048, 33)
+MANY: Final = 1_000_000
+"""Lanes of those of which many have another layout."""
+
+RELATIVE: Final = 1e-4
 
 
 def main() -> int:
@@ -27,31 +33,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--names", nargs="*", help="compares these in this process")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds
-    rows: list[dict[str, Any]] = []
-    for name in LOOPS:
-        for lanes in (2048, 33):
-            if time.monotonic() < deadline:
-                rows.append({"name": f"{name} {lanes}", **compare(name, lanes)})
-                options.out.write_text(json.dumps(rows), encoding="utf-8")
-    return int(any(row["wrong"] for row in rows))
+    if options.names is not None:
+        return measure_all(options.names, options.out, compare)
+    names = [f"{name} {lanes}" for name in PROGRAMS for lanes in SIZES]
+    names += [] if options.quick else [f"{name} {MANY}" for name in ("picking", "drawn", "rows")]
+    rows: list[Row] = []
+    for rows, _ in run_series("card.loops", names, options.out, options.seconds):
+        options.out.write_text(json.dumps(rows), encoding="utf-8")
+    return int(any(row.get("wrong") or "error" in row for row in rows))
 
 
-def compare(name: str, lanes: int) -> dict[str, str]:
+def run(program: str, argument: jax.Array) -> list[np.ndarray]:
+    """Returns the results of a program, which comes of its compiler afresh."""
+    results = jax.jit(functools.partial(PROGRAMS[program]))(argument)
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(results)]
+
+
+def compare(name: str) -> dict[str, str]:
     """Returns what was wrong with a loop, or "", and what became of it."""
-    argument = jnp.linspace(-3, 5, lanes)
-    expected = jax.jit(LOOPS[name])(argument)
+    program, _, lanes = name.partition(" ")
+    argument = jnp.linspace(-3, 5, int(lanes))
+    expected = run(program, argument)
+    before = len(fuselane.decisions().loops)
     try:
         with fuselane.enabled(gpu=True, min_gain=0):
-            before = len(fuselane.decisions().loops)
-            actual = jax.jit(LOOPS[name])(argument)
-            loops = fuselane.decisions().loops[before:]
+            actual = run(program, argument)
     except Exception as error:
-        return {"wrong": f"{type(error).__name__}: {error}"[:500], "said": ""}
+        return {"wrong": describe_error(error), "said": ""}
+    loops = fuselane.decisions().loops[before:]
     said = "; ".join(loop.decision.sentence for loop in loops) or "no loop was seen"
-    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
-        a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    for a, b in zip(expected, actual, strict=True):
         off = float(np.max(np.abs(a - b) / (np.abs(a) + 1), initial=0.0))
         if not off <= RELATIVE:
             return {"wrong": f"off by {off:.3g}", "said": said}

@@ -24,8 +24,19 @@ RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 BENCHMARKS: Final = Path(__file__).resolve().parents[1]
 TESTS: Final = BENCHMARKS.parent / "tests"
 NO_GPU: Final = "There is no NVIDIA GPU here, or no driver: nvidia-smi is missing."
+ONLY_CPU: Final = "JAX sees no NVIDIA GPU here. Its first device: {}."
+GPU_PLATFORMS: Final = ("gpu", "cuda")
 SHARES: Final = {"loops": 0.10, "cartpole": 0.30, "suite": 0.30, "peers": 0.12, "tests": 0.18}
-"""Parts in order, with their shares of the time."""
+"""Parts in order, with their shares of the time; what one leaves goes to those behind it."""
+
+MAX_WORKERS: Final = 16
+"""Processes that run tests: each has a few hundred MiB of the GPU's memory."""
+
+MAX_NAME: Final = 40
+"""Letters of a card's name in those of files: what nvidia-smi complains of can be long."""
+
+QUERY_S: Final = 60.0
+"""For a question about the machine, such as which devices JAX has."""
 
 
 def main() -> int:
@@ -39,26 +50,43 @@ def main() -> int:
         "--dry", action="store_true", help="every part at its smallest, on the CPU, for rehearsal"
     )
     options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    if options.packages:
+        paths = (os.environ.get("PYTHONPATH"), os.path.abspath(options.packages))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M")}
     if options.dry:
         return rehearse(found, options)
     folder = options.results or RESULTS
     found["machine"] = describe()
-    if shutil.which("nvidia-smi") is None:
-        found["nothing measured"] = NO_GPU
+    missing = find_missing(found["machine"])
+    if missing:
+        found["nothing measured"] = missing
         write(found, folder)
-        print(NO_GPU, file=sys.stderr)
+        print(missing, file=sys.stderr)
         return 2
-    run_parts(found, folder, options)
+    run_parts(found, folder, options, deadline)
     print(make_page(found))
     return int(is_wrong(found))
 
 
-def run_parts(found: dict[str, Any], folder: Path, options: argparse.Namespace) -> None:
-    """Runs the parts that were asked for, and writes all there is after each."""
+def run_parts(
+    found: dict[str, Any], folder: Path, options: argparse.Namespace, deadline: float
+) -> None:
+    """Runs the parts that were asked for, and writes all there is after each.
+
+    Args:
+        found: What there is.
+        folder: Where it is written.
+        options: The command line's.
+        deadline: When all parts are to be over; in a rehearsal each may take as long.
+    """
     with tempfile.TemporaryDirectory() as parts:
-        for part in options.only:
-            seconds = options.seconds * (1 if options.dry else SHARES[part])
+        for number, part in enumerate(options.only):
+            share = SHARES[part] / sum(SHARES[p] for p in options.only[number:])
+            seconds = max(deadline - time.monotonic(), 0.0) * share
+            if options.dry:
+                seconds = options.seconds
             out = Path(parts) / f"{part}.json"
             command = list_command(part, out, seconds, options)
             print(f"== {part}, at most {seconds:.0f} s", file=sys.stderr, flush=True)
@@ -76,7 +104,7 @@ def rehearse(found: dict[str, Any], options: argparse.Namespace) -> int:
     found["nothing measured"] = "A rehearsal on the CPU."
     found["machine"] = describe()
     with tempfile.TemporaryDirectory() as folder:
-        run_parts(found, options.results or Path(folder), options)
+        run_parts(found, options.results or Path(folder), options, deadline=float("inf"))
     print(make_page(found))
     parts = [found[part] for part in options.only]
     return int(any(p["ended"] != "exit code 0" or p["result"] is None for p in parts))
@@ -90,13 +118,11 @@ def list_command(part: str, out: Path, seconds: float, options: argparse.Namespa
         if options.dry:
             files = [str(TESTS / "differential" / "test_comparison.py")]
         has_workers = importlib.util.find_spec("xdist") is not None and not options.dry
-        workers = ["-n", "8"] if has_workers else []
+        workers = ["-n", str(min(os.cpu_count() or 1, MAX_WORKERS))] if has_workers else []
         report = ["-q", "-p", "no:cacheprovider", "-p", "card.counting"]
         return [*python, "-m", "pytest", *report, *workers, f"--results={out}", *files]
     command = [*python, "-m", f"card.{part}", str(out), "--seconds", str(max(seconds - 10, 5))]
-    if part == "suite" and options.packages:
-        command += ["--packages", options.packages]
-    if options.dry and part != "loops":
+    if options.dry:
         command += ["--quick", *(["--device", "cpu"] if part == "peers" else [])]
     return command
 
@@ -118,23 +144,38 @@ def run_part(command: Sequence[str], out: Path, seconds: float) -> dict[str, Any
 def describe() -> dict[str, str]:
     """Returns the card, its driver and the versions that matter."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    program = (
+    versions = (
         "import jax, jaxlib, llvmlite, sys; "
-        "print(jax.__version__, jaxlib.__version__, llvmlite.__version__, sys.version.split()[0], "
-        "jax.devices()[0].device_kind)"
+        "print(jax.__version__, jaxlib.__version__, llvmlite.__version__, sys.version.split()[0])"
     )
+    devices = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind, sep=', ')"
     return {
         "card": _output(query) if shutil.which("nvidia-smi") else "no NVIDIA GPU",
-        "jax, jaxlib, llvmlite, Python, device": _output([sys.executable, "-c", program]),
+        "jax, jaxlib, llvmlite, Python": _output([sys.executable, "-c", versions]),
+        "JAX's first device": _output([sys.executable, "-c", devices]),
     }
 
 
+def find_missing(machine: Mapping[str, str]) -> str:
+    """Returns a sentence about why nothing can be measured on a machine, or "".
+
+    Args:
+        machine: As `describe` tells.
+    """
+    device = machine["JAX's first device"]
+    if device.partition(",")[0] in GPU_PLATFORMS:
+        return ""
+    return NO_GPU if shutil.which("nvidia-smi") is None else ONLY_CPU.format(device)
+
+
 def _output(command: Sequence[str]) -> str:
+    """Returns what a command prints, or else the end of what it complains of, on one line."""
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return (run.stdout.strip() or run.stderr.strip()[-300:]).replace("\n", "; ")
+    said = run.stdout.strip() if run.returncode == 0 else run.stderr.strip()[-300:]
+    return said.replace("\n", "; ")
 
 
 def is_wrong(found: Mapping[str, Any]) -> bool:
@@ -151,18 +192,19 @@ def is_wrong(found: Mapping[str, Any]) -> bool:
 def stem(found: Mapping[str, Any]) -> str:
     """Returns the name of the files."""
     card = re.sub(r"[^a-z0-9]+", "-", found["machine"]["card"].partition(",")[0].lower())
-    return f"gpu-{found['date'][:10]}-{card.strip('-') or 'unknown'}"
+    return f"gpu-{found['date'][:10]}-{card.strip('-')[:MAX_NAME] or 'unknown'}"
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
     """Writes what there is so far."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     page = make_page(found)
     for suffix, text in (("json", json.dumps(found, indent=1)), ("md", page)):
         path = folder / f"{stem(found)}.{suffix}"
         path.write_text(text + "\n", encoding="utf-8")
         if os.environ.get("OUT"):
-            shutil.copy(path, os.environ["OUT"])
+            with contextlib.suppress(OSError):
+                shutil.copy(path, os.environ["OUT"])
 
 
 def make_page(found: Mapping[str, Any]) -> str:
@@ -177,6 +219,8 @@ def make_page(found: Mapping[str, Any]) -> str:
         entry = found[part]
         lines += ["", f"## {part}", "", f"{entry['ended']}, {entry['seconds']:.0f} s", ""]
         lines += _TABLES[part](entry)
+        if entry["ended"] != "exit code 0":
+            lines += ["", "```", *entry["said"].splitlines()[-5:], "```"]
     return "\n".join(lines)
 
 
@@ -188,8 +232,8 @@ def _list_cartpole(entry: Mapping[str, Any]) -> list[str]:
     ]
     remarks: list[str] = []
     for row in entry["result"] or []:
-        if "skipped" in row:
-            remarks.append(f"- {row['skipped']}")
+        if "error" in row:
+            remarks.append(f"- {row['name']}: {row['error']}")
             continue
         ms = row["ms"]
         cells = [_ms(ms.get(name)) for name in ("xla", "command buffers", "fuselane")]
@@ -235,11 +279,14 @@ def _list_tests(entry: Mapping[str, Any]) -> list[str]:
     result = entry["result"] or {}
     counts = ", ".join(f"{count} {name}" for name, count in result.get("counts", {}).items())
     failed = [f"- {name}: {text}" for name, text in result.get("failed", {}).items()]
-    return [counts or "No counts.", "", *failed, "", "```", *entry["said"].splitlines()[-5:], "```"]
+    return [counts or "No counts.", "", *failed]
 
 
 def _list_loops(entry: Mapping[str, Any]) -> list[str]:
-    return [f"- {row['name']}: {row['wrong'] or row['said']}" for row in entry["result"] or []]
+    return [
+        f"- {row['name']}: {row.get('error') or row['wrong'] or row['said']}"
+        for row in entry["result"] or []
+    ]
 
 
 def _ms(time_ms: float | None) -> str:

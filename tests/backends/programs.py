@@ -92,6 +92,66 @@ def _sorted(x: jax.Array) -> jax.Array:
     return lax.fori_loop(0, 4, lambda i, s: jnp.sort(s * 0.9 + i, axis=1)[:, ::-1], state)
 
 
+def picking(
+    size: int, dtype: str = "int32", num_steps: int = 500
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns a loop whose lanes each change an array of their own at places of their own."""
+
+    def one(x: jax.Array) -> jax.Array:
+        def step(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            board, at = carry
+            at = (at * 5 + board[at].astype(jnp.int32) + i) % size
+            return board.at[at].add((i + 1).astype(board.dtype)), at
+
+        start = jnp.abs(x * 7).astype(jnp.int32) % size
+        return lax.fori_loop(0, num_steps, step, (jnp.zeros(size, dtype), start))[0]
+
+    return jax.vmap(one)
+
+
+def attracting(x: jax.Array) -> Any:
+    """Bodies on a line, all pairs of them."""
+
+    def step(carry: tuple[jax.Array, jax.Array], _: None) -> Any:
+        x, v = carry
+        offsets = x[None] - x[:, None]
+        v = v + 1e-3 * (offsets / (offsets**2 + 0.1)).sum(1)
+        return (x + 1e-2 * v, v), x.max()
+
+    return lax.scan(step, (x, jnp.zeros_like(x)), None, length=7)
+
+
+def neighbouring(x: jax.Array) -> jax.Array:
+    """Cells on a ring, and what each has of its own in three places."""
+
+    def step(i: jax.Array, rows: jax.Array) -> jax.Array:
+        around = jnp.roll(rows, 1, axis=0) + jnp.roll(rows, -1, axis=0)
+        return rows * 0.5 + jnp.tanh(around[:, ::-1]) * 0.25 + i
+
+    return lax.fori_loop(0, 7, step, jnp.stack([x, x + 1, -x], axis=1))
+
+
+def mating(x: jax.Array) -> Any:
+    """Individuals crossed with partners drawn at random, by a random number of all and of each."""
+
+    def step(carry: tuple[jax.Array, jax.Array], _: None) -> Any:
+        x, key = carry
+        key, partners, mixing = jax.random.split(key, 3)
+        others = jax.random.randint(partners, x.shape, 0, x.size)
+        is_mixed = jax.random.uniform(mixing, x.shape) < 0.5
+        x = jnp.where(is_mixed, x[others] * 0.9, x)
+        return (x, key), x.min()
+
+    return lax.scan(step, (x, jax.random.PRNGKey(5)), None, length=6)
+
+
+CROWDS: Final[Mapping[str, Callable[[jax.Array], Any]]] = {
+    "attracting": attracting,
+    "neighbouring": neighbouring,
+    "mating": mating,
+}
+"""Functions of an f32 array whose lanes see each other."""
+
 LOOPS: Final[Mapping[str, Callable[[jax.Array], Any]]] = {
     "angles": _angles,
     "drawn": _drawn,

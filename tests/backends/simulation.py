@@ -39,12 +39,13 @@ _SHUFFLE: Final = re.compile(
 )
 _WARP_BARRIER: Final = re.compile(r'call void @"llvm\.nvvm\.bar\.warp\.sync"\((i32 [^,)]+)\)')
 _VOTE: Final = re.compile(r'call i1 @"llvm\.nvvm\.vote\.any\.sync"\((i32 [^,]+), (i1 [^,)]+)\)')
-_ROWS: Final = re.compile(r'^@"rows" = internal addrspace\(3\) global \[(\d+) x i8\]', re.MULTILINE)
-_ROWS_ADDRESS: Final = re.compile(r'addrspacecast \[\d+ x i8\] addrspace\(3\)\* @"rows" to ptr')
+_SHARED: Final = re.compile(
+    r'^@"(\w+)" = internal addrspace\(3\) global (\[[^\]]+\]) .*$\n?', re.MULTILINE
+)
+_SHARED_ADDRESS: Final = re.compile(r'addrspacecast \[[^\]]+\] addrspace\(3\)\* @"(\w+)" to ptr')
 _HEADER: Final = re.compile(r'define ptx_kernel void @"(\w+)"\((.*?)\) nounwind')
 _LEFT_OUT: Final = re.compile(
-    r'^(declare .*"llvm\.nvvm\..*|!nvvm.*|!\d+ = .*"maxntidx".*|@"(?:warps|rows)" .*)$\n?',
-    re.MULTILINE,
+    r'^(declare .*"llvm\.nvvm\..*|!nvvm.*|!\d+ = .*"maxntidx".*)$\n?', re.MULTILINE
 )
 _EXIT: Final = re.compile(r'call void @"llvm\.nvvm\.exit"\(\)\n +unreachable')
 
@@ -91,7 +92,6 @@ def simulate(
             has_dots=False,
         )
 
-    monkeypatch.setattr(cpu.CpuBackend, "lets_lanes_see_others", False)
     monkeypatch.setattr(cpu, "make_plan", plan)
     monkeypatch.setattr(cpu, "build_planned", build)
     monkeypatch.setenv("FUSELANE_MIN_GAIN", "0")
@@ -105,17 +105,19 @@ def host_ir(code: ThreadCode, num_inputs: int, num_outputs: int) -> str:
         num_inputs, num_outputs: The kernel's arrays.
     """
     meets = any(f"llvm.nvvm.{what}" in code.ir for what in ("barrier0", "bar.warp", "shfl", "vote"))
-    rows = _ROWS.search(code.ir)
-    text = _EXIT.sub("ret void", _LEFT_OUT.sub("", code.ir))
+    shared = dict(_SHARED.findall(code.ir))
+    text = _EXIT.sub("ret void", _LEFT_OUT.sub("", _SHARED.sub("", code.ir)))
     added = 'i32 %"gpu.thread", i32 %"gpu.block", ptr %"gpu.team"'
     text = _HEADER.sub(rf'define internal void @"\1.thread"(\2, {added}) nounwind', text)
     text = text.replace('call i32 @"llvm.nvvm.read.ptx.sreg.tid.x"()', 'add i32 %"gpu.thread", 0')
     text = text.replace('call i32 @"llvm.nvvm.read.ptx.sreg.ctaid.x"()', 'add i32 %"gpu.block", 0')
-    text = text.replace(
-        'addrspacecast [32 x i64] addrspace(3)* @"warps" to ptr',
-        'getelementptr %team, ptr %"gpu.team", i64 0, i32 13',
+    numbers = {name: number for number, name in enumerate(shared)}
+    text = _SHARED_ADDRESS.sub(
+        lambda found: (
+            f'getelementptr %team, ptr %"gpu.team", i64 0, i32 13, i32 {numbers[found[1]]}'
+        ),
+        text,
     )
-    text = _ROWS_ADDRESS.sub('getelementptr %team, ptr %"gpu.team", i64 0, i32 16', text)
     arguments = 'i32 %"gpu.thread", ptr %"gpu.team"'
     text = text.replace('call void @"llvm.nvvm.barrier0"()', f"call void @barrier({arguments})")
     places = itertools.count(1)
@@ -138,7 +140,7 @@ def host_ir(code: ThreadCode, num_inputs: int, num_outputs: int) -> str:
     types = _TYPES.format(
         block=code.block_threads,
         context_bytes=_CONTEXT_BYTES,
-        row_bytes=rows[1] if rows else 0,
+        shared=", ".join(shared.values()),
     )
     text = text.replace(_LAYOUT, _LAYOUT + types)
     return text + _RUNTIME.format(
@@ -164,11 +166,11 @@ _TYPES: Final = """
 ; arrays in and out; the block; the thread whose turn it is; whether anyone went on in this round;
 ; what is wrong, if anything; of each thread: whether it has left, barriers and shuffles it has
 ; come to, and of its last two shuffles the value, the mask and the place in the code; shared
-; memory; the launch's own context and those of threads; shared memory for rows
+; memory; the launch's own context and those of threads
 %context = type [{context_bytes} x i8]
 %team = type {{ ptr, ptr, i32, i32, i1, ptr, [{block} x i1], [{block} x i32], [{block} x i32],
-  [2 x [{block} x i32]], [2 x [{block} x i32]], [2 x [{block} x i32]], ptr, [32 x i64],
-  %context, [{block} x %context], [{row_bytes} x i8] }}
+  [2 x [{block} x i32]], [2 x [{block} x i32]], [2 x [{block} x i32]], ptr, {{ {shared} }},
+  %context, [{block} x %context] }}
 """
 
 _RUNTIME: Final = """

@@ -56,7 +56,7 @@ from fuselane.xla.compilation import Source, capture_source
 from fuselane.xla.ptxas import assemble
 from fuselane.xla.targets import find_target
 from fuselane.xla.toolchain import find_toolchain
-from tests.backends.programs import LOOPS
+from tests.backends.programs import CROWDS, LOOPS, picking
 from tests.gpu_extra import needs_gpu_extra
 
 H100: Final = GPUS["h100"]
@@ -219,6 +219,44 @@ def test_rows_at_indices_of_a_lane_s_own_are_not_staged() -> None:
     rows = jax.ShapeDtypeStruct((50, 64, 7), jnp.float32)
     found = find_rows(lane_program(program, lanes(64), rows), 32)
     assert not any(row.can_be_staged for row in found)
+
+
+def test_arrays_that_lanes_pick_from_are_shared_memory_s() -> None:
+    """Where many warps are held up by L1, which gives them a line at a time, and one block has room
+    for the arrays of a warp: 48 KiB."""
+
+    def choose(size: int, num_lanes: int, dtype: str = "int32") -> dict[str, float]:
+        found = lane_program(picking(size, dtype), lanes(num_lanes))
+        return make_thread_plan(found, H100).numbers()
+
+    many = choose(64, 10**6)
+    assert many["shared_arrays"] == 1
+    assert choose(64, 2048)["shared_arrays"] == 0  # a warp or so to each multiprocessor
+    assert choose(500, 10**6)["shared_arrays"] == 0  # 62.5 KiB a warp
+    assert choose(300, 10**6)["block_threads"] < many["block_threads"]
+    found = lane_program(picking(64), lanes(10**6))
+    ptx = ptx_of(found)
+    assert ".local" not in ptx
+    assert ptx.count("ld.shared") >= 2 and ptx.count("st.shared") >= 1
+    as_it_lies = ptx_of(lane_program(picking(64), lanes(2048)))
+    assert ".local" not in as_it_lies and ".shared" not in as_it_lies
+
+
+def test_arrays_at_indices_that_all_lanes_share_stay_in_local_memory() -> None:
+    """Where a warp's accesses are one line."""
+
+    def program(x: jax.Array) -> jax.Array:
+        def one(x: jax.Array) -> jax.Array:
+            def step(i: jax.Array, ring: jax.Array) -> jax.Array:
+                return ring.at[i % 64].set(ring[(i + 7) % 64] * 0.5 + x)
+
+            return jax.lax.fori_loop(0, 500, step, jnp.zeros(64))
+
+        return jax.vmap(one)(x)
+
+    found = lane_program(program, lanes(10**6))
+    assert make_thread_plan(found, H100).numbers()["shared_arrays"] == 0
+    assert ".local" in ptx_of(found)
 
 
 def test_threads_share_what_all_lanes_do_where_there_are_lanes_enough() -> None:
@@ -405,6 +443,41 @@ def test_one_warp_meets_without_barriers() -> None:
 def test_threads_run_several_lanes_where_many_meet() -> None:
     plan = make_thread_plan(meeting(5000), H100)
     assert (plan.num_tiles, plan.tile_vectors) == (512, 10)
+
+
+def seeing(name: str, num_lanes: int) -> LaneProgram:
+    """A loop whose lanes see each other, which may be another form of one without lanes."""
+    found = lane_program(CROWDS[name], lanes(num_lanes))
+    found = found.rival or found
+    assert found.shared and found.num_lanes == num_lanes
+    return found
+
+
+def test_few_lanes_that_see_each_other_are_better_than_none() -> None:
+    """One thread would have all of them."""
+    data, log = compiled(CROWDS["attracting"], lanes(70)), DecisionLog()
+    options = Options(cache_mib=0, min_gain=0)
+    pipeline.transform(data, options, log, GpuBackend(options, H100))
+    (decision,) = log
+    assert decision.fused and decision.lanes == 70
+
+
+def test_lanes_that_see_each_other_are_threads_of_one_block() -> None:
+    """What they see is in shared memory; they wait in front of and behind writing there."""
+    ptx = ptx_of(seeing("mating", 500))
+    assert ".maxntid 512" in ptx
+    (shared,) = re.findall(r"\.shared \.align 128 \.b8 lanes0\[(\d+)\]", ptx)
+    assert int(shared) == 500 * 4
+    body = ptx.partition(".visible .entry")[2]
+    written = body.index("st.shared.b32")
+    assert body.index("bar.sync") < written < body.index("bar.sync", written)
+    assert body.index("ld.shared.b32") > body.index("bar.sync", written)
+
+
+def test_lanes_that_see_too_much_of_each_other_are_left_to_xla() -> None:
+    found = seeing("attracting", 20_000)
+    with pytest.raises(UnsupportedError, match=r"see 48,896 bytes of each other's, not 80,000"):
+        GpuBackend(Options(), H100).plan(found)
 
 
 @pytest.mark.parametrize("num_lanes", [100_001, 102_400])
@@ -871,6 +944,13 @@ def test_ptxas_takes_every_loop(gpu_name: str) -> None:
     """Shuffles, barriers, local memory, calls: for every architecture."""
     texts = [ptx_of(lane_program(LOOPS[name], lanes(70)), gpu_name) for name in LOOPS]
     names = list(LOOPS)
+    for name in CROWDS:
+        texts.append(ptx_of(seeing(name, 70), gpu_name))
+        names.append(name)
+    found = lane_program(picking(40), lanes(10**6))
+    texts.append(ptx_of(found, gpu_name))
+    assert ".shared" in texts[-1]
+    names.append("picking")
     for length, dtype in ((3, jnp.float32), (5, jnp.float64), (7, jnp.int8), (6, jnp.bfloat16)):
         with jax.enable_x64(dtype is jnp.float64):
             found = rows_of(length, 70, dtype)

@@ -11,16 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fuselane import replacing
+from fuselane.backends.backend import Backend, Planned, pick
 from fuselane.codegen.llvm import compile_object
 from fuselane.codegen.loading import load_object
 from fuselane.codegen.nvptx import ThreadCode
+from fuselane.codegen.own_arrays import find_own_arrays
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.stream_rows import find_rows
-from fuselane.codegen.thread_plan import make_thread_plan, with_staged
+from fuselane.codegen.thread_plan import make_thread_plan, with_arrays_shared, with_staged
 from fuselane.config import Options
 from fuselane.gpu import GpuDescription
 from fuselane.lanes.program import LaneProgram
-from tests.backends.programs import LOOPS
+from tests.backends.programs import CROWDS, LOOPS, picking
 from tests.backends.simulation import host_ir, simulate
 from tests.differential.comparison import CLOSE
 from tests.differential.harness import check
@@ -72,6 +75,8 @@ def test_threads_have_several_lanes_at_once(
 
 def with_all_rows_staged(program: LaneProgram, gpu: GpuDescription, options: Options) -> Plan:
     plan = make_thread_plan(program, gpu, replace(options, unroll=1))
+    if program.shared:  # a rival of the same loop
+        return plan
     rows = [row for row in find_rows(program, plan.max_unrolled) if row.can_be_staged]
     assert {row.is_stored for row in rows} == {False, True}
     return with_staged(plan, rows)
@@ -100,6 +105,64 @@ def test_rows_pass_through_shared_memory(
     rows = np.random.default_rng(0).integers(-9, 9, count).reshape(4, lanes, length)
     x = np.linspace(-3, 5, lanes, dtype=np.float32)
     check(program, x, rows.astype(jnp.dtype(dtype)), x64=True)
+
+
+def with_all_arrays_shared(program: LaneProgram, gpu: GpuDescription, options: Options) -> Plan:
+    plan = make_thread_plan(program, gpu, options)
+    arrays = find_own_arrays(program, plan.width, plan.max_unrolled)
+    (shared,) = with_arrays_shared(plan, list(arrays))
+    assert shared.gpu is not None and shared.gpu.arrays
+    return shared
+
+
+@pytest.mark.parametrize("lanes", [31, 33, 150, 1025])
+@pytest.mark.parametrize("unroll", [1, 2])
+@pytest.mark.parametrize(("size", "dtype"), [(40, "int32"), (70, "float32"), (90, "int8")])
+def test_arrays_of_lanes_are_in_shared_memory(
+    size: int, dtype: str, unroll: int, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread sees another's, nor is one element of an array another's."""
+    simulate(monkeypatch, make_plan_for=with_all_arrays_shared)
+    monkeypatch.setenv("FUSELANE_UNROLL", str(unroll))
+    program = picking(size, dtype, num_steps=60)
+    check(program, jnp.linspace(-3, 5, lanes))
+
+
+@pytest.mark.parametrize("lanes", [31, 150])
+def test_arrays_of_lanes_that_begin_anew_are_in_shared_memory(
+    lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are carried as a state, of which an older version is needed."""
+
+    def one(x: jax.Array) -> jax.Array:
+        def step(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            board, at = carry
+            at = (at * 5 + board[at] + i) % 50
+            changed = board.at[at].add(i + 1)
+            return jnp.where(changed[at] > 30, jnp.arange(50), changed), at
+
+        start = jnp.zeros(50, jnp.int32), jnp.abs(x * 7).astype(jnp.int32) % 50
+        return jax.lax.fori_loop(0, 60, step, start)[0]
+
+    simulate(monkeypatch, make_plan_for=with_all_arrays_shared)
+    check(jax.vmap(one), jnp.linspace(-3, 5, lanes))
+
+
+@pytest.mark.parametrize("lanes", [5, 31, 33, 150, 700])
+@pytest.mark.parametrize("name", CROWDS)
+def test_lanes_see_each_other_in_shared_memory(
+    name: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads what others have not written yet, nor what they have changed already."""
+    formed: list[LaneProgram] = []
+
+    def pick_shared(program: LaneProgram, backend: Backend) -> Planned:
+        formed.append(program.rival or program)
+        return pick(formed[-1], backend)
+
+    monkeypatch.setattr(replacing, "pick", pick_shared)
+    check(CROWDS[name], jnp.linspace(-3, 5, lanes), tolerance=CLOSE)
+    assert all(program.num_lanes == lanes and program.shared for program in formed)
 
 
 _SHUFFLE = 'call i32 @"llvm.nvvm.shfl.sync.down.i32"(i32 {mask}, i32 %"tid", i32 1, i32 31)'

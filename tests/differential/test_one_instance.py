@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from tests.differential.comparison import CLOSE
@@ -35,6 +36,7 @@ def metropolis(x: jax.Array, y: jax.Array, key: jax.Array) -> Any:
     return lax.scan(step, (w, log_density(w)), keys)[1]
 
 
+@pytest.mark.for_cpus
 def test_a_chain_of_samples_is_worth_a_kernel() -> None:
     x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     arguments = (x, x @ np.array([1, 2, 3], np.float32), KEY)

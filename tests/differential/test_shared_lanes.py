@@ -359,6 +359,7 @@ def test_a_square_that_is_read_by_rows_and_by_columns() -> None:
     check_lanes(7, f, np.arange(7, dtype=np.int32), squares)
 
 
+@pytest.mark.for_cpus  # a GPU's thread has no memory for what lanes share
 def test_what_lanes_see_is_kept_until_they_have_met() -> None:
     """Lanes meet in `x` behind what a step makes of it, which may then not lie where `x` is."""
     rows = 100

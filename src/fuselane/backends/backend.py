@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, final
 
 from fuselane.codegen.plan import Plan
+from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes
@@ -34,11 +36,9 @@ class Backend(Protocol):
 
     Attributes:
         comes_after_layouts: Whether modules always have their layouts when XLA shows them.
-        lets_lanes_see_others: Whether lanes may share what they have; see `lanes.sharing`.
     """
 
     comes_after_layouts: ClassVar[bool]
-    lets_lanes_see_others: ClassVar[bool]
 
     def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
         """Returns XLA's estimated time for one iteration of a `while`, in microseconds.
@@ -88,10 +88,12 @@ class Planned:
 def pick(program: LaneProgram, backend: Backend) -> Planned:
     """Returns the program of a loop that takes less time by estimate, it or its rival."""
     planned = _plan(program, backend)
-    if program.rival is None or not backend.lets_lanes_see_others:
+    if program.rival is None:
         return planned
-    rival = _plan(program.rival, backend)
-    return rival if rival.step_us < planned.step_us else planned
+    with contextlib.suppress(UnsupportedError):
+        rival = _plan(program.rival, backend)
+        return rival if rival.step_us < planned.step_us else planned
+    return planned
 
 
 def _plan(program: LaneProgram, backend: Backend) -> Planned:

@@ -40,7 +40,6 @@ class CpuBackend:
     """
 
     comes_after_layouts: ClassVar[bool] = True
-    lets_lanes_see_others: ClassVar[bool] = True
 
     options: Options
     is_dry: bool = False

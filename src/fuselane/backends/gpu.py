@@ -12,7 +12,7 @@ from fuselane.backends.backend import KernelCall
 from fuselane.codegen.llvm import check_time, compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import ThreadCode, build_threads
 from fuselane.codegen.plan import Plan
-from fuselane.codegen.thread_plan import make_thread_plan, thread_step_us
+from fuselane.codegen.thread_plan import MAX_COMMON_BYTES, make_thread_plan, thread_step_us
 from fuselane.config import Options
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
@@ -39,7 +39,6 @@ class GpuBackend:
     """
 
     comes_after_layouts: ClassVar[bool] = False
-    lets_lanes_see_others: ClassVar[bool] = False
 
     options: Options
     gpu: GpuDescription
@@ -52,8 +51,11 @@ class GpuBackend:
 
     def plan(self, program: LaneProgram) -> Plan:
         """Returns the layout: lanes of a thread, threads of a block."""
-        if program.shared:
-            detail = "on a GPU lanes don't see what other lanes have"
+        num_bytes = sum(copy.shape.byte_size for copy in program.shared)
+        if num_bytes > MAX_COMMON_BYTES:
+            detail = (
+                f"on a GPU lanes see {MAX_COMMON_BYTES:,} bytes of each other's, not {num_bytes:,}"
+            )
             raise refuse(Reason.CROSS_LANE, program.shared[0], detail=detail)
         return make_thread_plan(program, self.gpu, self.options)
 

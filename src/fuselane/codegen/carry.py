@@ -20,7 +20,7 @@ from llvmlite import ir
 
 from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexed_state import MAX_SELECTED, is_updated_by_index
+from fuselane.codegen.indexed_state import largest_in_registers
 from fuselane.codegen.liveness import fits, needs_spare
 from fuselane.lanes.program import LaneLoop, LoopElement
 
@@ -50,27 +50,32 @@ class Carry:
         self._large = [e for e in elements if self._is_large(e)]
         self._small = [e for e in elements if e not in self._large]
         emitter.carries(loop, [element.index for element in self._large])
+        self._given = emitter.given if loop is emitter.program.loop else {}
         self._spares: list[Scratch] = []
 
     def _is_large(self, element: LoopElement) -> bool:
         """Whether an element is in memory: of too many elements for registers, or of some in which
         lanes are updated at an index that only the kernel knows, which would select among all."""
-        size, width = self._initial[element.index].size, self._emitter.place.block.width
-        is_indexed = is_updated_by_index(self._body, element)
-        limit = MAX_SELECTED if is_indexed and width > 1 else self._emitter.max_unrolled
-        return size > min(limit, self._emitter.max_unrolled)
+        width, max_unrolled = self._emitter.place.block.width, self._emitter.max_unrolled
+        limit = largest_in_registers(self._body, element, width, max_unrolled)
+        return self._initial[element.index].size > limit
 
     def entering(self) -> list[ir.Value]:
         """Returns the carried values in front of the loop; large state is copied to its scratch."""
         place = self._emitter.place
+        spared = [
+            element
+            for element in self._large
+            if needs_spare(self._emitter, self._body, element.index, self._like(element))
+        ]
         for element in self._large:
-            scratch = new_scratch(place, element.shape, element.lane_dimension)
+            scratch = self._given.get(element.index)
+            if scratch is None or any(_key(other) == _key(element) for other in spared):
+                scratch = new_scratch(place, element.shape, element.lane_dimension)
             self._emitter.copy(self._initial[element.index], scratch)
             self._initial[element.index] = scratch
         self._spares = [
-            new_scratch(place, element.shape, element.lane_dimension)
-            for element in self._large
-            if needs_spare(self._emitter, self._body, element.index, self._like(element))
+            new_scratch(place, element.shape, element.lane_dimension) for element in spared
         ]
         values = self._flatten(self._initial)
         return [*values, *(buffer.pointer for buffer in self._buffers(self._initial))]

@@ -8,7 +8,7 @@ decides where the elements live. The rules themselves are in `codegen.instructio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -67,6 +67,7 @@ class Emitter:
     carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
     buffers: For the same parameters the memory of all large elements and what there is to spare;
         it may change places.
+    given: For elements of the program's loop where they are in a GPU's shared memory.
     homes: Scratch memory in which a guard wants a result of its work to be.
     panels: Weights copied for dots.
     """
@@ -81,6 +82,7 @@ class Emitter:
     orders: dict[HloComputation, dict[HloInstruction, int]] = field(default_factory=dict)
     carried: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
     buffers: dict[HloInstruction, list[Scratch]] = field(default_factory=dict)
+    given: Mapping[int, Scratch] = field(default_factory=dict)
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
     panels: dict[HloInstruction, Panels] = field(default_factory=dict)
     views: Views = field(init=False)
@@ -112,6 +114,7 @@ class Emitter:
             orders=self.orders,
             carried=self.carried,
             buffers=self.buffers,
+            given=self.given,
             homes=self.homes,
             panels=self.panels,
         )

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.codegen.arrays import Array, Discarded, Memory, Partial, Place, Written
+from fuselane.codegen.arrays import Array, Discarded, Memory, Partial, Place, Scratch, Written
 from fuselane.codegen.bounds import Region
 from fuselane.codegen.builder import KernelBuilder
 from fuselane.codegen.emitter import Emitter
@@ -16,12 +16,12 @@ from fuselane.codegen.entry import POINTER, KernelEntry
 from fuselane.codegen.indexing import i64, residual_size
 from fuselane.codegen.memory import I32, LaneBlock, element_pointer, lane_numbers
 from fuselane.codegen.plan import Plan
-from fuselane.codegen.types import splat
+from fuselane.codegen.types import memory_type, splat
 from fuselane.codegen.unused import remove_unused
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _ALIGNMENT: Final = 64
@@ -115,6 +115,16 @@ class Frame:
         self._arrays[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
         return slot
 
+    def allocate_for_all(self, element: PrimitiveType, size: int) -> tuple[ir.Value, int]:
+        """Returns the address of memory for so many elements of each lane, and how many lie from
+        one of them to the next: of the tile that has all lanes, or of a GPU's block."""
+        warp = self.entry.warp
+        if warp is None:
+            pitch = self.plan.pitch
+            return self.allocate(memory_type(element), size * pitch), pitch
+        pitch = self.program.num_lanes
+        return warp.common_memory(self.builder, size * pitch * element.byte_size), pitch
+
     def _allocate_outside(self, size: int) -> ir.Value:
         """Returns the address of scratch memory that the caller gives.
 
@@ -180,6 +190,7 @@ class Frame:
             max_unrolled=self.plan.max_unrolled,
             vectors_in_registers=self.plan.vectors_in_registers,
             shared_bits=self.plan.shared_bits,
+            given=dict(self._shared_elements()),
         )
         overwritten = set(self._initial_states())
         for parameter, pointer in zip(self.program.inputs, self.inputs, strict=True):
@@ -187,6 +198,20 @@ class Frame:
             written = Written.AFTER_READS if is_state else Written.NEVER
             emitter.values[parameter] = self._memory(parameter, pointer, written)
         return emitter
+
+    def _shared_elements(self) -> Iterator[tuple[int, Scratch]]:
+        """Yields the elements that are in a GPU's shared memory, by their index in the loop's."""
+        layout, warp, width = self.plan.gpu, self.entry.warp, self.plan.width
+        if layout is None or warp is None:
+            return
+        for index in sorted(layout.arrays):
+            element = self.program.loop.elements[index]
+            shape, lane = element.shape, element.lane_dimension
+            count = residual_size(shape.dimensions, lane)
+            size = width * shape.element_type.byte_size
+            pointer, distance = warp.own_memory(self.builder, count, size)
+            pitch = distance * width
+            yield index, Scratch(shape=shape, lane=lane, pointer=pointer, pitch=pitch)
 
     def _initial_states(self) -> Iterator[HloInstruction]:
         """Yields the initial values of states, but of those beside lanes, whose memory the results

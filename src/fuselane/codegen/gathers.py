@@ -30,7 +30,7 @@ from fuselane.codegen.slices import clamped_index
 from fuselane.hlo.indexed import Indexed, get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
 
-_MAX_STARTS: Final = 16
+MAX_STARTS: Final = 16
 """Elements among which one is selected lane by lane, rather than loaded from memory."""
 
 _READS_PER_STORE: Final = 4
@@ -139,7 +139,7 @@ class _Gather:
         """Whether there are so few starts that reading at all of them is cheaper than a gather."""
         if isinstance(self.operand, Memory) and self.operand.lane is not None:
             return False
-        return math.prod(self.limits[d] + 1 for d in varying) <= _MAX_STARTS
+        return math.prod(self.limits[d] + 1 for d in varying) <= MAX_STARTS
 
     def _addressable(self, operand: Array) -> Array:
         """Returns the operand, in memory if it is read there at starts that lanes don't share."""

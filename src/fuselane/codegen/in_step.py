@@ -25,7 +25,7 @@ from llvmlite import ir
 from fuselane.codegen.arrays import Array
 from fuselane.codegen.control import emit_shared_steps, emit_steps
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.meetings import Meeting, make_meeting
+from fuselane.codegen.meetings import Meeting, Shared, make_meeting
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.sweeps import Sweep, cut_in_phases, find_phases, order_of
 from fuselane.codegen.tiles import Passed, TiledLoop
@@ -68,13 +68,23 @@ class InStepLoop(TiledLoop):
                 for step in sweep.steps
                 if isinstance(step, HloInstruction) and step in self.program.meetings
             ]
+            is_shared = any(isinstance(meeting, Shared) for meeting in meetings)
+            if is_shared:
+                self._wait_for_others()
             if sweep.steps or is_body:
                 emit = partial(self._emit_phase, sweep, meetings)
                 self._emit_sweep(computation, sweep, arrays, passed, received, emit)
+            if is_shared:
+                self._wait_for_others()
             for meeting in meetings:
                 meeting.finish()
         last = [s for s in steps if phases[id(s)] == len(sweeps)]
         emit_shared_steps(self.emitter, computation, last)
+
+    def _wait_for_others(self) -> None:
+        """Lets the threads of a GPU's block wait for each other."""
+        if self.frame.entry.warp is not None:
+            self.frame.entry.warp.wait(self.builder)
 
     def _emit_phase(
         self, sweep: Sweep, meetings: Sequence[Meeting], block: Emitter, start: ir.Value

@@ -28,6 +28,21 @@ def is_updated_by_index(body: HloComputation, element: LoopElement) -> bool:
     )
 
 
+def largest_in_registers(
+    body: HloComputation, element: LoopElement, width: int, max_unrolled: int
+) -> int:
+    """Returns the most elements of a lane with which a state is in registers.
+
+    Args:
+        body: The loop's.
+        element: The state.
+        width: Lanes of a vector.
+        max_unrolled: The most elements that registers hold of any array.
+    """
+    is_selected = width > 1 and is_updated_by_index(body, element)
+    return min(MAX_SELECTED, max_unrolled) if is_selected else max_unrolled
+
+
 def is_read_by_index(body: HloComputation, element: LoopElement) -> bool:
     """Whether each step of a loop takes a part of what no step changes."""
     return element.kind is ElementKind.INVARIANT and any(

@@ -52,21 +52,22 @@ class Shared:
     """A value of each lane that all lanes see, with the lanes innermost in memory.
 
     Its lanes may lie along another dimension then: each has a column where it wrote a row. What a
-    loop never changes is in memory anyway.
+    loop never changes is in memory anyway. The memory is all threads' on a GPU, which wait for each
+    other before the first of them stores its lanes, and behind the last.
     """
 
     def __init__(self, emitter: Emitter, copy: HloInstruction, frame: Frame) -> None:
         self.emitter = emitter
         self.copy = copy
-        self.pitch = frame.plan.pitch
         self.source = copy.operands[0]
         self.lane = emitter.lane(self.source)
+        self.is_common = frame.entry.warp is not None
         self.known = self._find_known()
         self.pointer: ir.Value | None = None
+        self.pitch = 0
         if self.known is None:
             size = indexing.residual_size(copy.shape.dimensions, self.lane)
-            element = memory_type(copy.shape.element_type)
-            self.pointer = frame.allocate(element, size * self.pitch)
+            self.pointer, self.pitch = frame.allocate_for_all(copy.shape.element_type, size)
 
     def _find_known(self) -> Memory | None:
         """Returns where the value is, if it is an array that the loop never changes."""
@@ -84,7 +85,7 @@ class Shared:
             lane=self.lane,
             pointer=self.pointer,
             pitch=self.pitch,
-            start=start,
+            start=block.place.block.offset if self.is_common else start,
         )
         block.copy(block.array(self.source), target)
 

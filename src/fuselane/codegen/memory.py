@@ -55,6 +55,27 @@ class Warp(Protocol):
         """Stores neighbouring elements of this thread's lane with those of all threads."""
         ...
 
+    def own_memory(
+        self, builder: ir.IRBuilder, count: int, element_bytes: int
+    ) -> tuple[ir.Value, int]:
+        """Returns the address of shared memory for elements of this thread's own, and how many lie
+        from one of them to the next.
+
+        Args:
+            builder: At the beginning of the kernel.
+            count: How many elements.
+            element_bytes: Size of each: those of all lanes of the thread.
+        """
+        ...
+
+    def common_memory(self, builder: ir.IRBuilder, num_bytes: int) -> ir.Value:
+        """Returns the address of shared memory for what all threads of the block see."""
+        ...
+
+    def wait(self, builder: ir.IRBuilder) -> None:
+        """Waits for all threads of the block, and for what they have written."""
+        ...
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

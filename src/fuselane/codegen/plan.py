@@ -73,6 +73,8 @@ class GpuLayout:
     spilled: Values that it stores in a step for want of registers, by estimate.
     staged: Indices of the loop's elements whose rows pass through shared memory.
     row_bytes: Shared memory that a warp has for one of them.
+    arrays: Indices of the loop's states that are in shared memory; see `codegen.own_arrays`.
+    array_bytes: Shared memory that a thread has for them.
     """
 
     block_threads: int
@@ -80,11 +82,14 @@ class GpuLayout:
     spilled: float
     staged: frozenset[int] = frozenset()
     row_bytes: int = 0
+    arrays: frozenset[int] = frozenset()
+    array_bytes: int = 0
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return self.block_threads // WARP_LANES * self.row_bytes
+        num_warps = self.block_threads // WARP_LANES
+        return num_warps * self.row_bytes + self.block_threads * self.array_bytes
 
 
 @final
@@ -158,6 +163,7 @@ class Plan:
             "registers": float(self.gpu.registers),
             "spilled_values": self.gpu.spilled,
             "staged_streams": float(len(self.gpu.staged)),
+            "shared_arrays": float(len(self.gpu.arrays)),
         }
 
     def with_smaller_tiles(self, num_lanes: int) -> Plan:

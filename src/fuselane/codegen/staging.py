@@ -2,7 +2,8 @@
 
 What lies in rows is transposed once and read from the caches. Straight-line code reads all of it,
 often several times. A loop reads a part of most things in each step, and that where it is; what it
-reads again and again, such as weights of each lane's own, is worth it too (`Plan.staged`).
+reads again and again, such as weights of each lane's own, is worth it too (`Plan.staged`), and on a
+GPU what lanes pick from (`codegen.own_arrays`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,19 @@ _READ_IN_PART: Final = frozenset({"dynamic-slice", "gather", "slice"})
 def with_rows_staged(
     block: Emitter, program: LaneProgram, arrays: Sequence[Array], plan: Plan
 ) -> list[Array]:
-    """Returns a loop's arrays with copies of the invariants that have rows and are worth it."""
+    """Returns a loop's arrays with copies of the invariants that have rows and are worth it, and of
+    what other memory is given for."""
     staged = list(arrays)
     for element in program.loop.elements:
         array = arrays[element.index]
-        if element.kind is not ElementKind.INVARIANT or not isinstance(array, Memory):
+        if not isinstance(array, Memory):
+            continue
+        given = block.given.get(element.index)
+        if given is not None:
+            staged[element.index] = given
+            if not element.is_fully_overwritten:
+                block.copy(array, given)
+        if given is not None or element.kind is not ElementKind.INVARIANT:
             continue
         is_wanted = element.index in plan.staged
         if program.is_straight:

@@ -30,7 +30,7 @@ from fuselane.gpu import WARP_LANES
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
-_MAX_LENGTH: Final = 32
+MAX_LENGTH: Final = 32
 """Neighbours of a lane that are moved as a row at most: what registers hold of one array."""
 
 _NUM_WAITS: Final = 2
@@ -111,7 +111,7 @@ def find_rows(program: LaneProgram, max_unrolled: int) -> Iterator[StreamRow]:
         if lane is None or element.combiner or element.kind is ElementKind.STATE:
             continue
         length = math.prod(shape.dimensions[lane + 1 :])
-        if not 1 < length <= _MAX_LENGTH or not shape.is_row_major:
+        if not 1 < length <= MAX_LENGTH or not shape.is_row_major:
             continue
         users = [
             user

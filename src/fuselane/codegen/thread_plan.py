@@ -1,7 +1,8 @@
-"""How a kernel for a GPU lays out its work: lanes of a thread, threads of a block, staged rows.
+"""How a kernel for a GPU lays out its work: lanes of a thread, threads of a block, shared memory.
 
     registers    what the lanes of a thread need at once; what does not fit is spilled
-    residency    the warps that a multiprocessor can have at once with so many registers
+    residency    the warps that a multiprocessor can have at once with so many registers and so much
+                 shared memory
     time         the longer of a chain of instructions and what all resident warps issue, for as
                  many waves of warps as there are; see `analysis.gpu_time`
 
@@ -20,13 +21,14 @@ from dataclasses import replace
 from typing import Final
 
 from fuselane.analysis.gpu_time import estimate_thread_step_us
+from fuselane.codegen.own_arrays import OwnArray, find_own_arrays
 from fuselane.codegen.plan import GpuLayout, Plan, Work, max_unrolled_for, measure
 from fuselane.codegen.products import find_products
 from fuselane.codegen.stream_rows import StreamRow, find_rows
 from fuselane.codegen.vector_time import VectorBlock, VectorUnit
 from fuselane.codegen.warps import row_bytes
 from fuselane.config import Options
-from fuselane.gpu import WARP_LANES, GpuDescription
+from fuselane.gpu import KIB, WARP_LANES, GpuDescription
 from fuselane.lanes.program import ElementKind, LaneProgram
 
 _MAX_BLOCK_THREADS: Final = 128
@@ -44,6 +46,12 @@ _SPILLED: Final = 4.0
 
 _THREAD_REGISTERS: Final = 128
 """Registers for values while loops over arrays are laid out; with more, few threads would run."""
+
+_MAX_SHARED_BYTES: Final = 48 * KIB
+"""Shared memory that a block has without asking for more (CUDA C++ Programming Guide)."""
+
+MAX_COMMON_BYTES: Final = _MAX_SHARED_BYTES - 8 * WARP_LANES
+"""What is left of it for what lanes see of each other, beside what warps leave for each other."""
 
 _MAX_MEETING_THREADS: Final = 512
 """Threads of a block whose lanes meet: each may then have 128 registers."""
@@ -80,8 +88,13 @@ def make_thread_plan(
     least = math.inf
     for lanes in _candidates(program, work, unroll):
         plain = _layout(program, work, unit, block, gpu, lanes)
-        for plan in (plain, *_with_rows_staged(plain, rows)):
-            changes = math.log2(lanes) + bool(plan.gpu and plan.gpu.staged)
+        arrays = list(find_own_arrays(program, lanes, unit.max_unrolled))
+        layouts = [plain, *_with_rows_staged(plain, rows)]
+        if not program.meetings and not find_products(program):
+            layouts += [shared for plan in layouts for shared in with_arrays_shared(plan, arrays)]
+        for plan in layouts:
+            assert plan.gpu is not None
+            changes = math.log2(lanes) + bool(plan.gpu.staged) + bool(plan.gpu.arrays)
             time = thread_step_us(program, plan, gpu) * _MIN_FASTER**changes
             if time < least:
                 best, least = plan, time
@@ -112,7 +125,22 @@ def thread_step_us(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> flo
         occupancy=occupancy,
         num_meetings=len(program.meetings),
         moved_bytes=_count_moved(program) + spilled_bytes,
-        path_cycles=row_cycles + spilled_cycles,
+        path_cycles=row_cycles + spilled_cycles + _array_cycles(program, plan, gpu, occupancy),
+    )
+
+
+def _array_cycles(program: LaneProgram, plan: Plan, gpu: GpuDescription, occupancy: float) -> float:
+    """Returns for how long a warp keeps L1, or L2 if that has no room for all resident threads, or
+    shared memory with what its lanes pick from arrays."""
+    assert plan.gpu is not None, "a plan of `make_thread_plan`"
+    arrays = list(find_own_arrays(program, plan.width, plan.max_unrolled))
+    direct = [array for array in arrays if array.index not in plan.gpu.arrays]
+    num_bytes = plan.width * sum(array.num_bytes for array in direct)
+    resident = min(occupancy * gpu.max_threads, plan.num_tiles / gpu.num_multiprocessors)
+    times = 1 if num_bytes * resident <= gpu.shared_bytes else 2
+    return plan.width * sum(
+        array.shared_cycles if array.index in plan.gpu.arrays else times * array.direct_cycles
+        for array in arrays
     )
 
 
@@ -206,6 +234,22 @@ def with_staged(plan: Plan, rows: Sequence[StreamRow]) -> Plan:
         row_bytes=max(row_bytes(row.length, row.element_bytes) for row in rows),
     )
     return replace(plan, gpu=layout)
+
+
+def with_arrays_shared(plan: Plan, arrays: Sequence[OwnArray]) -> Iterator[Plan]:
+    """Yields the plan with those arrays in shared memory, if a block has room for them."""
+    assert plan.gpu is not None, "a plan of `make_thread_plan`"
+    if not arrays:
+        return
+    layout = replace(
+        plan.gpu,
+        arrays=frozenset(array.index for array in arrays),
+        array_bytes=plan.width * sum(array.num_bytes for array in arrays),
+    )
+    while layout.shared_bytes > _MAX_SHARED_BYTES and layout.block_threads > WARP_LANES:
+        layout = replace(layout, block_threads=layout.block_threads // 2)
+    if layout.shared_bytes <= _MAX_SHARED_BYTES:
+        yield replace(plan, gpu=layout)
 
 
 def _count_moved(program: LaneProgram) -> float:

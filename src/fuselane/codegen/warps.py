@@ -17,6 +17,9 @@ of its own that the warp has in shared memory:
 
 `place` leaves out a word behind each 32, so that neither is held up by banks that threads want at
 once: with 4, 8 or 16 words a lane, threads would meet in 8, 4 or 2 of them.
+
+What lanes see of each other is in shared memory (`codegen.meetings`), and so may arrays of a
+thread's own be (`codegen.own_arrays`).
 """
 
 from __future__ import annotations
@@ -70,6 +73,10 @@ class Threads:
         self._block_threads = layout.block_threads
         self._row_bytes = layout.row_bytes
         self._rows: ir.GlobalVariable | None = None
+        self._array_bytes = layout.array_bytes
+        self._arrays: ir.GlobalVariable | None = None
+        self._given_bytes = 0
+        self._num_common = 0
         block, self._thread = (_special_register(builder, name) for name in ("ctaid", "tid"))
         first = builder.mul(
             builder.zext(block, I64), i64(self._block_threads), flags=("nsw", "nuw")
@@ -152,6 +159,27 @@ class Threads:
         for at, part in zip(turns, parts, strict=True):
             store(builder, part, _at(builder, row, at, moved), moved)
         self._wait_for_warp(builder)
+
+    def own_memory(
+        self, builder: ir.IRBuilder, count: int, element_bytes: int
+    ) -> tuple[ir.Value, int]:
+        """See `Warp.own_memory`: thread by thread, element by element."""
+        if self._arrays is None:
+            num_bytes = self._block_threads * self._array_bytes
+            self._arrays = _shared_memory(builder.module, "arrays", ir.IntType(8), num_bytes)
+        first = _i32(self._block_threads * self._given_bytes)
+        self._given_bytes += count * element_bytes
+        offset = builder.add(first, builder.mul(self._thread, _i32(element_bytes)))
+        arrays = builder.addrspacecast(self._arrays, ir.PointerType())
+        own = builder.gep(arrays, [offset], inbounds=True, source_etype=ir.IntType(8))
+        return own, self._block_threads
+
+    def common_memory(self, builder: ir.IRBuilder, num_bytes: int) -> ir.Value:
+        """See `Warp.common_memory`."""
+        name = f"lanes{self._num_common}"
+        self._num_common += 1
+        memory = _shared_memory(builder.module, name, ir.IntType(8), num_bytes)
+        return builder.addrspacecast(memory, ir.PointerType())
 
     def _turns(self, builder: ir.IRBuilder, length: int) -> list[ir.Value]:
         """Returns which elements of its warp's row a thread moves, `i32`."""

@@ -1,8 +1,8 @@
 """PTX for the loops that the CPU back end fuses in tests and in the suite, assembled by ptxas.
 
 Every loop that becomes a kernel for the CPU in the tests (or the suite's programs) is turned into
-PTX too, for one GPU model, and assembled: no GPU is needed. Where the CPU has lanes see each other,
-that is the loop without them; what XLA:GPU would not let us do counts as refused. The table tells
+PTX too, for one GPU model, and assembled: no GPU is needed. Where lanes may see each other,
+estimates for that model decide; what XLA:GPU would not let us do counts as refused. The table tells
 how many there are, why the others are not, and what registers and spills they take.
 
     python benchmarks/ptx.py --tests tests/differential --gpu h100 --json docs/data/ptx.json
@@ -142,8 +142,8 @@ class Recorder:
             return replace(row, refusal=AHEAD)
         start = time.perf_counter()
         try:
-            plan = GpuBackend(Options(), self.gpu).plan(program)
-            code = build_threads(program, plan, self.gpu)
+            planned = pick(program, GpuBackend(Options(), self.gpu))
+            code = build_threads(planned.program, planned.plan, self.gpu)
             text = compile_ptx(code.ir, nvptx_target(self.gpu.compute_capability))
         except UnsupportedError as error:
             return replace(row, refusal=error.decision.sentence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import time
@@ -107,6 +108,17 @@ def test_nothing_is_measured_where_jax_has_no_gpu(monkeypatch: pytest.MonkeyPatc
     assert run.find_missing({"JAX's first device": "gpu, NVIDIA H100 80GB HBM3"}) == ""
     assert "Its first device: cpu, cpu." in run.find_missing({"JAX's first device": "cpu, cpu"})
     assert "No module" in run.find_missing({"JAX's first device": "No module named 'jax'"})
+
+
+def test_tests_run_side_by_side_as_far_as_cores_and_memory_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert run.count_workers("NVIDIA H100 80GB HBM3, 580.159.04, 81559 MiB") == 16
+    assert run.count_workers("NVIDIA T400, 550.54, 4096 MiB") == 4
+    assert run.count_workers("no words of memory") == 16
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert run.count_workers("NVIDIA T400, 550.54, 4096 MiB") == 1
 
 
 def test_parts_get_what_those_before_have_left(

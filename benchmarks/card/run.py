@@ -30,7 +30,8 @@ SHARES: Final = {"loops": 0.10, "cartpole": 0.30, "suite": 0.30, "peers": 0.12, 
 """Parts in order, with their shares of the time; what one leaves goes to those behind it."""
 
 MAX_WORKERS: Final = 16
-"""Processes that run tests: each has a few hundred MiB of the GPU's memory."""
+WORKER_MIB: Final = 1024
+"""Of the GPU's memory that a process has which runs tests."""
 
 MAX_NAME: Final = 40
 """Letters of a card's name in those of files: what nvidia-smi complains of can be long."""
@@ -88,7 +89,7 @@ def run_parts(
             if options.dry:
                 seconds = options.seconds
             out = Path(parts) / f"{part}.json"
-            command = list_command(part, out, seconds, options)
+            command = list_command(part, out, seconds, options, found["machine"]["card"])
             print(f"== {part}, at most {seconds:.0f} s", file=sys.stderr, flush=True)
             found[part] = run_part(command, out, seconds)
             write(found, folder)
@@ -110,21 +111,30 @@ def rehearse(found: dict[str, Any], options: argparse.Namespace) -> int:
     return int(any(p["ended"] != "exit code 0" or p["result"] is None for p in parts))
 
 
-def list_command(part: str, out: Path, seconds: float, options: argparse.Namespace) -> list[str]:
-    """Returns how a part is started."""
+def list_command(
+    part: str, out: Path, seconds: float, options: argparse.Namespace, card: str
+) -> list[str]:
+    """Returns how a part is started on a card."""
     python = [sys.executable]
     if part == "tests":
         files = [str(TESTS / "differential")]
         if options.dry:
             files = [str(TESTS / "differential" / "test_comparison.py")]
         has_workers = importlib.util.find_spec("xdist") is not None and not options.dry
-        workers = ["-n", str(min(os.cpu_count() or 1, MAX_WORKERS))] if has_workers else []
+        workers = ["-n", str(count_workers(card))] if has_workers else []
         report = ["-q", "-p", "no:cacheprovider", "-p", "card.counting"]
         return [*python, "-m", "pytest", *report, *workers, f"--results={out}", *files]
     command = [*python, "-m", f"card.{part}", str(out), "--seconds", str(max(seconds - 10, 5))]
     if options.dry:
         command += ["--quick", *(["--device", "cpu"] if part == "peers" else [])]
     return command
+
+
+def count_workers(card: str) -> int:
+    """Returns how many processes run tests side by side, on a card as nvidia-smi describes it."""
+    found = re.search(r"(\d+) MiB", card)
+    fitting = int(found[1]) // WORKER_MIB if found else MAX_WORKERS
+    return max(1, min(os.cpu_count() or 1, fitting, MAX_WORKERS))
 
 
 def run_part(command: Sequence[str], out: Path, seconds: float) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 The code is that of `codegen.kernel` with blocks of the lanes of a thread: state in registers, what
 all lanes share worked out by every thread. `codegen.thread_plan` chooses how many lanes those are.
-Arrays of a lane that are indexed at run time are in local memory. Where lanes meet in each step,
-one block of threads has them all; see `codegen.warps`.
+Arrays of a lane that are indexed at run time are in local memory, or in shared memory if that pays
+(`codegen.own_arrays`). Where lanes meet in each step, or see each other, one block of threads has
+them all; see `codegen.warps`.
 """
 
 from __future__ import annotations

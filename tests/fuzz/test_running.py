@@ -63,7 +63,7 @@ def test_a_good_program_is_fused_and_counted() -> None:
     assert outcome.opcodes["add s32"] > 0 and outcome.opcodes["while tuple"] == 0
 
 
-@pytest.mark.parametrize(("optimise", "level"), [(True, 2), (False, 0)])
+@pytest.mark.parametrize(("optimise", "level"), [(True, 1), (False, 0)])
 def test_kernels_are_optimised_where_asked(
     optimise: bool, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ class KernelCode:
     parallel: Whether tiles are worth handing to several threads.
     plan: How the work is laid out; for reports.
     num_instructions: How many of LLVM's there are, but for the bodies of functions of its own.
+    num_accesses: How many instructions load or store, those of its functions as well.
     is_bitwise: Whether much of the work is on bits, as random numbers are.
     has_dots: Whether much of the work is dots, whose loops are emitted as they are to be.
     """
@@ -80,6 +81,7 @@ class KernelCode:
     parallel: bool
     plan: Plan
     num_instructions: int
+    num_accesses: int
     is_bitwise: bool
     has_dots: bool
 
@@ -144,6 +146,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         parallel=plan.parallel,
         plan=plan,
         num_instructions=frame.builder.num_instructions,
+        num_accesses=_count_accesses(module),
         is_bitwise=_share(program, _is_bitwise) > _MIN_BITWISE,
         has_dots=_share(program, lambda i: _is_dot(i, program)) > _MIN_DOTS,
     )
@@ -161,6 +164,20 @@ def emit_kernel(program: LaneProgram, plan: Plan, entry: KernelEntry) -> Frame:
             _emit_tile(frame, tile, panels)
     frame.finish()
     return frame
+
+
+def _count_accesses(module: ir.Module) -> int:
+    return sum(
+        isinstance(instruction, ir.LoadInstr | ir.StoreInstr)
+        or (isinstance(instruction, ir.CallInstr) and _is_masked(instruction.callee.name))
+        for function in module.functions
+        for block in function.blocks
+        for instruction in block.instructions
+    )
+
+
+def _is_masked(intrinsic: str) -> bool:
+    return intrinsic.startswith("llvm.masked.")
 
 
 def _is_bitwise(instruction: HloInstruction) -> bool:

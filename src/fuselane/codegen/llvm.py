@@ -106,8 +106,9 @@ def compile_object(
         opt_level: 0 runs no IR pass and has the code generator do what it must, in an eighth of the
             time; 1 runs a few cheap passes, 2 LLVM's simplification of functions, 3 its whole
             pipeline. Kernels gain nothing from 3. 1 leaves loads that 2 removes or takes
-            out of loops, up to a quarter of a kernel's time, but nothing where most work is dots;
-            it is a seventh of the passes' time and saves a third to a half of LLVM's.
+            out of loops, up to a quarter of a kernel's time, but nothing where most work is dots
+            or there are few; it is a seventh of the passes' time and saves a tenth to a half of
+            LLVM's.
         vectorise: Whether LLVM looks for vectors in scalar code and its loops; see
             `codegen.heavy_loops`.
         in_order: Whether instructions keep the order of the IR: for long chains of operations on

@@ -385,6 +385,20 @@ def test_one_of_two_dimensions_alone(result: str) -> None:
         assert (mergeable.major_size, mergeable.minor_size) == (4, 6)
 
 
+def test_what_goes_round_has_one_of_two_dimensions_alone() -> None:
+    """As the parts of many keys do. Nothing is done over and over where it is passed along."""
+    body = """r = f32[4] reshape(e1)
+        b = f32[4,6] broadcast(r), dimensions={0}
+        y = f32[4,6] add(e0, b)"""
+    shapes = ["f32[4,6]", "f32[4,1]", "f32[4,1]"]
+    mergeable = analyse(body, ["y", "e2", "e1"], shapes, returned="first").mergeable
+    assert mergeable is not None
+    alone = {i.name: place.is_major for i, place in mergeable.alone.items()}
+    assert alone["r"]
+    assert alone["in1"]
+    assert alone["in2"]
+
+
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
     [

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from tests.differential.comparison import EXACT, Tolerance
-from tests.differential.harness import Program, check
+from tests.differential.harness import Program, check, explain
 
 LANES: Final = 131
 NEAR: Final = Tolerance(ulp=64, relative=1e-5, absolute=1e-6)
@@ -142,6 +142,16 @@ def test_key_per_lane_with_several_numbers() -> None:
         return lax.scan(step, (key, jnp.zeros(3)), length=3)
 
     check(jax.vmap(rollout), jax.random.split(jax.random.key(10), LANES))
+
+
+@pytest.mark.parametrize("keys", [2, 7, 130])
+def test_many_numbers_of_many_keys(keys: int) -> None:
+    """Keys and numbers are lanes together: each has its part of its key."""
+    draw = jax.vmap(lambda key: jax.random.bits(key, (300,)))
+    arguments = jax.random.split(jax.random.key(12), keys)
+    report = explain(draw, arguments)
+    assert [loop.lanes for loop in report.loops] == [keys * 300]
+    check(draw, arguments)
 
 
 def test_categorical() -> None:

@@ -40,7 +40,8 @@ def counting_loop(
         trip_count: Limit of the counter, or the text of an s32[] instruction.
         more: Further computations.
         condition: The last line of the condition; it may use `i`, `n` and the elements.
-        returned: The module's results: "all" elements, or all "but the counter".
+        returned: The module's results: "all" elements, all "but the counter", or the "first" of
+            those.
     """
     shape = f"(s32[], {', '.join(carried)})"
     elements = "\n".join(
@@ -53,6 +54,8 @@ def counting_loop(
     )
     lasts = ", ".join(f"last{k}" for k in range(len(carried)))
     rest = f"{last}\n  ROOT all = ({', '.join(carried)}) tuple({lasts})"
+    if returned == "first":
+        rest = f"  ROOT first = {carried[0]} get-tuple-element(loop), index=1"
     is_root, rest = ("ROOT ", "") if returned == "all" else ("", rest)
     text = f"""
 HloModule test

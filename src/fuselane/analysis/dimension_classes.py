@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.analysis.while_loops import is_invariant
+from fuselane.analysis.while_loops import is_invariant, is_passed_along
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 
@@ -31,8 +31,9 @@ _WIDENED_OPCODES: Final = ELEMENTWISE_OPCODES | {
     "get-tuple-element",
     "iota",
     "parameter",
+    "reshape",
 }
-_WIDENING_OPCODES: Final = ELEMENTWISE_OPCODES | {"broadcast", "tuple"}
+_WIDENING_OPCODES: Final = ELEMENTWISE_OPCODES | {"broadcast", "reshape", "tuple"}
 
 
 @final
@@ -286,7 +287,8 @@ class DimensionClasses:
         """Returns where the lanes can be one dimension with another parallel class, or None.
 
         They can if every value has both, next to each other and always in the same order, or none,
-        or has one alone and is made by elementwise instructions from what loops don't change.
+        or has one alone and is made by elementwise instructions and reshapes from what loops don't
+        change, or only pass along.
         """
         places: dict[HloInstruction, tuple[int, ...]] = {}
         sizes: dict[tuple[int, int], tuple[int, int]] = {}
@@ -316,12 +318,12 @@ class DimensionClasses:
         return Mergeable(first=first, alone=alone, major_size=major_size, minor_size=minor_size)
 
     def _changes_alone(self, one: int, other: int) -> bool:
-        """Whether a loop changes a value that has only one of two classes."""
+        """Whether a loop makes anew a value that has only one of two classes."""
         for loop, elements in self.elements.items():
             if loop.opcode == "while":
                 for index, nodes in enumerate(elements):
                     roots = {self.find(node) for node in nodes}
-                    if (one in roots) != (other in roots) and not is_invariant(loop, index):
+                    if (one in roots) != (other in roots) and not is_passed_along(loop, index):
                         return True
         return False
 

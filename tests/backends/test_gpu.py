@@ -434,6 +434,25 @@ def test_lanes_that_meet_are_threads_of_one_block() -> None:
     assert ".local" not in ptx
 
 
+def test_threads_of_a_large_block_have_fewer_registers() -> None:
+    """128 each, of which 24 are for other things."""
+
+    def plan_of(num_lanes: int) -> dict[str, float]:
+        def program(x: jax.Array) -> Any:
+            state = tuple(x * number for number in range(120))
+
+            def step(_: Any, s: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+                return (*(v + 1 for v in s[1:]), s[0] * 0.5 + jnp.mean(s[0]))
+
+            return jax.lax.fori_loop(0, 9, step, state)
+
+        return make_thread_plan(lane_program(program, lanes(num_lanes)), H100).numbers()
+
+    few, many = plan_of(100), plan_of(500)
+    assert few["registers"] > 128 and few["spilled_values"] == 0
+    assert many["registers"] == 128 and many["spilled_values"] > 10
+
+
 def test_one_warp_meets_without_barriers() -> None:
     ptx = ptx_of(meeting(20))
     assert ptx.count("shfl.sync.down") == 5 and ptx.count("shfl.sync.idx") == 1

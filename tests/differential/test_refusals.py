@@ -69,6 +69,7 @@ MIXING: Final[dict[str, tuple[Program, str]]] = {
 }
 
 
+@pytest.mark.for_cpus
 @pytest.mark.parametrize("name", MIXING)
 def test_mixing_lanes(name: str) -> None:
     body, reason = MIXING[name]

@@ -296,6 +296,7 @@ def test_large_uniform_work_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> N
         assert loop.decision.reason.code == "cross-lane"
 
 
+@pytest.mark.for_cpus
 @pytest.mark.parametrize("side", [64, 512])
 def test_stencils_of_any_size_are_kernels(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUSELANE_MIN_GAIN")

@@ -34,7 +34,8 @@ from fuselane.lanes.program import ElementKind, LaneProgram
 _MAX_BLOCK_THREADS: Final = 128
 
 _VALUE_REGISTERS: Final = 200
-"""Registers of a thread that hold values, of 255; others hold addresses, and what lanes share."""
+"""Registers of a thread that hold values, of 255; others hold addresses, and what lanes share. In a
+block of 512 threads each has half of them."""
 
 _REGISTER_BYTES: Final = 4
 _OTHER_REGISTERS: Final = 24
@@ -195,8 +196,9 @@ def _layout(
     if program.meetings:
         num_threads = min(num_threads, _MAX_MEETING_THREADS)
         block_threads = math.ceil(num_threads / WARP_LANES) * WARP_LANES
-    needed = next((r for r in _REGISTER_STEPS if not block.count_spills(r / lanes)), None)
-    values = _VALUE_REGISTERS if needed is None else needed
+    most = min(_VALUE_REGISTERS, gpu.registers // block_threads - _OTHER_REGISTERS)
+    steps = (registers for registers in _REGISTER_STEPS if registers < most)
+    values = next((r for r in steps if not block.count_spills(r / lanes)), most)
     return Plan(
         width=lanes,
         vector_lanes=1,

@@ -157,6 +157,7 @@ def test_life() -> None:
     check_grid(life, (grid(300, 301) > 0).astype(np.int32), tolerance=EXACT)
 
 
+@pytest.mark.for_cpus
 @pytest.mark.parametrize("size", [16, 33])
 def test_each_field_of_a_stack_moves_its_own_way(size: int) -> None:
     def f(fields: jax.Array) -> Any:
@@ -195,6 +196,7 @@ def test_inner_loops_over_the_same_grid() -> None:
     check_grid(f, grid(40, 50), grid(40, 50, seed=1))
 
 
+@pytest.mark.for_cpus
 @pytest.mark.parametrize("size", [7, 300, 3000])
 def test_the_cheapest_way_on(size: int) -> None:
     """Seams: what is least of three neighbours, and which; beyond the border nothing is cheap, and

@@ -127,6 +127,7 @@ def test_several_quiet_branches() -> None:
     check(program, numbers(LANES), refused="unsupported-opcode")
 
 
+@pytest.mark.for_cpus
 def test_lanes_sorted_now_and_then() -> None:
     """A kernel could hold the branch, but not with these lanes; where it is rarely taken, as its
     condition tells, it is left to XLA."""

@@ -277,6 +277,7 @@ def test_two_loops_one_after_the_other() -> None:
     check(program, linear_values((50,), "int32"))
 
 
+@pytest.mark.for_cpus
 def test_large_uniform_work_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUSELANE_MIN_GAIN")
     monkeypatch.setattr(cpu, "load_costs", lambda _: MachineCosts())

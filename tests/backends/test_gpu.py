@@ -953,6 +953,9 @@ MAX_REGISTERS: Final = {
     "means": 40,
     "guarded": 40,
     "sorted": 24,
+    "attracting": 104,  # for sm_75; 38 for the others
+    "neighbouring": 40,
+    "mating": 48,
 }
 """Of each loop, for any of them: a step of registers above what ptxas 12.9 gives at most."""
 

@@ -956,6 +956,7 @@ MAX_REGISTERS: Final = {
     "attracting": 104,  # for sm_75; 38 for the others
     "neighbouring": 40,
     "mating": 48,
+    "picking": 96,  # for sm_75
 }
 """Of each loop, for any of them: a step of registers above what ptxas 12.9 gives at most."""
 

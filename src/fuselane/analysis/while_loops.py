@@ -281,23 +281,17 @@ def _is_unchanging(value: HloInstruction, loop: HloInstruction) -> bool:
 
 
 def is_passed_along(loop: HloInstruction, index: int) -> bool:
-    """Returns whether an element of a loop's tuple is what it or another has been the step before.
+    """Whether a tuple element is what it or another has been the step before.
 
     The parts of a key, say, that go round among three elements.
     """
-    body = loop.body
-    value = body.root.operands[index]
-    return value.opcode == "get-tuple-element" and value.operands[0] is body.parameters[0]
+    value = loop.body.root.operands[index]
+    return value.opcode == "get-tuple-element" and value.operands[0] is loop.body.parameters[0]
 
 
 def is_invariant(loop: HloInstruction, index: int) -> bool:
     """Whether the body passes a tuple element on unchanged."""
-    value = loop.body.root.operands[index]
-    return (
-        value.opcode == "get-tuple-element"
-        and value.operands[0] is loop.body.parameters[0]
-        and value.tuple_index == index
-    )
+    return is_passed_along(loop, index) and loop.body.root.operands[index].tuple_index == index
 
 
 def _match_step(loop: HloInstruction, index: int) -> int | None:

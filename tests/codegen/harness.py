@@ -11,7 +11,7 @@ import ctypes
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,11 @@ from llvmlite import ir
 
 from fuselane.codegen.llvm import compile_object
 from fuselane.codegen.loading import LoadedObject, load_object
+from fuselane.codegen.math import emit_math
 from fuselane.codegen.types import llvm_type, memory_type, vector_of
 from fuselane.hlo.shape import PrimitiveType
+
+BINARY_MATH: Final = ("atan2", "power")
 
 NumpyArray = npt.NDArray[Any]
 Emit = Callable[[ir.IRBuilder, Sequence[ir.Value]], ir.Value]
@@ -40,6 +43,16 @@ class Case:
     emit: Emit
     operand_types: tuple[PrimitiveType, ...]
     result_type: PrimitiveType
+
+
+def math_case(opcode: str, element_type: PrimitiveType) -> Case:
+    """Returns one function of numbers, of one type."""
+    return Case(
+        name=f"{opcode}.{element_type.lower}",
+        emit=lambda builder, operands: emit_math(builder, opcode, operands),
+        operand_types=(element_type,) * (2 if opcode in BINARY_MATH else 1),
+        result_type=element_type,
+    )
 
 
 @final

@@ -19,13 +19,20 @@ from fuselane.codegen.llvm import optimised_ir
 from fuselane.codegen.math import MATH_OPCODES, emit_math
 from fuselane.errors import CodegenError
 from fuselane.hlo.shape import PrimitiveType
-from tests.codegen.harness import Case, CompiledCases, NumpyArray, build_module, compile_cases
+from tests.codegen.harness import (
+    BINARY_MATH,
+    Case,
+    CompiledCases,
+    NumpyArray,
+    build_module,
+    compile_cases,
+    math_case,
+)
 
 F32, F64 = PrimitiveType.F32, PrimitiveType.F64
 FLOAT_TYPES: Final = (F32, F64)
-BINARY: Final = ("atan2", "power")
-UNARY: Final = tuple(sorted(MATH_OPCODES - set(BINARY)))
-OPCODES: Final = UNARY + BINARY
+UNARY: Final = tuple(sorted(MATH_OPCODES - set(BINARY_MATH)))
+OPCODES: Final = UNARY + BINARY_MATH
 WIDTH: Final = 16
 # The largest error that benchmarks/accuracy/ulp.py finds among all floats is 1.97, but for tanh.
 MAX_ULP: Final = 2.0
@@ -67,20 +74,10 @@ NUMPY: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def case(opcode: str, element_type: PrimitiveType) -> Case:
-    """Returns one function of one type for the harness."""
-    return Case(
-        name=f"{opcode}.{element_type.lower}",
-        emit=lambda builder, operands: emit_math(builder, opcode, operands),
-        operand_types=(element_type,) * (2 if opcode in BINARY else 1),
-        result_type=element_type,
-    )
-
-
 @cache
 def compiled(*, flush_denormals: bool = False) -> CompiledCases:
     """Returns every function in every type, for vectors and scalars."""
-    cases = [case(opcode, element_type) for opcode in OPCODES for element_type in FLOAT_TYPES]
+    cases = [math_case(opcode, element_type) for opcode in OPCODES for element_type in FLOAT_TYPES]
     return compile_cases(cases, (0, WIDTH), flush_denormals=flush_denormals)
 
 
@@ -153,7 +150,7 @@ def test_tanh_of_floats_is_never_beyond_one() -> None:
     assert np.array_equal(run("tanh", F32, -x), -values)
 
 
-@pytest.mark.parametrize("opcode", BINARY)
+@pytest.mark.parametrize("opcode", BINARY_MATH)
 def test_pairs_of_floats(opcode: str) -> None:
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(2, 1 << 16)).astype(np.float32)
@@ -353,7 +350,7 @@ def test_large_floats_are_reduced_as_doubles_all_at_once(opcode: str) -> None:
 
 @pytest.mark.parametrize("opcode", OPCODES)
 def test_no_function_of_another_library_is_called(opcode: str) -> None:
-    text = optimised_ir(build_module([case(opcode, F64)], (8,)))
+    text = optimised_ir(build_module([math_case(opcode, F64)], (8,)))
     declared = [line for line in text.splitlines() if line.startswith("declare")]
     assert all("@llvm." in line for line in declared), declared
 

@@ -8,30 +8,26 @@ from typing import Final
 import numpy as np
 import pytest
 
-from fuselane.codegen.math import MATH_OPCODES, emit_math
+from fuselane.codegen.math import MATH_OPCODES
 from fuselane.hlo.shape import PrimitiveType
-from tests.codegen.harness import Case, CompiledCases, NumpyArray, build_module, compile_cases
+from tests.codegen.harness import (
+    BINARY_MATH,
+    CompiledCases,
+    NumpyArray,
+    build_module,
+    compile_cases,
+    math_case,
+)
 
 F32, F64 = PrimitiveType.F32, PrimitiveType.F64
 NARROW, WIDE = 8, 64
-BINARY: Final = ("atan2", "power")
 OPCODES: Final = sorted(MATH_OPCODES)
-
-
-def case(opcode: str, element_type: PrimitiveType) -> Case:
-    """Returns a function of one type for the harness."""
-    return Case(
-        name=f"{opcode}.{element_type.lower}",
-        emit=lambda builder, operands: emit_math(builder, opcode, operands),
-        operand_types=(element_type,) * (2 if opcode in BINARY else 1),
-        result_type=element_type,
-    )
 
 
 @cache
 def compiled() -> CompiledCases:
     """Returns every function for vectors that are one piece, and for those that are several."""
-    cases = [case(opcode, type_) for opcode in OPCODES for type_ in (F32, F64)]
+    cases = [math_case(opcode, type_) for opcode in OPCODES for type_ in (F32, F64)]
     return compile_cases(cases, (NARROW, WIDE))
 
 
@@ -50,7 +46,7 @@ def numbers(element_type: PrimitiveType) -> NumpyArray:
 @pytest.mark.parametrize("opcode", OPCODES)
 def test_pieces_give_the_same_bits(opcode: str, element_type: PrimitiveType) -> None:
     x = numbers(element_type)
-    operands = (x, np.roll(x, 1)) if opcode in BINARY else (x,)
+    operands = (x, np.roll(x, 1)) if opcode in BINARY_MATH else (x,)
     name = f"{opcode}.{element_type.lower}"
     narrow, wide = (compiled().run(name, width, *operands) for width in (NARROW, WIDE))
     np.testing.assert_array_equal(wide, narrow)
@@ -60,7 +56,7 @@ def test_pieces_give_the_same_bits(opcode: str, element_type: PrimitiveType) -> 
 @pytest.mark.parametrize(("element_type", "suffix"), [(F32, "v16f32"), (F64, "v8f64")])
 def test_wide_vectors_go_by_pieces(element_type: PrimitiveType, suffix: str) -> None:
     """The long body is there once, for a piece; that of the whole calls it for each."""
-    text = str(build_module([case("sine", element_type)], (WIDE,)))
+    text = str(build_module([math_case("sine", element_type)], (WIDE,)))
     functions = {
         part.partition("(")[0].split('@"')[1].rstrip('"'): part
         for part in text.split("define ")[1:]

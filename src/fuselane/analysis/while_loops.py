@@ -74,7 +74,7 @@ def get_induction_index(loop: HloInstruction) -> int | None:
     The counter changes by a constant each time; its limit may be anything that does not change.
     """
     compared = _compared_element(loop)
-    if compared is None or _match_step(loop, compared[0]) is None:
+    if compared is None or match_step(loop, compared[0]) is None:
         return None
     return compared[0]
 
@@ -228,7 +228,7 @@ class _Counted:
 def _match_counter(loop: HloInstruction, index: int) -> Affine | None:
     """Returns what a counter is as long as it does not wrap around."""
     initial = _constant(loop.operands[0].operands[index])
-    step = _match_step(loop, index)
+    step = match_step(loop, index)
     return None if initial is None or step is None else Affine(step, initial)
 
 
@@ -294,7 +294,7 @@ def is_invariant(loop: HloInstruction, index: int) -> bool:
     return is_passed_along(loop, index) and loop.body.root.operands[index].tuple_index == index
 
 
-def _match_step(loop: HloInstruction, index: int) -> int | None:
+def match_step(loop: HloInstruction, index: int) -> int | None:
     """Returns by how much the body changes a scalar element, or None if not by a constant.
 
     An addition that wraps around, as of 255 to 8 bits, is a subtraction.

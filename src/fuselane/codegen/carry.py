@@ -60,6 +60,11 @@ class Carry:
         limit = largest_in_registers(self._body, element, width, max_unrolled)
         return self._initial[element.index].size > limit
 
+    @property
+    def is_in_registers(self) -> bool:
+        """Whether the carried values are all of the state."""
+        return not self._large
+
     def entering(self) -> list[ir.Value]:
         """Returns the carried values in front of the loop; large state is copied to its scratch."""
         place = self._emitter.place

@@ -14,6 +14,7 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.analysis.cost import total_cost
+from fuselane.analysis.while_loops import match_step
 from fuselane.codegen.arrays import (
     Array,
     Discarded,
@@ -31,8 +32,9 @@ from fuselane.codegen.liveness import find_shared_home
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_fold, emit_while_loop
 from fuselane.codegen.memory import vector
 from fuselane.codegen.pieces import emit_pieces
+from fuselane.codegen.recurring import emit_recurring_loop
 from fuselane.codegen.schedule import Step, needs_lanes
-from fuselane.codegen.types import any_lane
+from fuselane.codegen.types import any_lane, integer_constant
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, Guard, LaneLoop, Piecewise
@@ -184,12 +186,18 @@ def emit_loop(
         but: Indices of elements that the caller carries by itself.
         goes_on: Emits the condition, if not as it stands there.
     """
-    state = [e for e in loop.elements if e.kind is ElementKind.STATE and e.index not in but]
+    place = emitter.place
+    counter = loop.induction_index if loop.compared_after else None
+    state = [
+        e
+        for e in loop.elements
+        if e.kind is ElementKind.STATE and e.index not in but and e.index != counter
+    ]
     carry = Carry(emitter, loop, state, initial)
+    is_compared = loop.compared_after and not but and place.block.warp is None
 
     active: list[ir.Value] = []
 
-    place = emitter.place
     if loop.lane_condition is not None:
         emitter.place = replace(place, block=place.block.on_its_own)
 
@@ -211,7 +219,11 @@ def emit_loop(
         return carry.following(arrays, following)
 
     builder = emitter.builder
-    if loop.trip_count is not None:
+    if loop.trip_count is not None and is_compared and carry.is_in_registers:
+        values = emit_recurring_loop(
+            place, loop.trip_count, loop.compared_after, carry.entering(), advance
+        )
+    elif loop.trip_count is not None:
         values = emit_counted_loop(
             builder, loop.trip_count, carry.entering(), lambda _, v: advance(v), name="steps"
         )
@@ -224,7 +236,20 @@ def emit_loop(
             name="steps",
         )
     emitter.place = place
-    return carry.arrays(values)
+    arrays = carry.arrays(values)
+    if counter is not None:
+        arrays[counter] = _after_all_steps(place, loop, initial[counter])
+    return arrays
+
+
+def _after_all_steps(place: Place, loop: LaneLoop, counter: Array) -> Registers:
+    """Returns what a counter that nothing goes by is in the end."""
+    step = match_step(loop.instruction, loop.induction_index or 0)
+    assert step is not None, "the counter of a loop grows by a constant"
+    start = counter.get(place, ())
+    distance = integer_constant(start.type, step * (loop.trip_count or 0))
+    value = place.builder.add(start, distance)
+    return Registers(shape=counter.shape, lane=None, elements=(value,))
 
 
 Carried = Sequence[int]

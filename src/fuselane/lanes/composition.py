@@ -17,6 +17,7 @@ from fuselane.analysis.cost import total_cost
 from fuselane.analysis.dimension_classes import LeafSplit
 from fuselane.analysis.lane_conditions import LaneCondition
 from fuselane.analysis.lanes import LaneAnalysis
+from fuselane.analysis.recurrence import steps_until_compared
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
 from fuselane.analysis.while_loops import compute_trip_count, get_induction_index, is_invariant
@@ -69,6 +70,12 @@ def compose(
         for loop, _ in bodies
     }
     loops[loop] = _with_combiners(loops[loop], combiners)
+    loops = {
+        inner: described
+        if inner is loop and analysis.meetings
+        else _with_comparisons(described, loops, lane_dimensions)
+        for inner, described in loops.items()
+    }
     shares = [element.lane_dimension for element in loops[loop].elements if element.combiner]
     if any(lane != 0 for lane in (*shares, *map(lane_dimensions.get, folds))):
         raise refuse(Reason.CROSS_LANE, loop, detail="sums over what can't be its lanes")
@@ -195,6 +202,18 @@ def _describe_loop(
 def _with_combiners(loop: LaneLoop, combiners: Mapping[int, str]) -> LaneLoop:
     elements = (replace(e, combiner=combiners.get(e.index, "")) for e in loop.elements)
     return replace(loop, elements=tuple(elements))
+
+
+def _with_comparisons(
+    loop: LaneLoop, loops: Mapping[HloInstruction, LaneLoop], lane_dimensions: _LaneDimensions
+) -> LaneLoop:
+    """Returns a loop with what is known about its state coming back."""
+    if any(element.kind is ElementKind.STREAM or element.combiner for element in loop.elements):
+        return loop
+    body = loop.instruction.body.instructions
+    cost = total_cost(body, lane_dimensions.get, lambda inner: loops[inner].trip_count)
+    steps = steps_until_compared(loop.instruction, loop.trip_count, cost, lane_dimensions)
+    return replace(loop, compared_after=steps)
 
 
 def _element_lane(

@@ -42,6 +42,8 @@ def describe(
     }
     if program.trip_count is not None:
         numbers["trip_count"] = float(program.trip_count)
+    if loop.compared_after:
+        numbers["compared_after"] = float(loop.compared_after)
     if program.num_recomputed:
         numbers[RECOMPUTED] = float(program.num_recomputed)
     numbers.update(estimates)

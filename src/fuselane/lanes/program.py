@@ -68,6 +68,8 @@ class LaneLoop:
         induction_index: Tuple index of the counter that decides when it ends, or None.
         elements: All tuple elements in order.
         lane_condition: If lanes may stop one by one: what tells that a lane is done.
+        compared_after: After how many steps, a power of two, it is asked whether the state is what
+            it was before them, so that those to come can be left out; 0 if it isn't asked.
     """
 
     instruction: HloInstruction
@@ -75,6 +77,7 @@ class LaneLoop:
     induction_index: int | None
     elements: tuple[LoopElement, ...]
     lane_condition: LaneCondition | None = None
+    compared_after: int = 0
 
 
 @final

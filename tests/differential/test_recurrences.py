@@ -98,10 +98,10 @@ def test_zeros_of_both_signs() -> None:
     """`0.0 == -0.0`, but they are not the same state: what divides by them tells them apart."""
 
     def step(carry: tuple[jax.Array, jax.Array]) -> Any:
-        x, infinite = carry
+        x, _ = carry
         return -x, jnp.sqrt(jnp.sqrt(jnp.abs(1.0 / x))) / x
 
-    start = np.tile(np.float32([0.0, -0.0, 2.0]), 50), np.ones(150, np.float32)
+    start = np.tile(np.array([0.0, -0.0, 2.0], np.float32), 50), np.ones(150, np.float32)
     for count in (25, 26, 64):
         check(repeat(step, count), start)
 

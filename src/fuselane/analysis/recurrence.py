@@ -93,10 +93,13 @@ def _may_settle(loop: HloInstruction, index: int) -> bool:
     added = _added(loop, value, index)
     if element.is_floating:
         return added is None or _has_quotient(loop, added)
-    is_count = added is not None and added.opcode == "convert"
-    if is_count and added.operands[0].shape.element_type is PrimitiveType.PRED:
-        return True
-    return value.opcode in _CHOOSING
+    return value.opcode in _CHOOSING or (added is not None and _is_truth(added))
+
+
+def _is_truth(value: HloInstruction) -> bool:
+    """Whether a number is 0 or 1, by a predicate."""
+    element = value.operands[0].shape.element_type if value.opcode == "convert" else None
+    return element is PrimitiveType.PRED
 
 
 def _added(loop: HloInstruction, value: HloInstruction, index: int) -> HloInstruction | None:

@@ -18,6 +18,7 @@ from fuselane.analysis.while_loops import match_step
 from fuselane.codegen.arrays import (
     Array,
     Discarded,
+    Place,
     Registers,
     widen,
 )

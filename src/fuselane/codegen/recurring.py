@@ -5,7 +5,7 @@
         before = x
         for _ in range(min(64, 1000 - done)): x = f(x)
         done += 64
-        if x == before: done = 1000 - (1000 - done) % 64       bit for bit, in all lanes of the block
+        if x == before: done = 1000 - (1000 - done) % 64      bit for bit, in all lanes
 
 See `fuselane.analysis.recurrence` for when this is right.
 """
@@ -13,6 +13,8 @@ See `fuselane.analysis.recurrence` for when this is right.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Final
 
 from llvmlite import ir
 
@@ -21,7 +23,7 @@ from fuselane.codegen.indexing import I64, i64
 from fuselane.codegen.loops import Values, emit_counted_loop, emit_while_loop
 from fuselane.codegen.types import any_lane, integer_constant, is_vector, like, scalar_type
 
-_BITS = {"half": 16, "float": 32, "double": 64}
+_BITS: Final = {"half": 16, "float": 32, "double": 64}
 
 
 def emit_recurring_loop(
@@ -69,16 +71,15 @@ def _differ(place: Place, before: Values, after: Values) -> ir.Value:
         change = builder.xor(_bits(builder, old), _bits(builder, new))
         key = str(change.type)
         changes[key] = builder.or_(changes[key], change) if key in changes else change
-    differ: dict[bool, ir.Value] = {}
+    vectors: list[ir.Value] = []
+    scalars: list[ir.Value] = []
     for change in changes.values():
         found = builder.icmp_unsigned("!=", change, integer_constant(change.type, 0))
-        key = is_vector(found)
-        differ[key] = builder.or_(differ[key], found) if key in differ else found
-    results = [differ[False]] if False in differ else []
-    if True in differ:
+        (vectors if is_vector(found) else scalars).append(found)
+    if vectors:
         among = block.mask if block.active is None else block.active
-        results.append(any_lane(builder, differ[True], among))
-    return results[0] if len(results) == 1 else builder.or_(*results)
+        scalars.append(any_lane(builder, reduce(builder.or_, vectors), among))
+    return reduce(builder.or_, scalars)
 
 
 def _bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

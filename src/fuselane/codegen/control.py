@@ -14,7 +14,6 @@ from typing import final
 from llvmlite import ir
 
 from fuselane.analysis.cost import total_cost
-from fuselane.analysis.while_loops import match_step
 from fuselane.codegen.arrays import (
     Array,
     Discarded,
@@ -245,11 +244,8 @@ def emit_loop(
 
 def _after_all_steps(place: Place, loop: LaneLoop, counter: Array) -> Registers:
     """Returns what a counter that nothing goes by is in the end."""
-    step = match_step(loop.instruction, loop.induction_index or 0)
-    assert step is not None, "the counter of a loop grows by a constant"
     start = counter.get(place, ())
-    distance = integer_constant(start.type, step * (loop.trip_count or 0))
-    value = place.builder.add(start, distance)
+    value = place.builder.add(start, integer_constant(start.type, loop.counted))
     return Registers(shape=counter.shape, lane=None, elements=(value,))
 
 

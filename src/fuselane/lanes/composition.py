@@ -20,7 +20,12 @@ from fuselane.analysis.lanes import LaneAnalysis
 from fuselane.analysis.recurrence import steps_until_compared
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.streams import Stream, find_streams, is_fully_overwritten
-from fuselane.analysis.while_loops import compute_trip_count, get_induction_index, is_invariant
+from fuselane.analysis.while_loops import (
+    compute_trip_count,
+    get_induction_index,
+    is_invariant,
+    match_step,
+)
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
@@ -213,7 +218,9 @@ def _with_comparisons(
     body = loop.instruction.body.instructions
     cost = total_cost(body, lane_dimensions.get, lambda inner: loops[inner].trip_count)
     steps = steps_until_compared(loop.instruction, loop.trip_count, cost, lane_dimensions)
-    return replace(loop, compared_after=steps)
+    index, trip_count = loop.induction_index, loop.trip_count or 0
+    stride = None if index is None else match_step(loop.instruction, index)
+    return replace(loop, compared_after=steps, counted=(stride or 0) * trip_count)
 
 
 def _element_lane(

@@ -69,7 +69,9 @@ class LaneLoop:
         elements: All tuple elements in order.
         lane_condition: If lanes may stop one by one: what tells that a lane is done.
         compared_after: After how many steps, a power of two, it is asked whether the state is what
-            it was before them, so that those to come can be left out; 0 if it isn't asked.
+            it was before them, so that those to come can be left out; 0 if it isn't asked. No step
+            goes by the counter then.
+        counted: By how much the counter has changed after all steps, where that is asked.
     """
 
     instruction: HloInstruction
@@ -78,6 +80,7 @@ class LaneLoop:
     elements: tuple[LoopElement, ...]
     lane_condition: LaneCondition | None = None
     compared_after: int = 0
+    counted: int = 0
 
 
 @final

@@ -51,9 +51,9 @@ _COPIED: Final = 0.5
 """The same of each element of what is copied first to be updated, as lanes may still read it:
 measured on a row of an edit distance, 0.2 ns."""
 
-_INDEXED_CYCLES: Final = {"gather": 0.7, "scatter": 2.6}
-"""Cycles for each element that is read or changed at an index known only at run time, one by one:
-measured on sparse sums of 2,000 elements, and on particles that 9 points each of a grid take in."""
+_INDEXED_CYCLES: Final = {"gather": 0.9, "scatter": 2.6}
+"""Cycles for each element that is read or changed at an index known only at run time: measured on
+sums over 8,000 pairs of a graph, and on particles that 9 points each of a grid take in."""
 
 _EXTREMUM_CYCLES: Final = 2.5
 """Cycles more of each if a scatter takes the least or greatest of two floats: measured on an edge

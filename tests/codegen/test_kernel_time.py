@@ -284,6 +284,12 @@ def test_a_chain_of_scalars_takes_as_long_as_each_waits_for_the_one_before() -> 
     assert scalars(chain, "f32[]") == pytest.approx(3 * one)
 
 
+def test_inverse_roots_of_scalars_wait_for_a_root_and_a_quotient() -> None:
+    """As kernels without lanes have them: 25 cycles, and 37 where they are refined step by step."""
+    module = counting_loop("y = f32[] rsqrt(e0)", ["y"], ["f32[]"], trip_count=MANY)
+    assert step_us(module) == pytest.approx(25 * COSTS.kernel_cycle_us, rel=0.1)
+
+
 def test_what_does_not_wait_runs_side_by_side() -> None:
     wide = "\n".join(f"a{k} = f32[] multiply(e0, c{k})" for k in range(2))
     constants = "c0 = f32[] constant(3)\nc1 = f32[] constant(5)"

@@ -93,7 +93,26 @@ def loops_of(analysis: LaneAnalysis) -> list[HloInstruction]:
 
 STEP = "y = f32[8] select(below, more, x)"
 
+
+def sliced(where: str) -> str:
+    """A predicate of rows of two of an array's three columns."""
+    return f"""w = f32[8,2] slice(v), slice={{[0:8], [{where}]}}
+        q = f32[8,2] multiply(w, w)
+        none = f32[] constant(0)
+        length = f32[8] reduce(q, none), dimensions={{1}}, to_apply=sum
+        short = pred[8] compare(length, hundreds), direction=LT
+        """
+
+
+SLICED: Final = {
+    "condition": sliced("0:2") + "ROOT go = pred[] reduce(short, no), dimensions={0}, to_apply=any",
+    "more": "sum { l4 = f32[] parameter(0)  r4 = f32[] parameter(1)  ROOT o4 = f32[] add(l4, r4) }",
+}
+OF_SLICE: Final = "y = f32[8] select(short, more, x)"
+
+
 PROVEN: Final = {
+    "predicate_of_a_slice": loop(sliced("0:2") + OF_SLICE, x="y", **SLICED),
     "select": loop(STEP, x="y"),
     "select_of_not": loop(
         """above = pred[8] not(below)
@@ -228,6 +247,11 @@ def test_lanes_that_stop_one_by_one(name: str) -> None:
 
 CHANGED = "changes lanes that are done"
 UNPROVEN: Final = {
+    "predicate_of_another_slice": (
+        loop(sliced("1:3") + OF_SLICE, x="y", **SLICED),
+        "more",
+        CHANGED,
+    ),
     "no_select": (loop("", x="more"), "more", CHANGED),
     "wrong_side": (loop("y = f32[8] select(below, x, more)", x="y"), "more", CHANGED),
     "other_predicate": (loop("y = f32[8] select(d, more, x)", x="y"), "more", CHANGED),

@@ -233,6 +233,16 @@ def test_a_few_rows_are_reduced_in_vectors() -> None:
     assert reduced_us(40, 0) > 3 * reduced_us(9, 0)
 
 
+def test_a_picked_number_takes_a_cycle() -> None:
+    """Measured in sums over pairs of a graph: 8,000 numbers of 2,000."""
+    body = """
+      y = f32[8000] gather(e1, e2), offset_dims={}, collapsed_slice_dims={0},
+        start_index_map={0}, index_vector_dim=1, slice_sizes={1}"""
+    carried = ["f32[8000]", "f32[2000]", "s32[8000,1]"]
+    module = counting_loop(body, ["y", "e1", "e2"], carried, trip_count=MANY)
+    assert step_us(module) == pytest.approx(4.0, rel=0.05)
+
+
 @pytest.mark.parametrize(("window", "most"), [(1, 3.0), (2, 6.0)])
 def test_sparse_sums_take_what_was_measured(window: int, most: float) -> None:
     """2,000 rows scattered into 500: 1.6 us, of two numbers each 2.8, on a busy machine."""
@@ -272,6 +282,12 @@ def test_a_chain_of_scalars_takes_as_long_as_each_waits_for_the_one_before() -> 
     chain = "a = f32[] multiply(e0, e0)\nb = f32[] multiply(a, e0)\ny = f32[] multiply(b, a)"
     one = scalars("y = f32[] multiply(e0, e0)", "f32[]")
     assert scalars(chain, "f32[]") == pytest.approx(3 * one)
+
+
+def test_inverse_roots_of_scalars_wait_for_a_root_and_a_quotient() -> None:
+    """As kernels without lanes have them: 25 cycles, and 37 where they are refined step by step."""
+    module = counting_loop("y = f32[] rsqrt(e0)", ["y"], ["f32[]"], trip_count=MANY)
+    assert step_us(module) == pytest.approx(25 * COSTS.kernel_cycle_us, rel=0.1)
 
 
 def test_what_does_not_wait_runs_side_by_side() -> None:

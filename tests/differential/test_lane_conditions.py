@@ -52,6 +52,31 @@ def test_in_every_layout(options: dict[str, Any]) -> None:
     assert_same_results(expected, run_fused(jax.vmap(nested), start % 45, options=options))
 
 
+def descend(x: jax.Array) -> jax.Array:
+    """Goes down Rosenbrock's valley, in steps that are halved until they are short enough."""
+
+    def height(x: jax.Array) -> jax.Array:
+        return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+    def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        slope = jax.grad(height)(x)
+        least = height(x) - 1e-4 * slope @ slope
+        size = lax.while_loop(
+            lambda t: (height(x - t * slope) > least) & (t > 1e-6), lambda t: t * 0.5, 1.0
+        )
+        return x - size * slope, None
+
+    return lax.scan(step, x, length=3)[0]
+
+
+def test_line_searches_stop_one_by_one() -> None:
+    """What ends them is computed from slices, in the condition and again in the body."""
+    start = linear_values((37, 5)) / np.float32(100)
+    (loop, *_) = explain(jax.vmap(descend), start).loops
+    assert loop.lanes == 37
+    check(jax.vmap(descend), start, tolerance=Tolerance(relative=1e-3, absolute=1e-3))
+
+
 def test_number_of_steps() -> None:
     """Against Python: the test above would pass if both were wrong in the same way."""
     start = numbers((50,))

@@ -328,3 +328,22 @@ def test_training_around_a_rollout() -> None:
     check(program, *arguments, fused=None, tolerance=CLOSE)
     loops = explain(program, *arguments).loops
     assert [loop.lanes for loop in loops if loop.fused] == [2000, 2000]
+
+
+ROOTS: Final = (0.0, -0.0, 1.0, 2.0, 3e-39, 1.2e-38, 3.4e38, np.inf, -1.0, -np.inf, np.nan)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_inverse_roots(dtype: str) -> None:
+    """They are made of roots and quotients where there are no lanes."""
+
+    def roots(values: jax.Array) -> Any:
+        def step(total: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            root = lax.rsqrt(x)
+            return jnp.where(jnp.isfinite(root), total + root, total) * 0.5, root
+
+        return lax.scan(step, values[0] * 0, values)
+
+    others = np.random.default_rng(0).uniform(0.01, 100, 200)
+    values = np.concatenate([ROOTS, others]).astype(dtype)
+    check(roots, values, tolerance=Tolerance(ulp=4), x64=True)

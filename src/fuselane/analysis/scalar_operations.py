@@ -31,9 +31,11 @@ _SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
 """For each doubling of a row's size: of integers or floats, of one array or several."""
 
 _SCALAR_MOVES: Final[Mapping[str, float]] = {
-    "gather": 1.2,
+    "gather": 0.9,
     "scatter": 1.7,
 }
+"""Measured, 0.44 and 0.48 ns for an element that is picked, by LLVM for AVX-512 and for AVX2."""
+
 _MAX_UPDATED: Final = 0.5
 _MOVED: Final = 0.2
 """Of neighbours in one window of a gather, whose place is worked out once."""

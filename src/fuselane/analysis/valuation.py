@@ -45,6 +45,8 @@ _NOT_ATTRIBUTES: Final = (
 _ELEMENTWISE_ATTRIBUTES: Final = frozenset({"compare", "reduce-precision"})
 _LANE_BY_LANE: Final = ELEMENTWISE_OPCODES | {"broadcast", "gather", "transpose"}
 _MIRRORED: Final = {"GT": "LT", "GE": "LE"}
+_REARRANGING: Final = frozenset({"concatenate", "pad", "reverse", "slice"})
+"""Opcodes that make dimensions of their own, which stand for what their operands' do."""
 
 
 @final
@@ -58,6 +60,8 @@ class Terms:
         self.integers: dict[int, int] = {}
         self._numbers: dict[Hashable, int] = {}
         self._computations: dict[HloComputation, Hashable] = {}
+        self._first: dict[Hashable, tuple[int, ...]] = {}
+        self._same: dict[int, int] = {}
 
     def number(self, key: Hashable) -> int:
         """Returns the number of what a key describes."""
@@ -76,7 +80,24 @@ class Terms:
     def places_of(self, shape: Shape, nodes: Sequence[int]) -> tuple[int, ...]:
         """Returns the classes of the dimensions of a shape that are larger than one."""
         sizes = shape.dimensions if nodes else ()
-        return tuple(self.classes.find(n) for n, s in zip(nodes, sizes, strict=True) if s > 1)
+        found = (self.classes.find(n) for n, s in zip(nodes, sizes, strict=True) if s > 1)
+        return tuple(self._same.get(place, place) for place in found)
+
+    def rearranged_places(self, value: HloInstruction, key: Hashable) -> tuple[int, ...]:
+        """Returns what the dimensions of a rearranged value stand for; wherever equal values are
+        rearranged in the same way, that is the same:
+
+            %s = f32[8,9] slice(%x), in the condition        %t = f32[8,9] slice(%x), in the body
+
+        Args:
+            value: Rearranged from what has places of its own.
+            key: Describes it, but for its places.
+        """
+        places = self.places(value)
+        first = self._first.setdefault(key, places)
+        pairs = zip(places, first, strict=True)
+        self._same.update((own, other) for own, other in pairs if own != other)
+        return first
 
     def describe(self, computation: HloComputation) -> Hashable:
         """Returns what is equal for computations that are."""
@@ -232,16 +253,16 @@ class Valuation:
             if value.shape.element_type.is_integral:
                 self.terms.integers[number] = int(splat)
             return number
-        return self.terms.number(
-            (
-                value.opcode,
-                shape,
-                self.terms.places(value),
-                _attributes(value),
-                tuple(self._numbers[operand] for operand in value.operands),
-                tuple(map(self.terms.describe, value.called_computations)),
-            )
+        key = (
+            value.opcode,
+            shape,
+            _attributes(value),
+            tuple(self._numbers[operand] for operand in value.operands),
+            tuple(map(self.terms.describe, value.called_computations)),
         )
+        if _is_rearranged(value):
+            return self.terms.number((key, self.terms.rearranged_places(value, key)))
+        return self.terms.number((key, self.terms.places(value)))
 
     # Booleans.
 
@@ -329,6 +350,14 @@ class Valuation:
 def has_places_by_use(value: HloInstruction) -> bool:
     """Whether a value differs along dimensions that stand for something in each use alone."""
     return value.opcode in ("constant", "iota") and _splat_of(value) is None
+
+
+def _is_rearranged(value: HloInstruction) -> bool:
+    """Whether a value is rearranged from what has places of its own, beside single numbers."""
+    return value.opcode in _REARRANGING and all(
+        operand.shape.num_elements == 1 or (not is_leaf(operand) and _splat_of(operand) is None)
+        for operand in value.operands
+    )
 
 
 def is_reshape_in_place(value: HloInstruction) -> bool:

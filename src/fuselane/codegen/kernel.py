@@ -29,6 +29,7 @@ from fuselane.codegen.frame import Frame
 from fuselane.codegen.heavy_loops import leave_light_loops
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
+from fuselane.codegen.math import define_short_roots
 from fuselane.codegen.math.rare import call_long_functions
 from fuselane.codegen.packing import pack_weights
 from fuselane.codegen.panels import Panels
@@ -130,6 +131,8 @@ def build_planned(program: LaneProgram, plan: Plan, *, bounds_checks: bool = Fal
 
 def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCode:
     module = ir.Module(name=SYMBOL)
+    if plan.width == 1:
+        define_short_roots(module)
     num_inputs, num_outputs = len(program.inputs), len(program.outputs)
     entry = CpuEntry(module, SYMBOL, num_inputs, num_outputs, num_tiles=plan.num_tiles)
     frame = emit_kernel(program, plan, entry)

@@ -50,7 +50,9 @@ def estimate_kernel_step_us(
     """Returns a kernel's time for one step of all lanes, in microseconds."""
     body = program.loop.instruction.body
     cycles = plan.block_cycles + _gathering_cycles(program, plan)
-    per_block = cycles * costs.kernel_cycle_us + _loading_us(program, plan, body, costs)
+    are_packed = count_weight_bytes(program) <= MAX_PACKED_BYTES
+    loading_us = _loading_us(program, plan, body, costs, are_packed=are_packed)
+    per_block = cycles * costs.kernel_cycle_us + loading_us
     per_tile = estimate_shared_us(program, plan, body, costs)
     threads = _num_threads(plan, device)
     tiles = math.ceil(plan.num_tiles / threads)
@@ -155,23 +157,30 @@ def _gathering_cycles(program: LaneProgram, plan: Plan) -> float:
 
 
 def _loading_us(
-    program: LaneProgram, plan: Plan, computation: HloComputation, costs: MachineCosts
+    program: LaneProgram,
+    plan: Plan,
+    computation: HloComputation,
+    costs: MachineCosts,
+    *,
+    are_packed: bool,
 ) -> float:
-    """Returns what products of dots that load both of their factors take besides, per block."""
+    """Returns what products of dots that load both of their factors take besides, per block.
+
+    Those do not whose weights are all lanes', if weights lie in the order in which dots need them.
+    """
     time = 0.0
     for instruction in computation.instructions:
         for inner, times in inner_runs(instruction, program):
-            time += times * _loading_us(program, plan, inner, costs)
-        if instruction.opcode == "dot" and not _is_packed(instruction, program):
+            time += times * _loading_us(program, plan, inner, costs, are_packed=are_packed)
+        if instruction.opcode == "dot" and not (are_packed and _has_weights(instruction, program)):
             products = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
             time += products * plan.width / plan.vector_lanes * _LOADING * costs.kernel_cycle_us
     return time
 
 
-def _is_packed(dot: HloInstruction, program: LaneProgram) -> bool:
-    """Whether a dot's weights are all lanes' and lie in the order in which it needs them."""
-    has_weights = any(program.lane_dimensions.get(o) is None for o in dot.operands)
-    return has_weights and count_weight_bytes(program) <= MAX_PACKED_BYTES
+def _has_weights(dot: HloInstruction, program: LaneProgram) -> bool:
+    """Whether all lanes share an operand of a dot."""
+    return any(program.lane_dimensions.get(o) is None for o in dot.operands)
 
 
 def _traffic(program: LaneProgram, costs: MachineCosts) -> float:

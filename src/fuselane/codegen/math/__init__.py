@@ -24,7 +24,12 @@ from fuselane.codegen.math.hyperbolic import emit_tanh
 from fuselane.codegen.math.logarithm import emit_log, emit_log1p
 from fuselane.codegen.math.power import emit_power
 from fuselane.codegen.math.rare import internal_function
-from fuselane.codegen.math.roots import emit_cbrt, emit_rsqrt, emit_sqrt
+from fuselane.codegen.math.roots import (
+    emit_cbrt,
+    emit_rsqrt,
+    emit_short_rsqrt,
+    emit_sqrt,
+)
 from fuselane.codegen.math.trigonometric import emit_cosine, emit_sine, emit_tan
 from fuselane.codegen.types import constant_value
 from fuselane.errors import CodegenError
@@ -83,6 +88,23 @@ def emit_math(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value]) 
     signature = ir.FunctionType(type_, [type_] * len(operands))
     function = internal_function(builder.module, name, signature, body, is_inlined=True)
     return builder.call(function, operands)
+
+
+def define_short_roots(module: ir.Module) -> None:
+    """Has a module's inverse roots of scalars take the shortest time, rather than the least work:
+    for chains of operations that wait for each other, on a CPU.
+
+    Args:
+        module: One in which no code has been emitted yet.
+    """
+    for type_ in (ir.FloatType(), ir.DoubleType()):
+
+        def body(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+            return emit_short_rsqrt(FloatEmitter(builder, x.type), x)
+
+        name = routine_name("rsqrt", type_)
+        signature = ir.FunctionType(type_, [type_])
+        internal_function(module, name, signature, body, is_inlined=True)
 
 
 def routine_name(opcode: str, type_: ir.Type) -> str:

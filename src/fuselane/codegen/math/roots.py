@@ -41,6 +41,15 @@ def emit_rsqrt(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     return emit_rare(emitter, "rsqrt", special, [x, _rsqrt_of_normal(emitter, x)], _rsqrt_of_any)
 
 
+def emit_short_rsqrt(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
+    """Returns the same by a root and a quotient, which on a CPU are there in half the time; many
+    side by side take longer.
+
+    Numerics: <= 1 ulp.
+    """
+    return emitter.divide(emitter.constant(1.0), emitter.sqrt(x))
+
+
 def emit_cbrt(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
     """Returns the real cube root.
 

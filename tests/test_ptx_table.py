@@ -32,5 +32,5 @@ def test_each_bound_can_be_broken() -> None:
     assert broken(*rows(99), *rows(1, registers=None)) == ["rejected by ptxas"]
     assert broken(*rows(1), *rows(1, registers=70)) == ["median registers"]
     assert broken(*rows(97), *rows(3, spill_bytes=8)) == ["share with spills"]
-    assert broken(*rows(99), *rows(1, spill_bytes=1028)) == ["most bytes of spills"]
+    assert broken(*rows(99), *rows(1, spill_bytes=1028)) == ["share with many spills"]
     assert find_broken(summarise([*rows(8), *refused])) == ["without PTX: 0.1111, more than 0.1"]

@@ -254,6 +254,7 @@ def _list_cartpole(entry: Mapping[str, Any]) -> list[str]:
         where = f"{row['variant']}, {size}"
         remarks += [f"- {where}: {name} failed: {text}" for name, text in row["failed"].items()]
         remarks += [f"- {where}: {name} is off by {off}" for name, off in row["wrong"].items()]
+        remarks += [f"- {where}: {text}" for text in row["remarks"]]
     return [*lines, "", *remarks]
 
 

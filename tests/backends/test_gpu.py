@@ -52,6 +52,7 @@ from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET, ptx_attributes
 from fuselane.runtime.warning import forget_warnings
 from fuselane.xla import toolchain
 from fuselane.xla.capture import capture, lower
+from fuselane.xla.captured import CapturedModule
 from fuselane.xla.compilation import Source, capture_source
 from fuselane.xla.ptxas import assemble
 from fuselane.xla.targets import find_target
@@ -987,21 +988,41 @@ def test_ptxas_takes_every_loop(gpu_name: str) -> None:
         assert usage.registers <= MAX_REGISTERS.get(name, 80), name
 
 
+def cartpole(name: str, num_envs: int) -> CapturedModule:
+    """Returns what XLA:GPU does to a variant by itself."""
+    struct = jax.ShapeDtypeStruct
+    arguments: tuple[Any, ...] = (struct((4, num_envs), jnp.float32),)
+    if name == "naive":
+        arguments += (struct((2,), jnp.uint32),)
+    else:
+        arguments += (struct((100, num_envs), jnp.int32), struct((100, 4, num_envs), jnp.float32))
+    rollout = VARIANTS[name].make_rollout(10_000)
+    (captured,) = capture(lower(jax.jit(rollout), "h100", *arguments), "h100")
+    return captured
+
+
+def module_in_front_of_fusion(captured: CapturedModule) -> bytes:
+    return [stage for stage in captured.stages if stage.pipeline in PRE_FUSION][-1].data
+
+
+def assert_little_is_needed(data: bytes, gpu_name: str, options: Options) -> None:
+    """The loop of a module takes at most 64 registers, and no spills."""
+    backend = GpuBackend(options, GPUS[gpu_name])
+    out = pipeline.transform(data, options, DecisionLog(), backend)
+    assert out is not None
+    usage = assemble(find_ptxas(), [kernel_data(out)])["fuselane_kernel"]
+    assert usage.registers <= 64, gpu_name
+    assert usage.spill_bytes == 0, gpu_name
+
+
 @needs_gpu_extra
 @pytest.mark.parametrize("name", VARIANTS)
 def test_cartpole_is_one_launch(name: str) -> None:
     """What thousands of launches did, XLA's own GPU compiler turns into one of our kernel."""
-    struct = jax.ShapeDtypeStruct
-    arguments: tuple[Any, ...] = (struct((4, 2048), jnp.float32),)
-    if name == "naive":
-        arguments += (struct((2,), jnp.uint32),)
-    else:
-        arguments += (struct((100, 2048), jnp.int32), struct((100, 4, 2048), jnp.float32))
-    rollout = VARIANTS[name].make_rollout(10_000)
-    (before,) = capture(lower(jax.jit(rollout), "h100", *arguments), "h100")
-    stage = [stage for stage in before.stages if stage.pipeline in PRE_FUSION][-1]
+    before = cartpole(name, 2048)
+    data = module_in_front_of_fusion(before)
     options = Options(cache_mib=0, verify_hlo=True)
-    out = pipeline.transform(stage.data, options, DecisionLog(), GpuBackend(options, H100))
+    out = pipeline.transform(data, options, DecisionLog(), GpuBackend(options, H100))
     assert out is not None
     source = Source(form="mlir", data=_jax.mlir.hlo_to_stablehlo(out))
     after = capture_source(source, find_target("h100"), max_s=300)
@@ -1009,13 +1030,17 @@ def test_cartpole_is_one_launch(name: str) -> None:
     assert "kWhile" not in after.thunks
     assert after.thunks.count("fuselane_kernel") == 1
     for gpu_name in ARCHITECTURES:
-        out = pipeline.transform(
-            stage.data, options, DecisionLog(), GpuBackend(options, GPUS[gpu_name])
-        )
-        assert out is not None
-        usage = assemble(find_ptxas(), [kernel_data(out)])["fuselane_kernel"]
-        assert usage.registers <= 64, gpu_name
-        assert usage.spill_bytes == 0, gpu_name
+        assert_little_is_needed(data, gpu_name, options)
+
+
+@needs_gpu_extra
+@pytest.mark.parametrize("name", VARIANTS)
+def test_cartpole_on_gpus_needs_little_at_any_size(name: str) -> None:
+    """Also where it is left to XLA by estimate; two lanes in a thread would be beyond 64."""
+    for num_envs in (64, 1_048_576):
+        data = module_in_front_of_fusion(cartpole(name, num_envs))
+        for gpu_name in ARCHITECTURES:
+            assert_little_is_needed(data, gpu_name, Options(cache_mib=0, min_gain=0))
 
 
 def test_the_gpu_benchmark_says_that_there_is_no_gpu(tmp_path: Path) -> None:

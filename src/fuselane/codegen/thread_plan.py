@@ -59,8 +59,12 @@ _MAX_MEETING_THREADS: Final = 512
 
 _LANES: Final = (1, 2, 4)
 _MIN_FASTER: Final = 1.07
-"""Estimated gain for which other layouts are chosen than one lane in a thread and rows as they
-lie; squared for twice as many lanes, and so on. Estimates are no better than that."""
+"""Estimated gain for which rows are staged and arrays shared. Estimates are no better than that."""
+
+_MIN_FASTER_LANES: Final = 1.25
+"""Estimated gain for which a thread has two lanes; squared for four. They take twice the registers,
+and half as many again where sines have their rare branch: CartPole, which would gain 9 to 20%,
+takes 40 to 60 with one lane, and 64 to 86 with two, some of them with spills (ptxas 12.9)."""
 
 
 def make_thread_plan(
@@ -95,8 +99,9 @@ def make_thread_plan(
             layouts += [shared for plan in layouts for shared in with_arrays_shared(plan, arrays)]
         for plan in layouts:
             assert plan.gpu is not None
-            changes = math.log2(lanes) + bool(plan.gpu.staged) + bool(plan.gpu.arrays)
-            time = thread_step_us(program, plan, gpu) * _MIN_FASTER**changes
+            changes = bool(plan.gpu.staged) + bool(plan.gpu.arrays)
+            factor = _MIN_FASTER**changes * _MIN_FASTER_LANES ** math.log2(lanes)
+            time = thread_step_us(program, plan, gpu) * factor
             if time < least:
                 best, least = plan, time
     assert best is not None, "there is a candidate"

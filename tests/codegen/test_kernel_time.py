@@ -151,6 +151,33 @@ def test_streams_are_moved() -> None:
     assert step_us(stacking(1000), costs=slow) > 65536 * 4
 
 
+def test_rows_that_are_read_come_from_memory() -> None:
+    """Of a matrix that a loop reads row by row each step moves one, and what the lanes have of the
+    next is pages away; what each step reads anew is in the cache by then."""
+
+    def adding(rows: int) -> HloModule:
+        table = f"f32[{rows},65536]"
+        return counting_loop(
+            """r = f32[1,65536] dynamic-slice(e1, i, zero), dynamic_slice_sizes={1,65536}
+            s = f32[65536] reshape(r)
+            y = f32[65536] add(e0, s)""",
+            ["y", "e1"],
+            ["f32[65536]", table],
+            trip_count=rows,
+        )
+
+    slow = dataclasses.replace(COSTS, memory_bytes_per_us=1.0)
+    assert step_us(adding(1000), costs=slow) > 65536 * 4
+    assert step_us(adding(1000)) > step_us(adding(1000), costs=_like_cache(COSTS)) + 1
+    twice = "a = f32[65536] add(e0, e1)\n y = f32[65536] add(a, e1)"
+    again = counting_loop(twice, ["y", "e1"], ["f32[65536]"] * 2, trip_count=MANY)
+    assert step_us(again, costs=slow) < 65536
+
+
+def _like_cache(costs: MachineCosts) -> MachineCosts:
+    return dataclasses.replace(costs, memory_bytes_per_us=costs.cached_bytes_per_us)
+
+
 def test_large_state_is_copied_into_inner_loops_and_out_again() -> None:
     shape = "f32[60,60]"
     inner = f"""

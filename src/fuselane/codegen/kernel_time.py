@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from fuselane.analysis.cost import instruction_cost
-from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.row_accesses import count_row_accesses
@@ -28,8 +28,8 @@ _TURNING: Final = 0.75
 _LONG_RUN: Final = 8
 
 _LEAPING: Final = 12.0
-"""Cycles that a vector of lanes takes longer to load or store if the next one is in another row, so
-that no prefetcher follows and pages change."""
+"""Cycles that it takes longer to load or store lanes if the next ones are in another row, so that
+no prefetcher follows and pages change."""
 
 _FEW_ROWS: Final = 16
 
@@ -56,7 +56,7 @@ def estimate_kernel_step_us(
     per_tile = estimate_shared_us(program, plan, body, costs)
     threads = _num_threads(plan, device)
     tiles = math.ceil(plan.num_tiles / threads)
-    traffic = _traffic(program, costs) + _scratch_traffic(program, plan, costs)
+    traffic = _traffic(program, plan, costs) + _scratch_traffic(program, plan, costs)
     step = tiles * (plan.tile_vectors * per_block + per_tile) + traffic / threads
     if not program.meetings:
         return step
@@ -183,16 +183,28 @@ def _has_weights(dot: HloInstruction, program: LaneProgram) -> bool:
     return any(program.lane_dimensions.get(o) is None for o in dot.operands)
 
 
-def _traffic(program: LaneProgram, costs: MachineCosts) -> float:
-    """Returns the time to move what streams bring in and take out in a step, on one core."""
-    rows = total = 0.0
+def _traffic(program: LaneProgram, plan: Plan, costs: MachineCosts) -> float:
+    """Returns the time to move what streams bring in and take out in a step, and rows that it reads
+    of what never changes, on one core.
+
+    A block of lanes goes from row to row, where no prefetcher follows it through memory.
+    """
+    rows = total = leaps = 0.0
     for element in program.loop.elements:
+        # What lanes make together is no longer for each of them.
+        together = program.num_lanes if element.combiner else 1
         if element.kind is ElementKind.STREAM and element.shape.dimensions:
-            # What lanes make together is no longer for each of them.
-            together = program.num_lanes if element.combiner else 1
             rows += _row_bytes(program, element) / together
             total += element.shape.byte_size / together
-    return costs.moving_us(rows, total)
+        elif element.kind is ElementKind.INVARIANT and element.lane_dimension is not None:
+            size = element.shape.num_elements / program.num_lanes
+            read = count_row_accesses(program, element.index)
+            if _FEW_ROWS * read <= size:
+                rows += element.shape.byte_size * read / size
+                total += element.shape.byte_size
+                is_far = element.shape.byte_size > CACHED_BYTES
+                leaps += read * plan.num_tiles * plan.tile_vectors if is_far else 0.0
+    return costs.moving_us(rows, total) + leaps * _LEAPING * costs.kernel_cycle_us
 
 
 def _row_bytes(program: LaneProgram, element: LoopElement) -> float:

@@ -37,7 +37,12 @@ from fuselane.gpu import WARP_LANES, GpuDescription, describe_gpu
 from fuselane.runtime.ptx_call import PTX_TARGET
 
 CUDA_SOURCE: Final = Path(__file__).with_name("cartpole.cu")
-COMMAND_BUFFERS: Final = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,WHILE,CONDITIONAL"}
+COMMAND_BUFFERS: Final = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,WHILE,CONDITIONAL",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+"""Around a loop there are three copies at most: by default, four launches are no graph. XLA takes
+loops into one only where it knows the driver, which it does not of GPUs that are described."""
 CUDA_KERNELS: Final = {"naive": "cartpole_naive", PEER_VARIANT: "cartpole"}
 """Kernels of `cartpole.cu`: variants, and what computes the same by hand."""
 

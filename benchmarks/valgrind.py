@@ -26,6 +26,7 @@ from typing import Any, Final
 import pytest
 from llvmlite import binding
 
+from fuselane import device
 from fuselane.backends import cpu
 from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.config import Options
@@ -140,7 +141,14 @@ def leave_out_avx512() -> None:
     features = binding.get_host_cpu_features()
     for name in features:
         features[name] = features[name] and not name.startswith(("avx512", "avx10"))
+    parse_cpu_info = device.parse_cpu_info
+
+    def parsed(text: str) -> tuple[str, frozenset[str]]:
+        name, flags = parse_cpu_info(text)
+        return name, frozenset(flag for flag in flags if not flag.startswith("avx512"))
+
     vars(binding).update(get_host_cpu_features=lambda: features)
+    vars(device).update(parse_cpu_info=parsed)
 
 
 def run_under_valgrind(kernels: list[Recorded], seconds: int) -> dict[str, int]:

@@ -159,6 +159,7 @@ def _work(connection: Connection) -> None:
     """What a worker does: batches in, outcomes out."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", MAX_DEVICES)
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads where lines come from
     fuselane.disable()  # whatever the environment says
     gc.freeze()
     gc.disable()  # what it would find can wait for the next cleaning

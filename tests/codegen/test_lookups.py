@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fuselane
-from fuselane.backends import cpu
+from fuselane.codegen.llvm import compile_object
 
 ROWS = np.linspace(-3, 3, 96, dtype=np.float32)
 COLUMNS = np.linspace(1, 2, 1024, dtype=np.float32)
@@ -63,13 +63,12 @@ def test_no_gather(
 ) -> None:
     """Lanes of one row load neighbours, or one element for all of them."""
     codes: list[str] = []
-    compile_object = cpu.compile_object
 
     def keep(code: str, *arguments: Any, **options: Any) -> bytes:
         codes.append(str(code))
         return compile_object(code, *arguments, **options)
 
-    monkeypatch.setattr(cpu, "compile_object", keep)
+    monkeypatch.setattr("fuselane.backends.cpu.compile_object", keep)
     monkeypatch.setenv("FUSELANE_CACHE_DIR", str(tmp_path))
     jax.clear_caches()
     with fuselane.enabled(fusion="fuselane", min_gain=0):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -237,7 +237,7 @@ def _price(
     kernels, launches, num_bytes, modelled = 0, 0.0, 0.0, 0.0
     for (module, log), origin in zip(fused, captured, strict=True):
         ours_us = _kernels_of_ours(log)
-        modelled += modelled_us(module, _clock(origin.gpu, ours_us))
+        modelled += modelled_us(module, _clock(origin.gpu), ours_us)
         for launch in find_launches(module).kernels.values():
             count = 1 if launch.count is None else launch.count
             kernels += 1
@@ -268,8 +268,7 @@ def _num_bytes(kernel: HloInstruction, is_ours: bool) -> float:
     return float(read + written)
 
 
-def _clock(gpu: GpuDescription | None, ours_us: Mapping[str, float]) -> Clock:
+def _clock(gpu: GpuDescription | None) -> Clock:
     if gpu is not None:
         return clock_of_gpu(gpu)
-    xlas = clock_of_cpu(load_costs(config.cache_dir()), host_device().num_cores)
-    return lambda launch: ours_us.get(launch.instruction.name) or xlas(launch)
+    return clock_of_cpu(load_costs(config.cache_dir()), host_device().num_cores)

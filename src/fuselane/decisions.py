@@ -161,6 +161,16 @@ class LoopDecision:
         """The kind of answer; `decision.sentence` has the details."""
         return self.decision.reason
 
+    @property
+    def call(self) -> str:
+        """Name of the call of its kernel, or ""."""
+        return call_of(self.name) if self.fused else ""
+
+
+def call_of(loop: str) -> str:
+    """Returns the name of the call that takes the place of a loop of that name."""
+    return f"fuselane.{loop}"
+
 
 @final
 class DecisionLog:

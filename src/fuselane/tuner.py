@@ -55,7 +55,7 @@ from fuselane.tuning.evaluation import (
     RefusedError,
 )
 from fuselane.tuning.fingerprint import fingerprint
-from fuselane.tuning.making import CPU_LIMIT, GPU_LIMIT, Maker
+from fuselane.tuning.making import CPU_LIMIT, GPU_LIMIT, Made, Maker, estimates
 from fuselane.tuning.measured import Measured, first_line
 from fuselane.tuning.modelled import Modelled, clock_of_cpu, clock_of_gpu
 from fuselane.tuning.result import Tuning
@@ -221,10 +221,11 @@ def tune_captured(
     fused = [stage for stage in stages[at:] if stage.pipeline == stages[at].pipeline]
     sources = {True: fused[-1].data, False: stages[at - 1].data}
 
-    def fuse(passes: Pipeline) -> HloModule:
-        module = HloModule.from_bytes(sources[refines(passes)])
-        run_pipeline(for_gpu(passes, gpu), module)
-        return module
+    def fuse(passes: Pipeline | None) -> Made:
+        module = HloModule.from_bytes(sources[passes is None or refines(passes)])
+        if passes is not None:
+            run_pipeline(for_gpu(passes, gpu), module)
+        return Made(module=module)
 
     num_threads = gpu.num_multiprocessors * gpu.max_threads
     maker = Maker(
@@ -340,7 +341,7 @@ def _confirm(metric: Metric, evaluation: Evaluation, best: Candidate) -> tuple[C
 def _space(settings: TuneSettings, maker: Maker) -> FusionSpace:
     def edges(candidate: Candidate) -> Sequence[Sequence[FusionPass]]:
         try:
-            module = maker.make(candidate)
+            module = maker.make(candidate).module
         except RefusedError:
             return []
         return list(edges_around(module)), list(splits_of(module))
@@ -397,9 +398,10 @@ class _Makers:
         data = modules[0]
         options = replace(config.from_environment(), loops=self._loops, fusion="", tuned=False)
 
-        def fuse(passes: Pipeline) -> HloModule:
-            made = pipeline.transform(data, options, DecisionLog(), strategy=passes)
-            return HloModule.from_bytes(made or data)
+        def fuse(passes: Pipeline | None) -> Made:
+            log = DecisionLog()
+            made = pipeline.transform(data, options, log, strategy=passes)
+            return Made(module=HloModule.from_bytes(made or data), own_us=estimates(log))
 
         limit = CPU_LIMIT * host_device().num_vector_registers
         return Maker(xla=data, fuse=fuse, max_registers=limit)

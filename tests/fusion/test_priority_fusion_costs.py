@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.fuse import Fuser
 from fuselane.fusion.gpu.costs import compute_cost, fuse_cost
 from fuselane.fusion.gpu.emitters import choose_emitter
 from fuselane.fusion.gpu.kernel_cost import KernelCost
@@ -292,17 +293,16 @@ def test_kernels_that_read_evenly_are_priced_as_any_others(
     body = f"""v0 = f32[{size}] parameter(0) v1 = f32[{size}] parameter(1) {" ".join(lines)}
     ROOT t = (f32[{size}], f32[{size}]) tuple(v38, v39)"""
     logs, modules, counts = [], [], []
-    even = PerformanceModel._even_ticks
+    even = PerformanceModel.even_ticks_won
     for is_quick in (True, False):
         asked: list[int] = []
 
-        def count(*arguments: Any, asked: list[int] = asked) -> int:
-            asked.append(even(*arguments))
-            return asked[-1]
+        def count(*arguments: Any, asked: list[int] = asked, quick: bool = is_quick) -> int | None:
+            won = even(*arguments) if quick else None
+            asked.extend([] if won is None else [won])
+            return won
 
-        monkeypatch.setattr(PerformanceModel, "_even_ticks", count)
-        if not is_quick:
-            monkeypatch.setattr(PerformanceModel, "even_operands", lambda *_: frozenset())
+        monkeypatch.setattr(PerformanceModel, "even_ticks_won", count)
         module, log = parse(body), FusionLog()
         PriorityFusion(gpu=GPU).run(module, log)
         logs.append(log.steps)
@@ -372,3 +372,16 @@ def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPat
     verify(module)
     assert any(i.opcode == "get-tuple-element" for i in module.entry.instructions)
     assert checked > before + 1
+
+
+def test_constants_are_taken_in_without_looking_at_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a kernel's are written down, and its body is made once more for all of them."""
+    lines = [f"c{n} = f32[] constant({n}) b{n} = f32[64] broadcast(c{n})" for n in range(6)]
+    lines += [f"v{n + 1} = f32[64] multiply(v{n}, b{n})" for n in range(6)]
+    module = parse(f"v0 = f32[64] parameter(0) {' '.join(lines)} ROOT r = f32[64] negate(v6)")
+    merged: list[str] = []
+    monkeypatch.setattr(Fuser, "fuse", lambda *_: merged.append("looked at"))
+    PriorityFusion(gpu=GPU).run(module, FusionLog())
+    (fusion,) = [i for i in module.entry.instructions if i.opcode == "fusion"]
+    assert sum(i.opcode == "constant" for i in fusion.to_apply.instructions) == 6
+    assert not merged

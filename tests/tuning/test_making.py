@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fuselane.fusion.pipelines import run_pipeline
+from fuselane.fusion.pipelines import Pipeline, run_pipeline
 from fuselane.hlo.module import HloModule
 from fuselane.tuning.candidate import Candidate
 from fuselane.tuning.evaluation import RefusedError
-from fuselane.tuning.making import Maker
+from fuselane.tuning.making import Made, Maker
 from tests.hlo.xla import module_of
 
 
@@ -23,10 +23,10 @@ def chain(length: int) -> bytes:
 
 
 def maker(xla: bytes, source: bytes, max_registers: int = 99) -> Maker:
-    def fuse(passes: object) -> HloModule:
-        module = HloModule.from_bytes(source)
-        run_pipeline(passes, module)  # type: ignore[arg-type]
-        return module
+    def fuse(passes: Pipeline | None) -> Made:
+        module = HloModule.from_bytes(xla if passes is None else source)
+        run_pipeline(passes or (), module)
+        return Made(module=module)
 
     return Maker(xla=xla, fuse=fuse, max_registers=max_registers)
 

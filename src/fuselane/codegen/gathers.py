@@ -26,6 +26,7 @@ from fuselane.codegen.arrays import (
 )
 from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element, Index, residual_size
+from fuselane.codegen.lookups import LaneNumbers
 from fuselane.codegen.slices import clamped_index
 from fuselane.hlo.indexed import Indexed, get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
@@ -68,6 +69,7 @@ class _Gather:
         self.limits = {d: where.sizes[d] - where.window_sizes[d] for d in where.starts}
         self.operand = self._addressable(emitter.array(instruction.operands[0]))
         self.own = self._own_lanes()
+        self.numbers = self._lane_numbers()
 
     def element(self, index: Element) -> ir.Value:
         """Returns an element of the result."""
@@ -76,6 +78,10 @@ class _Gather:
         where = self.where
         batch = [index[position] for position in where.batch_positions]
         window = [index[position] for position in where.window_positions]
+        if self.numbers is not None and self.numbers.are_together(self.emitter.place):
+            looked_up = self._look_up(self.numbers, batch, window)
+            if looked_up is not None:
+                return looked_up
         starts = _starts(self.emitter, self.indices, where, batch)
         varying = [d for d, start in starts.items() if indexing.varies(start)]
         if not varying or not self._are_few(varying):
@@ -109,6 +115,24 @@ class _Gather:
         if isinstance(operand, Memory):
             return replace(operand, lane=lane, loaded={})
         return None
+
+    def _lane_numbers(self) -> LaneNumbers | None:
+        """Returns the indices if they are the lanes' rows or columns in the operand."""
+        if len(self.where.starts) != 1 or self.where.batching:
+            return None
+        (limit,) = self.limits.values()
+        return LaneNumbers.match(self.indices, self.emitter.lane(self.indices), limit + 1)
+
+    def _look_up(
+        self, numbers: LaneNumbers, batch: Sequence[Index | None], window: Sequence[Index | None]
+    ) -> ir.Value | None:
+        """Returns the elements of lanes that are together; None if they are of no shared table."""
+        operand, where = self.operand, self.where
+        if not isinstance(operand, Memory) or operand.lane is not None:
+            return None
+        (dimension,) = where.starts
+        index = place_in(self.emitter, where, batch, {}, window)
+        return numbers.look_up(self.emitter.place, operand, index, dimension)
 
     def _read(
         self, batch: Sequence[Index | None], starts: Starts, window: Sequence[Index | None]

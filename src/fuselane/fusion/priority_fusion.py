@@ -12,7 +12,7 @@ which stay as they are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
@@ -73,26 +73,10 @@ class PriorityFusion:
         return any(changed)
 
 
-@final
-class _Pair:
-    """What is known of one edge.
-
-    Attributes:
-        into: What is known of the user.
-        refusal: Why it is refused; None if it is not.
-        plan: How it would be made, if that was looked at.
-        won: Ticks of the user's that its own kernel takes longer than the one with the producer
-            inside; None until asked for.
-    """
-
-    __slots__ = ("into", "plan", "refusal", "won")
-
-    def __init__(self, into: Kernel, refusal: FusionDecision | None, plan: Plan | None) -> None:
-        self.into = into
-        self.refusal = refusal
-        self.plan = plan
-        self.won: int | None = None
-
+_Pair = tuple[Plan | None, FusionDecision | None, int | None]
+"""What is known of one edge: how it would be made, if that was looked at; why it is refused, if it
+is; and how many ticks the user's own kernel takes longer than the one with the producer inside, if
+that was asked for."""
 
 _Pairs = dict[HloInstruction, _Pair]
 
@@ -142,14 +126,14 @@ class _Queue:
     # Priorities.
 
     def _price(
-        self, producer: HloInstruction, new: Sequence[HloInstruction] = (), removed: int = 0
+        self, producer: HloInstruction, new: Sequence[HloInstruction] = (), lost: int = 0
     ) -> None:
         """Puts a producer into the queue where its gain belongs, or takes it out.
 
         Args:
             producer: What may be computed in all its users.
-            new: Those that changed, if any.
-            removed: What they contributed, with the producer's own time.
+            new: Those that changed, if any; nothing is known of them.
+            lost: What its gain was larger by for users that changed or are gone.
         """
         before = self.priority.pop(producer, None)
         if not producer.users or not _may_be_fused(producer):
@@ -159,14 +143,16 @@ class _Queue:
         else:
             of, known = self.model.kernel(producer), self.pairs.get(producer)
             pairs = self.pairs[producer] = {} if known is None else known
-            is_new = not new or before is None
-            users = producer.users if is_new or known is None else new  # the others don't refuse
-            if not self._can_fuse(of, pairs, users):
-                return
-            if is_new or before is None:
-                priority = LAUNCH + self._gain(of, pairs, producer.users)
+            if not new or before is None:
+                if not self._can_fuse(of, pairs, producer.users):
+                    return
+                time = of.time or self.model.time_of(of)
+                priority = LAUNCH + time.total + self._won(of, pairs, producer.users)
             else:
-                priority = before - removed + self._gain(of, pairs, new)
+                is_fusible = known is not None and self._can_fuse(of, pairs, new)
+                if not is_fusible and not self._can_fuse(of, pairs, producer.users):
+                    return
+                priority = before - lost + self._won(of, pairs, new)
             if priority < 0:
                 self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
                 return
@@ -175,19 +161,18 @@ class _Queue:
             heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
 
     def _can_fuse(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> bool:
-        """Whether a producer can be fused into users of it but bitcasts, of which one is none."""
+        """Whether a producer can be fused into users of it but bitcasts, of which one is none; a
+        refusal is noted if these are all of them."""
         producer = of.instruction
         is_read = False
         for user in users:
             if user.opcode == "bitcast" and is_free_bitcast(user):
                 continue
             is_read = True
-            pair = pairs.get(user)
-            refusal = (self._pair(of, user, pairs) if pair is None else pair).refusal
+            _, refusal, _ = pairs.get(user) or self._pair(of, user, pairs)
             if refusal is not None:
-                if users is not producer.users:  # the first of all is to be noted
-                    return self._can_fuse(of, pairs, producer.users)
-                self.log.note(self.options.name, producer, user, refusal)
+                if users is producer.users:
+                    self.log.note(self.options.name, producer, user, refusal)
                 return False
         if not is_read:
             self.log.note(
@@ -202,32 +187,37 @@ class _Queue:
             )
         return is_read
 
-    def _gain(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> int:
-        """Returns the ticks won, launches aside, by fusing a producer into users of it."""
-        won = (of.time or self.model.time_of(of)).total
+    def _won(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> int:
+        """Returns the ticks won by users of a producer that compute it themselves."""
+        total = 0
         for user in users:
-            pair = pairs.get(user)
-            if pair is None:
-                pair = self._pair(of, user, pairs)
-            won += self._won(of, pair) if pair.won is None else pair.won
-        return won
+            plan, refusal, won = pairs.get(user) or self._pair(of, user, pairs)
+            if won is None:
+                won = self._ticks_won(of, self.model.kernel(user), plan)
+                pairs[user] = plan, refusal, won
+            total += won
+        return total
 
-    def _won(self, of: Kernel, pair: _Pair) -> int:
-        model, into = self.model, pair.into
-        ticks = model.fused_ticks(of, into, pair.plan or model.plan_of(into, of))
-        pair.won = (into.time or model.time_of(into)).total - ticks
-        return pair.won
+    def _ticks_won(self, of: Kernel, into: Kernel, plan: Plan | None) -> int:
+        model = self.model
+        if plan is into.plan and plan is not None:
+            won = model.even_ticks_won(of, into, plan)
+            if won is not None:
+                return won
+        ticks = model.fused_ticks(of, into, plan or model.plan_of(into, of))
+        return (into.time or model.time_of(into)).total - ticks
 
     def _pair(self, of: Kernel, user: HloInstruction, pairs: _Pairs) -> _Pair:
         """Looks at a pair that is not known yet."""
-        producer, into, model = of.instruction, self.model.kernel(user), self.model
+        producer, model, rules = of.instruction, self.model, self.rules
+        into = model.kernel(user)
         refusal: FusionDecision | None
         plan: Plan | None = None
         if of.is_plain and into.is_plain and not self.computation.has_root(producer):
             plan = model.plan_of(into, of)
             costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
             place = (into.places or places_in(into))[producer]
-            refusal = self.rules.check_size(producer, user, *costs, place)
+            refusal = rules.check_size(producer, user, *costs, place)
         else:
             refusal = check_pair(producer, user)
             if refusal is None:
@@ -236,8 +226,8 @@ class _Queue:
                 demands = model.demands_of(of), model.demands_of(into)
                 emitters = model.plan_of(of).emission.emitter, plan.emission.emitter
                 opcodes = of.opcodes | into.opcodes
-                refusal = self.rules.check(producer, user, opcodes, costs, demands, emitters)
-        pair = pairs[user] = _Pair(into, refusal, plan)
+                refusal = rules.check(producer, user, opcodes, costs, demands, emitters)
+        pair = pairs[user] = plan, refusal, None
         return pair
 
     # Fusing.
@@ -245,17 +235,19 @@ class _Queue:
     def _fuse_into_users(self, producer: HloInstruction, priority: int) -> None:
         model, users = self.model, producer.users.copy()
         of = model.kernel(producer)
+        known = self.pairs.get(producer, {})
         if priority == _FIRST:
-            pairs = self.pairs.setdefault(producer, {})
-            users = [
-                user
-                for user in users
-                if (pairs.get(user) or self._pair(of, user, pairs)).refusal is None
-            ]
+            known = self.pairs.setdefault(producer, known)
+            users = [u for u in users if (known.get(u) or self._pair(of, u, known))[1] is None]
         if not users:
             return
-        decision, known = _worth(producer, priority), self.pairs.get(producer, {})
+        decision = _worth(producer, priority)
         cost_of, demands_of = model.cost_of(of), model.demands_of(of)
+        lost: dict[HloInstruction, int] = {}
+        """What gains of operands were larger by for all that changes now."""
+        self._lose(producer, lost, is_gone=False)  # it may have users left
+        grown: dict[HloInstruction, int] = {}
+        """What kernels took that grow, of which gains are not told anew for all users."""
         updates: dict[HloInstruction, list[HloInstruction]] = {}
         new: dict[HloInstruction, tuple[KernelCost, Opcodes, Plan | None, Demands]] = {}
         for user in users:
@@ -265,47 +257,46 @@ class _Queue:
             demands = model.demands_of(into).plus(demands_of)
             cost, places = fuse_cost(producer, user, cost_of, model.cost_of(into))
             plan, pair = model.plan_of(into), known.get(user)
-            fused_plan = (pair and pair.plan) or model.plan_of(into, of)
+            fused_plan = (pair and pair[0]) or model.plan_of(into, of)
+            self._lose(user, lost)
             fusion = self._fuse(producer, user, decision, fused_plan.emission.emitter)
             cost.settle([places[operand] for operand in fusion.operands])
             opcodes = into.opcodes if of.opcodes <= into.opcodes else into.opcodes | of.opcodes
             kept: Plan | None = None
-            if fusion is user and fused_plan is plan:
-                kept = plan
-            elif fusion is user and plan.is_kept and not of.is_shaping:
-                kept = fused_plan.of_fusion(fusion, opcodes)
+            if fusion is user:
+                kept = _kept_plan(of, fusion, plan, fused_plan, opcodes)
             new[fusion] = cost, opcodes, kept, demands
             if fusion is not user:
                 self.priority.pop(user, None)
                 updates.pop(user, None)
+            elif into.time is not None:
+                grown[user] = into.time.total
             for operand in fusion.operands:
                 if operand in updates:
                     updates[operand].append(fusion)
                 elif _may_be_fused(operand):
                     updates[operand] = [fusion]
-        gone = [*users, producer]
-        removed = {
-            operand: self._share(operand, gone)
-            for operand in updates
-            if operand in self.priority and not is_free_bitcast(operand)
-        }
-        if not producer.users:
-            self._forget(producer)
-        for user in users:
-            self._forget(user)
+        for gone in users if producer.users else [producer, *users]:
+            self._forget(gone)
         for fusion, (cost, opcodes, kept, demands) in new.items():
             model.learn(fusion, cost, opcodes, kept, demands)
         for instruction in dict.fromkeys([*new, *updates]):
-            self._price(instruction, updates.get(instruction, ()), removed.get(instruction, 0))
+            changed, less = updates.get(instruction, ()), lost.get(instruction, 0)
+            if changed and instruction in grown:
+                less += grown[instruction] - model.time(instruction).total
+            self._price(instruction, changed, less)
 
-    def _share(self, producer: HloInstruction, users: Iterable[HloInstruction]) -> int:
-        """Returns what users contributed to a producer's gain, with its own time."""
-        share = self.model.time(producer).total
-        known = self.pairs.get(producer, {})
-        for user in users:
-            if user in known:
-                share += known[user].won or 0
-        return share
+    def _lose(
+        self, user: HloInstruction, lost: dict[HloInstruction, int], *, is_gone: bool = True
+    ) -> None:
+        """Adds up what a user that changes contributed to the gains of its operands, and drops what
+        is known of the edges to it, if they are gone."""
+        for operand in dict.fromkeys(user.operands):
+            pairs = self.pairs.get(operand)
+            if pairs is not None:
+                pair = pairs.pop(user, None) if is_gone else pairs.get(user)
+                if pair is not None and pair[2]:
+                    lost[operand] = lost.get(operand, 0) + pair[2]
 
     def _fuse(
         self,
@@ -327,19 +318,29 @@ class _Queue:
         """Drops what is known of an instruction that changed or is gone."""
         self.model.forget(instruction)
         self.pairs.pop(instruction, None)
-        for operand in instruction.operands:
-            pairs = self.pairs.get(operand)
-            if pairs is not None:
-                pairs.pop(instruction, None)
 
     def _fuse_constants(self) -> None:
         constants = [i for i in xla_post_order(self.computation) if is_small_constant(i)]
         for constant in constants:
             for user in list(constant.users):
-                if check_pair(constant, user) is None and check_scatter(constant, user) is None:
+                if check_pair(constant, user) is None and self._is_outside_scatter(constant, user):
                     detail = f"`{constant.name}` is a constant of one element."
                     emitter = self.model.plan(user, constant).emission.emitter
                     self._fuse(constant, user, allow(detail), emitter)
+
+    def _is_outside_scatter(self, constant: HloInstruction, user: HloInstruction) -> bool:
+        has_scatter = "scatter" in self.model.opcodes(user)  # else the body need not be looked at
+        return not has_scatter or check_scatter(constant, user) is None
+
+
+def _kept_plan(
+    of: Kernel, fusion: HloInstruction, before: Plan, fused: Plan, opcodes: Opcodes
+) -> Plan | None:
+    """Returns the plan of a fusion that grew, if it follows from what it was before and with the
+    producer inside."""
+    if fused is before:
+        return before
+    return fused.of_fusion(fusion, opcodes) if before.is_kept and not of.is_shaping else None
 
 
 def _may_be_fused(instruction: HloInstruction) -> bool:

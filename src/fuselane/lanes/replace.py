@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from fuselane.analysis.opcodes import UPDATING_OPCODES
+from fuselane.decisions import call_of
 from fuselane.errors import VerificationError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -230,7 +231,7 @@ class _Replacement:
             "custom-call",
             Shape.tuple_of(self.results),
             self.operands,
-            name=f"fuselane.{self.loop.name}",
+            name=call_of(self.loop.name),
             custom_call_target=target,
             custom_call_api_version=TYPED_FFI,
             backend_config=attributes(len(self.results)) if callable(attributes) else attributes,

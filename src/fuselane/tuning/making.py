@@ -8,10 +8,11 @@ many more kernels than XLA's own, which take minutes to compile where it has hun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
+from fuselane.decisions import DecisionLog
 from fuselane.errors import FuselaneError
 from fuselane.explain.launches import find_launches
 from fuselane.fusion.pipelines import Pipeline, parse_pipeline
@@ -34,43 +35,64 @@ GPU_LIMIT: Final = 255
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A module as it would run.
+
+    Attributes:
+        module: The module.
+        own_us: Estimated microseconds of each kernel of Fuselane's in it, by the name of its call,
+            which tells nothing about that by itself.
+    """
+
+    module: HloModule
+    own_us: Mapping[str, float] = field(default_factory=dict)
+
+
+def estimates(log: DecisionLog) -> dict[str, float]:
+    """Returns what kernels of Fuselane's take by estimate, as `Made.own_us` has it."""
+    fused = (entry for entry in log if entry.fused)
+    return {entry.call: entry.decision.numbers["kernel_us"] for entry in fused}
+
+
+@final
 @dataclass(slots=True, kw_only=True)
 class Maker:
     """Makes modules of one program.
 
     Attributes:
         xla: The serialized module as XLA fuses it.
-        fuse: Returns the module as a pipeline fuses it.
+        fuse: Returns the module as a pipeline fuses it; None stands for XLA's own fusions.
         max_registers: Most registers that a fusion may take.
         registers_of: Returns how many one takes.
     """
 
     xla: bytes
-    fuse: Callable[[Pipeline], HloModule]
+    fuse: Callable[[Pipeline | None], Made]
     max_registers: int
     registers_of: Callable[[HloInstruction], int] = lambda fusion: count_registers(fusion.to_apply)
     _xlas_most: int = field(default=-1)
     _xlas_kernels: int = field(default=-1)
 
-    def make(self, candidate: Candidate) -> HloModule:
+    def make(self, candidate: Candidate) -> Made:
         """Returns the module a candidate makes.
 
         Raises:
             RefusedError: if it makes none, or one with too large a fusion.
         """
         if not candidate.fusion:
-            return HloModule.from_bytes(self.xla)
+            return self.fuse(None)
         try:
-            module = self.fuse(parse_pipeline(candidate.fusion))
+            made = self.fuse(parse_pipeline(candidate.fusion))
         except FuselaneError as error:
             raise RefusedError(f"It makes no module: {error}") from error
-        self._check_registers(module)
-        self._check_kernels(module)
-        return module
+        self._check_registers(made.module)
+        self._check_kernels(made.module)
+        return made
 
     def fingerprint(self, candidate: Candidate) -> str:
         """Returns what is equal for candidates that come to the same kernels."""
-        module = self.make(candidate)
+        module = self.make(candidate).module
         return " ".join([fingerprint(module), *map(str, candidate.compiler_options)])
 
     def _check_kernels(self, module: HloModule) -> None:

@@ -1,7 +1,7 @@
 """Candidates priced by model: the kernels a run of the module launches, each by the target's model.
 
-Nothing is compiled or run, so the GPU need not be there. Loops of unknown length count one
-iteration.
+Kernels of Fuselane's count what they were taken for, by the estimate they were made by. Nothing is
+run, so the GPU need not be there. Loops of unknown length count one iteration.
 
 Source: XLA's performance model where XLA:GPU has one (`fusion.gpu.model`), what `explain` shows for
 all other kernels.
@@ -10,8 +10,8 @@ all other kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Mapping
+from typing import Final, final
 
 from fuselane.analysis.hlo_cost import compute_cost
 from fuselane.analysis.machine_costs import MachineCosts
@@ -30,11 +30,25 @@ from fuselane.tuning.store import Answer
 Clock = Callable[[Launch], float]
 """Returns the modelled microseconds of one launch."""
 
+_NO_KERNELS: Final[Mapping[str, float]] = {}
 
-def modelled_us(module: HloModule, clock: Clock) -> float:
-    """Returns the modelled time of one run of a module, in microseconds."""
-    launches = find_launches(module).kernels.values()
-    return sum((1 if x.count is None else x.count) * clock(x) for x in launches)
+
+def modelled_us(
+    module: HloModule, clock: Clock, own_us: Mapping[str, float] = _NO_KERNELS
+) -> float:
+    """Returns the modelled time of one run of a module, in microseconds.
+
+    Args:
+        module: Scheduled, or in the order in which it would be.
+        clock: The model of the target.
+        own_us: The times of Fuselane's kernels by the names of their calls; see `making.Made`.
+    """
+    total = 0.0
+    for launch in find_launches(module).kernels.values():
+        time_us = own_us.get(launch.instruction.name)
+        count = 1 if launch.count is None else launch.count
+        total += count * (clock(launch) if time_us is None else time_us)
+    return total
 
 
 def clock_of_gpu(gpu: GpuDescription) -> Clock:
@@ -84,11 +98,14 @@ class Modelled:
     def compare(self, candidate: Candidate, incumbent: Candidate, cost_us: float) -> Answer:
         """Prices a candidate; the incumbent does not matter but for its cost."""
         del incumbent
-        price = modelled_us(self._maker.make(candidate), self._clock)
+        price = self._price(candidate)
         is_best = price < cost_us and not math.isclose(price, cost_us, rel_tol=1e-9)
         return Answer(result="", cost_us=price, is_best=is_best)
 
     def confirm(self, candidate: Candidate) -> float:
         """Prices a candidate and XLA's own once more, which changes nothing."""
-        price, own = (modelled_us(self._maker.make(c), self._clock) for c in (candidate, XLAS_OWN))
-        return price / own
+        return self._price(candidate) / self._price(XLAS_OWN)
+
+    def _price(self, candidate: Candidate) -> float:
+        made = self._maker.make(candidate)
+        return modelled_us(made.module, self._clock, made.own_us)

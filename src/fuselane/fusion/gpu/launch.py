@@ -138,7 +138,7 @@ def _rows_launch(
     _, kept, size = form.sizes
     if size & (size - 1):
         return None
-    written = smallest_bits(region.roots)
+    written = smallest_bits(emission.roots)
     read = smallest_bits(region.inputs()) or written
     if not read or not written:  # tuples count as types of no size
         return None

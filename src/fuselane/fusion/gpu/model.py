@@ -74,14 +74,14 @@ class Kernel:
         time: How long it takes.
         reading: What reading its operands takes.
         places: Where it has each operand first.
-        evenly: What `even_operands` returned.
+        even: What pairs with it are priced by that read evenly.
         readings: What reading them takes in other kernels, by launch and share of the elements.
     """
 
     __slots__ = (
         "cost",
         "demands",
-        "evenly",
+        "even",
         "instruction",
         "is_plain",
         "is_shaping",
@@ -104,7 +104,7 @@ class Kernel:
         self.time: KernelTime | None = None
         self.reading: _Reading | None = None
         self.places: dict[HloInstruction, int] | None = None
-        self.evenly: frozenset[HloInstruction] | None = None
+        self.even: _Even | None = None
         self.readings: dict[tuple[int, float | None], _Reading] = {}
 
 
@@ -140,7 +140,7 @@ class PerformanceModel:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.places = kernel.reading = kernel.evenly = None
+            kernel.places = kernel.reading = kernel.even = None
             kernel.readings.clear()
 
     def exchange_operand(
@@ -149,7 +149,7 @@ class PerformanceModel:
         """Takes note that an operand of an instruction gave way to another of the same shape."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.evenly = None
+            kernel.even = None
             if kernel.places is not None:
                 kernel.places[new] = kernel.places.pop(old)
 
@@ -252,9 +252,6 @@ class PerformanceModel:
         flops, write, _ = into.time or self.time_of(into)
         flops_of, write_of, _ = of.time or self.time_of(of)
         running = plan.known or plan.running(self.gpu)
-        is_as_alone = plan is into.plan and not is_multi_output
-        if is_as_alone and self.even_operands(into) and (of.evenly or self.even_operands(of)):
-            return self._even_ticks(of, into, running)
         cost, places = into.cost or self.cost_of(into), into.places or places_in(into)
         operands, operands_of = cost.operands, of.instruction.operands
         place = places[of.instruction]
@@ -282,27 +279,44 @@ class PerformanceModel:
         computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
         return _overlap(computing, memory)
 
-    def even_operands(self, kernel: Kernel) -> frozenset[HloInstruction]:
-        """Returns the operands of a kernel that has arrays of one shape, each once, and reads for
-        each element of its result the same one of each; nothing for others."""
-        if kernel.evenly is None:
-            is_even = _reads_evenly(kernel, self.cost_of(kernel))
-            kernel.evenly = frozenset(kernel.instruction.operands if is_even else ())
-        return kernel.evenly
+    def even_ticks_won(self, of: Kernel, into: Kernel, plan: Plan) -> int | None:
+        """Returns how many ticks a consumer takes longer alone than with an operand of it computed
+        inside, where both read evenly; None for others.
 
-    def _even_ticks(self, of: Kernel, into: Kernel, running: Running) -> int:
-        """As `fused_ticks`, of two that have `even_operands`, and of which the consumer is made as
-        it is alone."""
-        flops, write, _ = into.time or self.time_of(into)
-        total, ticks, _ = into.reading or self._reading(into, running)
-        key = running.reading, 1.0
-        total_of, ticks_of, _ = of.readings.get(key) or self._reading(of, running, 1.0)
-        num_common = len((of.evenly or self.even_operands(of)) & self.even_operands(into))
-        memory = total - ticks[0] + total_of - num_common * ticks_of[0] + write
-        flops += (of.time or self.time_of(of)).flops
+        Such kernels have arrays of one shape, each once, and read for each element of their result
+        the same one of each. So the operand's are read as the consumer's are, once, and the rest of
+        `fused_ticks` is the same for all of a consumer's operands.
+
+        Args:
+            of: The operand.
+            into: The consumer.
+            plan: That of both, which is the consumer's own.
+        """
+        even, even_of = into.even or self._even(into, plan), of.even or self._even(of)
+        if not (even.operands and even_of.operands):
+            return None
+        total_of, ticks_of, _ = of.readings.get(even.key) or self._reading(of, even.running, 1.0)
+        common = len(even_of.operands & even.operands)
+        flops = even.flops + even_of.flops
         if flops >= EXACT_IN_F32:
             flops = int(to_f32(flops))
-        return _overlap(_compute_ticks(flops, running.flops_per_ns), memory)
+        computing = _compute_ticks(flops, even.running.flops_per_ns)
+        memory = even.others + total_of - common * ticks_of[0]
+        return even.total - _overlap(computing, memory)
+
+    def _even(self, kernel: Kernel, plan: Plan | None = None) -> _Even:
+        """Returns what `even_ticks_won` asks of a kernel, whose plan is this one."""
+        cost, operands = self.cost_of(kernel), kernel.instruction.operands
+        if not _reads_evenly(kernel, cost):
+            kernel.even = _UNEVEN
+        else:
+            plan = plan or self.plan_of(kernel)
+            flops, write, total = kernel.time or self.time_of(kernel)
+            running = plan.known or plan.running(self.gpu)
+            reading = kernel.reading or self._reading(kernel, running)
+            others, key = reading.total - reading.ticks[0] + write, (running.reading, 1.0)
+            kernel.even = _Even(frozenset(operands), flops, total, others, running, key)
+        return kernel.even
 
     def common_utilizations(
         self, producer: HloInstruction, consumer: HloInstruction
@@ -387,6 +401,30 @@ class PerformanceModel:
 
 
 @final
+class _Even(NamedTuple):
+    """What is the same for all pairs of a kernel and one that reads evenly, as it does itself.
+
+    Attributes:
+        operands: Of the kernel; none if it does not read evenly.
+        flops: Operations.
+        total: Ticks of the kernel alone.
+        others: Ticks to write its result and to read all operands but one.
+        running: What its time depends on.
+        key: For `Kernel.readings` of what is computed inside.
+    """
+
+    operands: frozenset[HloInstruction]
+    flops: int
+    total: int
+    others: int
+    running: Running
+    key: tuple[int, float]
+
+
+_UNEVEN: Final = _Even(frozenset(), 0, 0, 0, Running(0, 0, True, 0), (0, 1.0))
+
+
+@final
 class _Reading(NamedTuple):
     """What reading an instruction's operands takes, in sum and by the place where each is first."""
 
@@ -425,7 +463,7 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
 
 
 def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
-    """See `even_operands`; the cost is the kernel's."""
+    """See `even_ticks_won`; the cost is the kernel's."""
     operands = kernel.instruction.operands
     if not operands or len(places_in(kernel)) < len(operands):
         return False

@@ -21,11 +21,10 @@ class Region:
     Attributes:
         consumer: A fusion or any other instruction.
         producer: One of its operands, or None.
-        roots: Members whose values are the results; a tuple is looked through.
         opcodes: The members' opcodes: what is not among them need not be looked for.
     """
 
-    __slots__ = ("_calls", "_lone", "consumer", "opcodes", "producer", "roots")
+    __slots__ = ("_calls", "_lone", "consumer", "opcodes", "producer")
 
     def __init__(
         self,
@@ -35,7 +34,6 @@ class Region:
     ) -> None:
         self.consumer = consumer
         self.producer = producer
-        self.roots = roots_of(consumer)
         if opcodes is None:
             opcodes = opcodes_of(consumer)
             if producer is not None:
@@ -51,6 +49,11 @@ class Region:
 
     def __contains__(self, node: HloInstruction) -> bool:
         return node in self._lone or node.computation in self._calls
+
+    @property
+    def roots(self) -> list[HloInstruction]:
+        """Members whose values are the results; a tuple is looked through."""
+        return roots_of(self.consumer)
 
     def members(self) -> Iterator[HloInstruction]:
         """Yields all members."""

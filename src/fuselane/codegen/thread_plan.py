@@ -63,7 +63,7 @@ _MIN_FASTER: Final = 1.07
 
 _MIN_FASTER_LANES: Final = 1.25
 """Estimated gain for which a thread has two lanes; squared for four. They take twice the registers,
-and half as many again where sines have their rare branch: CartPole, which would gain 9 to 20%,
+and half as many again where sines have their rare branch: CartPole, which would gain 9 to 21%,
 takes 40 to 60 with one lane, and 64 to 86 with two, some of them with spills (ptxas 12.9)."""
 
 

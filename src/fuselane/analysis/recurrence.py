@@ -106,7 +106,7 @@ def _added(loop: HloInstruction, value: HloInstruction, index: int) -> HloInstru
     """Returns what a step adds to an element, or takes from it; None if it does something else."""
     if value.opcode not in ("add", "subtract"):
         return None
-    others = [operand for operand in value.operands if not _is_element(loop, operand, index)]
+    others = [operand for operand in value.operands if _element(loop, operand) != index]
     return others[0] if len(others) == 1 else None
 
 
@@ -119,14 +119,14 @@ def _has_quotient(loop: HloInstruction, value: HloInstruction) -> bool:
 
 
 def _changes(loop: HloInstruction, value: HloInstruction) -> bool:
+    index = _element(loop, value)
+    return index is not None and not is_invariant(loop, index)
+
+
+def _element(loop: HloInstruction, value: HloInstruction) -> int | None:
+    """Returns which element of the loop a value of the body is, None if it is none."""
     is_one = value.opcode == "get-tuple-element" and value.operands[0] is loop.body.parameters[0]
-    return is_one and not is_invariant(loop, value.tuple_index)
-
-
-def _is_element(loop: HloInstruction, value: HloInstruction, index: int) -> bool:
-    parameter = loop.body.parameters[0]
-    is_one = value.opcode == "get-tuple-element" and value.operands[0] is parameter
-    return is_one and value.tuple_index == index
+    return value.tuple_index if is_one else None
 
 
 def _decides(loop: HloInstruction, counter: int) -> bool:

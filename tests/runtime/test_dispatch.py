@@ -112,9 +112,14 @@ def test_what_xla_counts(function: Callable[..., Any], is_long: bool) -> None:
 
 
 def test_a_call_returns_at_once() -> None:
-    x = jnp.linspace(0.1, 1, 1024)
-    executable = compiled(turn(1_000_000), x)
-    result, _ = executable(x)
+    """While a loop runs whose state never comes back, so that all of its steps are done."""
+
+    def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return x * 1664525 + 1013904223, None
+
+    x = jnp.arange(4096, dtype=jnp.uint32)
+    executable = compiled(lambda x: lax.scan(step, x, length=5_000_000)[0], x)
+    result = executable(x)
     assert not result.is_ready()
     result.block_until_ready()
 

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from card import run
-from card.cartpole import CUDA_KERNELS, CUDA_SOURCE, cuda_arguments
+from card.cartpole import CUDA_KERNELS, CUDA_SOURCE, cuda_arguments, fused_run
 from card.nvrtc import NvrtcError, compile_cuda
 from card.series import run_series
 from fuselane.cartpole.problem import make_problem
 from fuselane.cartpole.variants import VARIANTS
+from fuselane.runtime.warning import FuselaneWarning
 
 NUM_ENVS: Final = 100
 NUM_STEPS: Final = 100
@@ -67,6 +68,22 @@ def test_cuda_by_hand_compiles(architecture: str) -> None:
             pytest.skip(str(error))
         raise
     assert all(f".entry {name}(" in ptx for name in CUDA_KERNELS.values())
+
+
+def test_a_loop_that_estimates_leave_to_xla_is_timed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = make_problem(NUM_ENVS, NUM_STEPS)
+    remarks: list[str] = []
+    fused_run("naive", problem, NUM_STEPS, remarks)()
+    assert not remarks
+    monkeypatch.setenv("FUSELANE_MIN_GAIN", "1e9")
+    fused_run("naive", problem, NUM_STEPS, remarks)()
+    (remark,) = remarks
+    assert remark.startswith("by default left to XLA: "), remark
+    monkeypatch.setenv("FUSELANE_MAX_COMPILE_S", "1e-6")
+    with pytest.warns(FuselaneWarning), pytest.raises(RuntimeError, match="not fused: "):
+        fused_run("naive", problem, NUM_STEPS, remarks)
 
 
 CHILD: Final = """

@@ -98,6 +98,25 @@ def test_gather_from_shared_table(lanes: int, options: Settings, dtype: str) -> 
 
 
 @layouts
+def test_table_of_constants_is_read_where_it_is(lanes: int, options: Settings) -> None:
+    """No lane has its own copy of what all lanes read at one place."""
+    table = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    body = f"""
+      numbers = s32[12] constant({{{str(table)[1:-1]}}})
+      table = s32[{lanes},12] broadcast(numbers), dimensions={{1}}
+      picked = s32[{lanes},1] dynamic-slice(table, zero, i), dynamic_slice_sizes={{{lanes},1}}
+      p0 = s32[{lanes}] reshape(picked)
+      y = s32[{lanes}] add(e0, p0)"""
+    module = counting_loop(body, ["y"], [f"s32[{lanes}]"], trip_count=TRIPS)
+
+    def step(i: int, x: NumpyArray) -> Sequence[NumpyArray]:
+        return (x + table[i],)
+
+    compiled = check(module, step, TRIPS, some_values(lanes), **options)
+    assert compiled.code.ir.count("store ") < 12
+
+
+@layouts
 @pytest.mark.parametrize("size", [5, 40, 100])
 def test_scatter_in_order(lanes: int, options: Settings, size: int) -> None:
     """Three updates per lane, some outside, some of one element, combined in order."""

@@ -268,6 +268,55 @@ def test_element_is_changed(size: int, is_looked_at: bool) -> None:
     check(change_each_step(*map(changing, OPERATIONS)), array, indices(size))
 
 
+PLACES: Final = {
+    "few": [3, 0, -1],
+    "some": [*range(5), *range(8, 3, -1), -2],
+    "outside": [2, 99, -99, 4],
+    "many": list(range(-70, 30)),
+}
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("size", [12, 60])
+def test_places_are_known(size: int, places: str) -> None:
+    """A move of a puzzle: the same elements of every lane, wherever its array is."""
+
+    def move(array: jax.Array, index: jax.Array, number: jax.Array) -> jax.Array:
+        at = jnp.array(PLACES[places])
+        moved = array.at[at].set(jnp.roll(array[at], 2) + number, mode="drop")
+        return moved.at[jnp.flip(jnp.arange(7))].add(moved[at[:7] - 1].sum() + index)
+
+    check(change_each_step(move), linear_values((LANES, size), "int32"), indices(9))
+
+
+@pytest.mark.parametrize("steps", [2, 9])
+def test_moves_of_a_cube(steps: int) -> None:
+    """Rows and columns of three sides, places joined of ranges up and down; two moves to choose
+    from."""
+
+    def turn(side: int) -> Callable[[jax.Array], jax.Array]:
+        up, down = jnp.arange(3), jnp.flip(jnp.arange(3))
+        rows = jnp.concatenate([up, jnp.full(3, side), down])
+        columns = jnp.concatenate([jnp.full(3, 2 - side), up, jnp.full(3, side)])
+        sides = jnp.repeat(jnp.array([1, 2, 0]), 3)
+
+        def moved(cube: jax.Array) -> jax.Array:
+            return cube.at[sides, rows, columns].set(jnp.roll(cube[sides, rows, columns], 3))
+
+        return moved
+
+    def program(cubes: jax.Array, moves: jax.Array) -> Any:
+        def step(cubes: jax.Array, move: jax.Array) -> tuple[jax.Array, jax.Array]:
+            cubes = jax.vmap(lambda i, cube: lax.switch(i, [turn(0), turn(2)], cube))(move, cubes)
+            return cubes, cubes[:, 1].sum(1)
+
+        return lax.scan(step, cubes, moves)
+
+    cubes = np.arange(LANES * 27, dtype=np.int8).reshape(LANES, 3, 3, 3)
+    moves = np.random.default_rng(0).integers(0, 2, (steps, LANES)).astype(np.int32)
+    check(program, cubes, moves)
+
+
 @pytest.mark.parametrize("mode", ["drop", "clip"])
 @pytest.mark.parametrize("size", [5, 60])
 def test_modes_of_changes(mode: str, size: int) -> None:

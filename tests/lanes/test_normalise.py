@@ -9,6 +9,7 @@ from fuselane.analysis.opcodes import LANE_OPCODES
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.lanes.known import known_elements
 from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.normalise import normalise
 from tests.hlo.xla import module_of, to_text
@@ -264,6 +265,66 @@ ENTRY main {{
     loop = normalise(loop_of(module))
     passed_in = ["parameter", "fusion"] if is_passed_in else ["parameter"]
     assert [operand.opcode for operand in loop.operands] == passed_in
+    check(loop)
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_numbers_of_index_vectors_are_worked_out_if_they_can_be(is_constant: bool) -> None:
+    """Those of `x[:, [0, 3, -1]]`, each lane of which adds 5 to what is below zero."""
+    table = "constant({0, 3, -1})" if is_constant else "parameter(1)"
+    module = module_of(f"""
+HloModule test
+count {{
+  lanes = s32[8,3,1] iota(), iota_dimension=0
+  k = s32[3] parameter(0)
+  rows = s32[8,3] broadcast(k), dimensions={{1}}
+  zero = s32[] constant(0)
+  zeros = s32[8,3] broadcast(zero), dimensions={{}}
+  below = pred[8,3] compare(rows, zeros), direction=LT
+  size = s32[] constant(5)
+  sizes = s32[8,3] broadcast(size), dimensions={{}}
+  around = s32[8,3] add(rows, sizes)
+  at = s32[8,3] select(below, around, rows)
+  column = s32[8,3,1] reshape(at)
+  ROOT vectors = s32[8,3,2] concatenate(lanes, column), dimensions={{2}}
+}}
+body {{
+  p = (s32[], s32[8,5], s32[8,3,2]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = s32[8,5] get-tuple-element(p), index=1
+  v = s32[8,3,2] get-tuple-element(p), index=2
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  g = s32[8,3] gather(x, v), offset_dims={{}}, collapsed_slice_dims={{0,1}},
+    start_index_map={{0,1}}, index_vector_dim=2, slice_sizes={{1,1}}
+  nothing = s32[] constant(0)
+  wide = s32[8,5] pad(g, nothing), padding=0_0x1_1
+  y = s32[8,5] add(x, wide)
+  ROOT root = (s32[], s32[8,5], s32[8,3,2]) tuple(next, y, v)
+}}
+condition {{
+  p = (s32[], s32[8,5], s32[8,3,2]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(10)
+  ROOT go = pred[] compare(i, n), direction=LT
+}}
+ENTRY main {{
+  zero = s32[] constant(0)
+  x = s32[8,5] parameter(0)
+  k = s32[3] {table}
+  v = s32[8,3,2] fusion(k), kind=kLoop, calls=count
+  init = (s32[], s32[8,5], s32[8,3,2]) tuple(zero, x, v)
+  ROOT loop = (s32[], s32[8,5], s32[8,3,2]) while(init), condition=condition, body=body
+}}
+""")
+    loop = normalise(loop_of(module))
+    assert len(loop.operands) == 1 + (not is_constant)
+    selects = [*opcodes(loop.region), *opcodes(body_of(loop))].count("select")
+    assert selects == (not is_constant)
+    known = known_elements(find(body_of(loop), "gather").operands[1])
+    if is_constant:
+        assert known is not None and known.mask.all()
+        assert np.array_equal(known.values.reshape(8, 3), [[0, 3, 4]] * 8)
     check(loop)
 
 

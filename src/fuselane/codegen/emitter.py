@@ -173,6 +173,7 @@ class Emitter:
             %b = f32[8,99] add(..)       scratch, filled by a loop; a view if read once, element by
                                          element
             %c = f32[99,8] transpose(%b) a view: each read of it is a read of %b
+            %d = s32[8,4] broadcast(%e)  a view if %e is a constant
 
         Args:
             instruction: What is defined.
@@ -184,7 +185,8 @@ class Emitter:
         shape, lane = instruction.shape, self.lane(instruction)
         is_small = residual_size(shape.dimensions, lane) <= self.max_unrolled
         in_front = instruction.computation is self.program.region
-        may_stay = (in_front or not is_small) and self.stays_view(instruction)
+        is_free = in_front or not is_small or self.views.is_table(instruction)
+        may_stay = is_free and self.stays_view(instruction)
         is_looped = home is not None or is_long or self._is_read_in_loops(instruction)
         if is_small and not may_stay and not is_looped:
             self.values[instruction] = _in_registers(shape, lane, element)

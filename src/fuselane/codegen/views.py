@@ -51,6 +51,7 @@ class Views:
     max_unrolled: int
     panels: Container[HloInstruction] = ()
     _made_anew: dict[HloInstruction, bool] = field(default_factory=dict)
+    _tables: dict[HloInstruction, bool] = field(default_factory=dict)
 
     def is_view(self, instruction: HloInstruction) -> bool:
         """Returns whether reading an instruction's value may be reading its operands; see
@@ -60,6 +61,19 @@ class Views:
         lane = self.program.lane_dimensions.get(instruction)
         size = residual_size(instruction.shape.dimensions, lane)
         return size > self.max_unrolled and self.stays_view(instruction)
+
+    def is_table(self, instruction: HloInstruction) -> bool:
+        """Returns whether a value is constants that were moved: reading one costs nothing, and all
+        lanes read the same."""
+        found = self._tables.get(instruction)
+        if found is None:
+            found = instruction.opcode == "constant" or (
+                instruction.opcode in _CHEAP_TO_REPEAT
+                and instruction.opcode != "iota"
+                and all(map(self.is_table, instruction.operands))
+            )
+            self._tables[instruction] = found
+        return found
 
     def stays_view(self, instruction: HloInstruction) -> bool:
         """Returns whether an instruction with too many elements for registers is never stored."""

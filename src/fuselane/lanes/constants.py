@@ -12,9 +12,9 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder
 
 _CHEAP_OPCODES: Final = frozenset({"iota", "broadcast", "copy", "bitcast", "reshape", "convert"})
-_INTEGER_OPCODES: Final = frozenset({"add", "multiply", "subtract"})
+_INTEGER_OPCODES: Final = frozenset({"add", "concatenate", "multiply", "subtract"})
 _MAX_CHEAP_INSTRUCTIONS: Final = 8
-_MAX_CONSTANT_ELEMENTS: Final = 64
+MAX_CONSTANT_ELEMENTS: Final = 64
 """Larger constants in front of a loop, and larger tables of integers, are passed in rather than
 made part of the kernel."""
 
@@ -46,7 +46,7 @@ def _count_cheap(instruction: HloInstruction) -> int | None:
 
 def _is_cheap_itself(instruction: HloInstruction) -> bool:
     if instruction.opcode == "constant":
-        return instruction.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
+        return instruction.shape.num_elements <= MAX_CONSTANT_ELEMENTS
     is_cheap = instruction.opcode in _CHEAP_OPCODES and instruction.shape.is_array
     return is_cheap or _is_of_integers(instruction)
 
@@ -56,7 +56,7 @@ def _is_of_integers(instruction: HloInstruction) -> bool:
     if instruction.opcode not in _INTEGER_OPCODES:
         return False
     shape = instruction.shape
-    return shape.element_type.is_integral and shape.num_elements <= _MAX_CONSTANT_ELEMENTS
+    return shape.element_type.is_integral and shape.num_elements <= MAX_CONSTANT_ELEMENTS
 
 
 def is_constant(value: HloInstruction) -> bool:
@@ -66,7 +66,7 @@ def is_constant(value: HloInstruction) -> bool:
     if _is_of_integers(value):
         return all(map(is_constant, value.operands))
     return value.opcode == "iota" or (
-        value.opcode == "constant" and value.shape.num_elements <= _MAX_CONSTANT_ELEMENTS
+        value.opcode == "constant" and value.shape.num_elements <= MAX_CONSTANT_ELEMENTS
     )
 
 

@@ -8,7 +8,8 @@ says which lane they belong to:
 
 The loop gets `%x` instead, and puts the vector together itself, so that everyone can see what its
 first part is. Where `%x` is constant XLA has folded all of it into one constant of numbers, which
-is taken apart again.
+is taken apart again. Where `%x` is computed of constants, as the indices of `x.at[[0, -1]]` are
+with one compare and one select for each lane, its numbers are known, and the loop has those.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ import numpy as np
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
 from fuselane.lanes.builder import ComputationBuilder, array_shape
-from fuselane.lanes.constants import is_constant, transplant
+from fuselane.lanes.constants import MAX_CONSTANT_ELEMENTS, is_constant, transplant
+from fuselane.lanes.known import known_elements
 from fuselane.lanes.values import Value, array_of
 
 _MAX_PARTS: Final = 8
+_MAX_WORKED_OUT: Final = 1 << 22
+"""Numbers of one part, those of all lanes together."""
 
 
 def is_index_vector(instruction: HloInstruction) -> bool:
@@ -81,7 +85,7 @@ def take_apart(constant: HloInstruction, builder: ComputationBuilder) -> HloInst
     """Returns a constant as a concatenate of iotas and numbers; None if it is more than that."""
     values = constant.literal
     parts = [
-        _part(constant, values[..., place : place + 1], builder)
+        _emit_numbers(values[..., place : place + 1], constant, builder)
         for place in range(values.shape[-1])
     ]
     found = [part for part in parts if part is not None]
@@ -92,19 +96,36 @@ def take_apart(constant: HloInstruction, builder: ComputationBuilder) -> HloInst
     return builder.emit("concatenate", shape, found, dimensions, origin=constant)
 
 
-def _part(
-    constant: HloInstruction, values: np.ndarray, builder: ComputationBuilder
+def work_out(vector: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
+    """Returns a concatenate whose parts are constants where their numbers are known."""
+    if vector.opcode != "concatenate":
+        return vector
+    parts = [_work_out_part(part, builder) for part in vector.operands]
+    dimensions = (("dimensions", vector.dimensions),)
+    return builder.emit("concatenate", vector.shape, parts, dimensions, origin=vector)
+
+
+def _work_out_part(part: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
+    if is_constant(part) or part.shape.num_elements > _MAX_WORKED_OUT:
+        return part
+    known = known_elements(part)
+    if known is None or not known.mask.all():
+        return part
+    return _emit_numbers(known.values, part, builder) or part
+
+
+def _emit_numbers(
+    values: np.ndarray, origin: HloInstruction, builder: ComputationBuilder
 ) -> HloInstruction | None:
-    """Returns an iota or one number broadcast, if these are the values."""
-    element = constant.shape.element_type
-    first = values.flat[0]
-    if np.all(values == first):
-        scalar = array_shape(element, ())
-        literal = numpy_to_literal(np.asarray(first), scalar)
-        return builder.broadcast(builder.constant(scalar, literal, constant), values.shape, ())
-    for axis, size in enumerate(values.shape):
-        numbers = np.arange(size).reshape([-1 if d == axis else 1 for d in range(values.ndim)])
-        if np.array_equal(values, np.broadcast_to(numbers, values.shape)):
-            attributes = (("dimensions", (axis,)),)
-            return builder.emit("iota", array_shape(element, values.shape), (), attributes)
-    return None
+    """Returns an iota or a small constant broadcast, if these are the values."""
+    element = origin.shape.element_type
+    axes = [a for a in range(values.ndim) if not np.all(values == values.take([0], axis=a))]
+    different = values[tuple(slice(None) if a in axes else 0 for a in range(values.ndim))]
+    if len(axes) == 1 and np.array_equal(different, np.arange(different.size)):
+        attributes = (("dimensions", (axes[0],)),)
+        return builder.emit("iota", array_shape(element, values.shape), (), attributes)
+    if different.size > MAX_CONSTANT_ELEMENTS:
+        return None
+    shape = array_shape(element, different.shape)
+    constant = builder.constant(shape, numpy_to_literal(different.copy(), shape), origin)
+    return builder.broadcast(constant, values.shape, tuple(axes))

@@ -131,6 +131,7 @@ def _slice(value: HloInstruction, array: Array) -> Array:
 _MOVEMENT: Final[Mapping[str, Callable[[HloInstruction, Array], Array]]] = {
     "broadcast": _broadcast,
     "reshape": lambda value, array: array.reshape(value.shape.dimensions),
+    "reverse": lambda value, array: np.flip(array, value.dimensions),
     "slice": _slice,
     "transpose": lambda value, array: array.transpose(value.dimensions),
 }

@@ -42,7 +42,7 @@ from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.guarded_updates import select_updates
-from fuselane.lanes.index_vectors import is_folded_vector, is_index_vector, take_apart
+from fuselane.lanes.index_vectors import is_folded_vector, is_index_vector, take_apart, work_out
 from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.reduction_trees import lower_reduction
 from fuselane.lanes.rows import picks_rows
@@ -185,8 +185,9 @@ class _Normaliser:
             if vector is not None:
                 return vector
         if is_invariant and is_index_vector(operand):
-            sources = [self._parameter(source) for source in operand.operands]
-            return array_of(self._visit(operand, sources, self._region))
+            sources = [self._initial_value(source, is_invariant) for source in operand.operands]
+            vector = array_of(self._visit(operand, sources, self._region))
+            return work_out(vector, self._region)
         if is_invariant and picks_rows(operand):
             source = self._parameter(operand.operands[0])
             return array_of(self._visit(operand, [source], self._region))

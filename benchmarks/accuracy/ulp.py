@@ -29,7 +29,7 @@ from llvmlite import ir
 from fuselane.codegen.elemental.floating import emit_floating
 from fuselane.codegen.llvm import compile_object
 from fuselane.codegen.loading import load_object
-from fuselane.codegen.math import MATH_OPCODES
+from fuselane.codegen.math import MATH_OPCODES, define_short_roots
 from fuselane.codegen.types import llvm_type
 from fuselane.hlo.shape import PrimitiveType
 
@@ -139,7 +139,10 @@ def compile_kernel(emit: Emit, dtype: str, width: int, num_operands: int) -> Ker
     type_ = ir.VectorType(scalar, width) if width else scalar
     index = ir.IntType(64)
     signature = ir.FunctionType(ir.VoidType(), [ir.PointerType()] * (num_operands + 1) + [index])
-    function = ir.Function(ir.Module(), signature, "kernel")
+    module = ir.Module()
+    if not width:
+        define_short_roots(module)
+    function = ir.Function(module, signature, "kernel")
     *arrays, size = function.args
     entry, loop, done = (function.append_basic_block(name) for name in ("entry", "loop", "done"))
     ir.IRBuilder(entry).branch(loop)
@@ -450,7 +453,9 @@ def main() -> None:
     parser.add_argument("--functions", nargs="+", choices=OPCODES, default=sorted(OPCODES))
     parser.add_argument("--types", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--specials", action="store_true", help="the table of special values")
-    parser.add_argument("--width", type=int, default=16, help="lanes of a vector, 0 for scalars")
+    parser.add_argument(
+        "--width", type=int, default=16, help="lanes of a vector; 0 for kernels without lanes"
+    )
     options = parser.parse_args()
     with np.errstate(all="ignore"):
         if options.specials:

@@ -44,14 +44,13 @@ from fuselane.backends.backend import Backend
 from fuselane.backends.cpu import CpuBackend
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, LoopDecision
-from fuselane.errors import OutOfTimeError
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.remainder import fuse_remainder
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify
-from fuselane.lanes.ahead import Ahead, forget_trip_count, undo_ahead
+from fuselane.lanes.ahead import Ahead, forget_trip_count, insert_ahead, undo_ahead
 from fuselane.lanes.checked_loop import is_reference
 from fuselane.lanes.dispatch import keep_asynchronous
 from fuselane.lanes.donation import (
@@ -60,7 +59,7 @@ from fuselane.lanes.donation import (
     forget_donation,
     forgetting_us,
 )
-from fuselane.lanes.residuals import Residuals, find_residuals
+from fuselane.lanes.residuals import Residuals
 from fuselane.lanes.small_calls import put_back_loops, take_out_loops
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.unassigned import forget_layouts, has_layouts
@@ -116,17 +115,23 @@ def transform(
         if not (backend.comes_after_layouts or has_layouts(module)):
             forget_layouts(module)
             kernels.constrains_layouts = True
-        if has_loops:
-            take_out_loops(module)
-            _replace_loops(kernels)
-            put_back_loops(module)
-        result: bytes | None = None
-        if kernels.has_any:
-            if backend.comes_after_layouts:
-                fuse_remainder(module)
-            copy_donated_arguments(module)
-            result = _write(kernels)
+        with kernels.all_or_none():
+            result = _replace_all(kernels) if has_loops else None
         return result if strategy is None else _fuse(kernels, strategy) or result
+
+
+def _replace_all(kernels: Kernels) -> bytes | None:
+    """Replaces what loops of a module can run as kernels; None if there are none."""
+    module = kernels.module
+    take_out_loops(module)
+    _replace_loops(kernels)
+    put_back_loops(module)
+    if not kernels.has_any:
+        return None
+    if kernels.backend.comes_after_layouts:
+        fuse_remainder(module)
+    copy_donated_arguments(module)
+    return _write(kernels)
 
 
 def _replace_loops(kernels: Kernels) -> None:
@@ -153,7 +158,7 @@ def _visit(
         The computations that what stays calls, each with where it runs.
     """
     called = []
-    residuals = _find_residuals(computation, kernels.deadline)
+    residuals = kernels.find_residuals(computation) or {}
     first = list(residuals)  # they may compute what others stack
     for instruction in [*first, *(i for i in computation.instructions if i not in residuals)]:
         if kernels.is_out_of_time:
@@ -173,17 +178,6 @@ def _visit(
     return called
 
 
-def _find_residuals(
-    computation: HloComputation, deadline: budget.Deadline
-) -> Mapping[HloInstruction, Residuals]:
-    """Returns what loops of a computation may compute instead of having another stack it."""
-    try:
-        with budget.until(deadline):
-            return find_residuals(computation)
-    except OutOfTimeError:  # the next loop says so
-        return {}
-
-
 def _replace_any(
     loop: HloInstruction,
     place: Place,
@@ -192,7 +186,7 @@ def _replace_any(
 ) -> bool:
     """Replaces a loop of any structure; one with branches for XLA stays, and the loop that is put
     into it, to run ahead of them, is replaced."""
-    ahead = kernels.run_ahead(loop)
+    ahead = kernels.find_ahead(loop)
     if ahead is not None:
         refusal = _replace_ahead(loop, ahead, place, kernels)
         if refusal is not None:
@@ -206,7 +200,7 @@ def _replace_any(
         return True
     undo_tupled(loop, tupled)
     is_settled = kernels.is_out_of_time or is_over_soon(refusal)
-    rare = None if is_settled else kernels.run_ahead(loop, rare=True)
+    rare = None if is_settled else kernels.find_ahead(loop, rare=True)
     if rare is None or _replace_ahead(loop, rare, place, kernels) is not None:
         kernels.log.append(refusal)
     return False
@@ -215,13 +209,14 @@ def _replace_any(
 def _replace_ahead(
     loop: HloInstruction, ahead: Ahead, place: Place, kernels: Kernels
 ) -> LoopDecision | None:
-    """Replaces the loop that runs ahead inside another; takes it out and says why, if it is not
-    replaced."""
-    refusal = kernels.replace(ahead.loop, replace(place, ahead=ahead))
+    """Puts a loop that runs ahead into another and replaces it; takes it out and says why, if it is
+    not replaced."""
+    inside = insert_ahead(loop, ahead)
+    refusal = kernels.replace(inside, replace(place, ahead=ahead))
     if refusal is None:
         forget_trip_count(loop)
     else:
-        undo_ahead(ahead.loop)
+        undo_ahead(inside)
     return refusal
 
 
@@ -244,15 +239,14 @@ def _fuse(kernels: Kernels, strategy: Pipeline) -> bytes | None:
     None also if the strategy goes on from XLA's fusions and found nothing to do, or if XLA would
     forget that arguments are donated, and these are large, or many for what there is to be gained.
     """
-    module = kernels.module
-    if leaves_donated(strategy, module):
-        return None
-    backend = kernels.backend
-    passes = strategy
-    if isinstance(backend, CpuBackend):
-        passes = _with_kernels(strategy, kernels, backend)
+    module, backend = kernels.module, kernels.backend
     try:
-        with budget.until(kernels.deadline):
+        with kernels.all_or_none(), budget.until(kernels.deadline):
+            if leaves_donated(strategy, module):
+                return None
+            passes = strategy
+            if isinstance(backend, CpuBackend):
+                passes = _with_kernels(strategy, kernels, backend)
             steps = running.apply(module, passes)
             told = plan_fusion.complaint(steps)
             if told:

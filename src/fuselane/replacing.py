@@ -14,8 +14,10 @@ into the decision log; where a stage fails it stays with XLA, with one warning p
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from fuselane import budget
 from fuselane.analysis.dispatch import is_asynchronous
@@ -28,18 +30,18 @@ from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.errors import OutOfTimeError, UnsupportedError, VerificationError
-from fuselane.hlo.computation import reachable_computations
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify_computation
-from fuselane.lanes.ahead import Ahead, run_ahead
+from fuselane.lanes.ahead import Ahead, find_ahead
 from fuselane.lanes.checked_loop import CheckCalls
 from fuselane.lanes.donation import count_donated_bytes, forgetting_us
 from fuselane.lanes.form import form
 from fuselane.lanes.fused_decision import LEFT_OUT, describe
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes, replace_loop
-from fuselane.lanes.residuals import Residuals
+from fuselane.lanes.residuals import Residuals, find_residuals
 from fuselane.lanes.verification import replace_and_check
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 MAX_DONATED_BYTES: Final = 64 * 2**20
 """Donated arguments that may be copied for the sake of a kernel; see `lanes.donation`."""
+
+_Found = TypeVar("_Found")
 
 _UNVERIFIED: Final = "straight-line code is not verified while it runs"
 
@@ -131,7 +135,7 @@ class Kernels:
             return self._entry(loop, program, self._give_up(error))
         except Exception as error:
             return self._entry(loop, program, _failure(error))
-        # Recorded before the loop is taken apart; a failure below leaves the whole module alone.
+        # Recorded before the loop is taken apart; a failure below leaves all of them to XLA.
         numbers = {**gain.numbers(), **planned.plan.numbers()}
         if loop in self._left_out:
             numbers[LEFT_OUT] = float(self._left_out[loop])
@@ -195,19 +199,37 @@ class Kernels:
         made = replace_loop(loop, call.program, call.target, call.attributes)
         return replace(decision, instruction=made.name)
 
-    def run_ahead(self, loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
-        """Puts a loop into another that runs ahead of what stays with XLA; see `lanes.ahead`.
+    def find_residuals(
+        self, computation: HloComputation
+    ) -> Mapping[HloInstruction, Residuals] | None:
+        """Returns what loops of a computation may compute instead of having another stack it."""
+        return self._search(lambda: find_residuals(computation))
 
-        None also where XLA has yet to place copies, where its loops have to stay beside kernels,
-        and where the loop can't be looked at: it is found out why when it is replaced.
+    def find_ahead(self, loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
+        """Returns how a loop can run ahead of what of it stays with XLA; see `lanes.ahead`.
+
+        None also where XLA has yet to place copies, and where its loops have to stay beside
+        kernels.
         """
         if not self.backend.comes_after_layouts or self.options.verify:
             return None
+        return self._search(lambda: find_ahead(loop, rare=rare))
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Keeps the decisions of a `with` block back until it is done; if it fails, what it was to
+        replace stays with XLA, and the log says so."""
+        log, self.log = self.log, DecisionLog()
+        failure: BaseException | None = None
         try:
-            with budget.until(self.deadline):
-                return run_ahead(loop, rare=rare)
-        except (OutOfTimeError, VerificationError):
-            return None
+            yield
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            taken, self.log = self.log, log
+            for entry in taken:
+                log.append(entry if failure is None else _undone(entry, failure))
 
     # Stages.
 
@@ -296,6 +318,21 @@ class Kernels:
             compile_step=compile_step,
         )
 
+    def _search(self, search: Callable[[], _Found]) -> _Found | None:
+        """Returns what a search finds that changes nothing.
+
+        None where it fails, where time is over and where a loop can't be looked at; of the last two
+        it is said when the loop is replaced.
+        """
+        try:
+            with budget.until(self.deadline):
+                return search()
+        except (OutOfTimeError, VerificationError):
+            return None
+        except Exception as error:
+            _failure(error)
+            return None
+
     # The account.
 
     def _add(self, kernel_us: float) -> None:
@@ -314,7 +351,9 @@ class Kernels:
         kernel: str = "",
     ) -> LoopDecision:
         """Returns what the log is to say of a loop."""
-        trip_count = program.trip_count if program else compute_trip_count(loop)
+        trip_count = program.trip_count if program else None
+        if program is None and decision.reason is not Reason.INTERNAL_ERROR:
+            trip_count = compute_trip_count(loop)  # else it may be what failed
         return LoopDecision(
             module=self.module.name,
             name=loop.name,
@@ -341,6 +380,18 @@ class Kernels:
 
 def _failure(error: Exception) -> Decision:
     """Warns about a failure of ours and returns it as a decision."""
-    detail = f"{type(error).__name__}: {error}".rstrip(": ")
-    warn_once(f"Fuselane failed on a loop and left it to XLA: {detail}")
+    detail = _describe(error)
+    warn_once(f"Fuselane failed on a loop and left to XLA what it could not do: {detail}")
     return Reason.INTERNAL_ERROR.decide(detail=detail)
+
+
+def _undone(entry: LoopDecision, error: BaseException) -> LoopDecision:
+    """Returns what the log is to say of a loop when all that was replaced stays with XLA."""
+    if not entry.fused:
+        return entry
+    decision = Reason.INTERNAL_ERROR.decide(detail=_describe(error))
+    return replace(entry, decision=decision, kernel="")
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -64,10 +65,13 @@ H100: Final = GPUS["h100"]
 PRE_FUSION: Final = ("collective-optimizations", "simplification")
 
 
+@cache
 def compiled(program: Any, *arguments: Any) -> bytes:
-    """Returns the module that XLA:CPU makes of a program."""
-    (captured,) = capture(lower(jax.jit(program), "cpu", *arguments))
-    return captured.final
+    """Returns the module that XLA:CPU makes of a program, whose code nobody runs."""
+    quick = {"xla_backend_optimization_level": 0}
+    executable = lower(jax.jit(program), "cpu", *arguments).compile(quick).runtime_executable()
+    data: bytes = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+    return data
 
 
 def lane_program(program: Any, *arguments: Any) -> LaneProgram:
@@ -865,7 +869,7 @@ def test_state_beyond_the_registers_is_reckoned_with() -> None:
         backend = GpuBackend(Options(), H100)
         return backend.kernel_us(found, backend.plan(found))[0]
 
-    assert kernel_us(400) / kernel_us(200) > 2 * 1.3
+    assert kernel_us(300) / kernel_us(150) > 2 * 1.3
 
 
 def rotated(count: int) -> Callable[[jax.Array], Any]:

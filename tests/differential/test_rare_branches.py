@@ -181,7 +181,7 @@ def test_in_a_short_loop_nothing_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> 
     """XLA would be done with it before a kernel could pay, whatever its steps hold."""
     asked: list[bool] = []
 
-    def run_ahead(self: Kernels, loop: Any, *, rare: bool = False) -> None:
+    def find_ahead(self: Kernels, loop: Any, *, rare: bool = False) -> None:
         asked.append(rare)
 
     def program(x: jax.Array) -> Any:
@@ -190,7 +190,7 @@ def test_in_a_short_loop_nothing_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> 
 
         return lax.fori_loop(0, 3, step, x)
 
-    monkeypatch.setattr(Kernels, "run_ahead", run_ahead)
+    monkeypatch.setattr(Kernels, "find_ahead", find_ahead)
     _, report = run_and_explain(program, numbers(LANES), options={"min_gain": 1.15})
     assert [loop.decision.reason.code for loop in report.loops] == ["not-profitable"], report
     assert asked == [False]

@@ -13,7 +13,7 @@ from jax import lax
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.backends import cpu
 from tests.differential.comparison import CLOSE, CLOSE_DOUBLE, EXACT, Tolerance
-from tests.differential.harness import Program, check, explain, linear_values
+from tests.differential.harness import Program, check, explain, linear_values, run_and_explain
 
 KEY: Final = np.array([3, 7], np.uint32)
 MIXES: Final[dict[str, Program]] = {
@@ -344,6 +344,11 @@ def test_inverse_roots(dtype: str) -> None:
 
         return lax.scan(step, values[0] * 0, values)
 
-    others = np.random.default_rng(0).uniform(0.01, 100, 200)
+    others = [1.0061859, *np.random.default_rng(0).uniform(0.01, 100, 200)]
     values = np.concatenate([ROOTS, others]).astype(dtype)
     check(roots, values, tolerance=Tolerance(ulp=4), x64=True)
+    with jax.enable_x64(True):
+        (_, found), _ = run_and_explain(roots, values)
+    exact = 1 / np.sqrt(values[len(ROOTS) :].astype(np.longdouble))
+    units = np.spacing(exact.astype(dtype))
+    assert np.all(np.abs(np.asarray(found)[len(ROOTS) :] - exact) <= 1.5 * units)

@@ -122,18 +122,26 @@ def test_a_program_that_calls_back(aside: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong_runs", "forms"), [((1,), {1: "differs"}), ((0, 2), {1: "xla-differs"}), ((0,), {})]
+    ("wrong", "forms"),
+    [
+        ({1: [0], 4: [0]}, {1: "differs"}),
+        ({1: [0]}, {1: "differs-fused"}),
+        ({0: [0], 2: [0]}, {1: "xla-differs"}),
+        ({0: [0], 2: [0], 3: [1]}, {1: "xla-differs"}),
+        ({0: [0]}, {}),
+    ],
 )
 def test_a_difference_is_seen(
-    monkeypatch: pytest.MonkeyPatch, wrong_runs: tuple[int, ...], forms: dict[int, str]
+    monkeypatch: pytest.MonkeyPatch, wrong: dict[int, list[int]], forms: dict[int, str]
 ) -> None:
-    """One bit of one result; XLA as users have it and XLA without fusion tell who is right."""
+    """One element in some runs: who is right is told, result by result, by XLA as users
+    have it, XLA without fusion, and kernels beside that."""
     real, runs = run._call, iter(range(9))
 
     def call(*arguments: Any) -> Any:
         results = [[np.array(array) for array in part] for part in real(*arguments)]
-        if next(runs) in wrong_runs:
-            results[1][0].flat[3] ^= 1
+        for number in wrong.get(next(runs), []):
+            results[1][number].flat[3] = 77
         return results
 
     monkeypatch.setattr(run, "_call", call)

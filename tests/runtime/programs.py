@@ -3,14 +3,19 @@
     python -m tests.runtime.programs MODE
 
 `plain` runs the program as it stands; `enabled` inside `fuselane.enabled()`; `explain` explains it;
-`save FILE` serializes the executable and `load FILE` runs it, both after `fuselane.enable()`.
+`save FILE` serializes the executable and `load FILE` runs it, `fork` and `spawn` run it in a child
+process and then here, all after `fuselane.enable()`.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import pickle
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +51,27 @@ def expected() -> np.ndarray[Any, Any]:
     return x
 
 
+def runs_as_kernel() -> bool:
+    """Runs the program after `fuselane.enable()`; whether it is right and a kernel did it."""
+    fuselane.enable()
+    result = jax.jit(program)(argument())
+    kernels: Any = sys.modules["fuselane.runtime.ffi"]
+    return bool(np.array_equal(result, expected())) and len(kernels.table) == 1
+
+
+def fork(action: Callable[[], bool]) -> None:
+    """Does something in a copy of this process; fails unless it returns True there."""
+    with warnings.catch_warnings(action="ignore"):  # JAX warns of forks
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if action() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def main(mode: str, *paths: str) -> None:
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
-    if mode in ("save", "load"):
+    if mode in ("save", "load", "fork", "spawn"):
         fuselane.enable()
     match mode:
         case "plain":
@@ -67,6 +89,15 @@ def main(mode: str, *paths: str) -> None:
         case "load":
             parts = pickle.loads(Path(paths[0]).read_bytes())
             result = serialize_executable.deserialize_and_load(*parts)(argument())
+        case "fork":
+            fork(runs_as_kernel)
+            result = jax.jit(program)(argument())
+            fork(lambda: True)
+            result = jax.jit(program)(result * 0 + argument())
+        case "spawn":
+            result = jax.jit(program)(argument())
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                assert pool.apply(runs_as_kernel)
     decisions = fuselane.decisions().loops if "fuselane.api" in sys.modules else ()
     ffi = sys.modules.get("fuselane.runtime.ffi")
     told = {

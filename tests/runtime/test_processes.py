@@ -86,6 +86,12 @@ def test_serialized_executable(tmp_path: Path, own_cache: Path) -> None:
         shutil.rmtree(own_cache)
 
 
+@pytest.mark.parametrize("mode", ["fork", "spawn"])
+def test_children_of_a_process_that_has_enabled_it(mode: str) -> None:
+    """They have kernels of their own, and their parent goes on."""
+    assert run(mode)["num_kernels"] == 1
+
+
 def test_two_processes_compile_at_once(persistent: dict[str, str]) -> None:
     command = [sys.executable, "-m", "tests.runtime.programs", "enabled"]
     processes = [

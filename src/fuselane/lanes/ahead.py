@@ -47,29 +47,30 @@ _LOUD_OPCODES: Final = frozenset(LEFT_OPCODES) - FREE_OPCODES
 @final
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A loop that runs ahead.
+    """How a loop can run ahead inside another.
 
     Attributes:
-        loop: The `while` inside.
+        kept: Which elements of the state of the one around it carries.
+        called: Its body and its condition.
         calls_back: Whether the steps that are left to XLA call back.
         quiet_steps: How many steps lie between those by all appearances; few, if nothing tells.
     """
 
-    loop: HloInstruction
+    kept: Sequence[int]
+    called: Sequence[HloComputation]
     calls_back: bool
     quiet_steps: float
 
 
-def run_ahead(loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
-    """Puts a loop that runs ahead into a `while` with loud branches.
+def find_ahead(loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
+    """Returns how a loop can run ahead inside a `while` with loud branches, which is not changed.
 
     Args:
-        loop: A `while` of a module, with a body that nothing else calls. XLA must evaluate its
-            condition from now on, see `forget_trip_count`.
+        loop: A `while` of a module, with a body that nothing else calls.
         rare: Whether branches that seem to be taken rarely count as loud, whatever they hold.
     Returns:
         None if the loop is loud in every step or in none, or if what it goes on with hangs on the
-        branches; it is as it was then.
+        branches.
     """
     body, condition = loop.body, loop.condition
     if not any(instruction.opcode == "conditional" for instruction in body.instructions):
@@ -86,7 +87,7 @@ def run_ahead(loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
     computations = reachable_computations([body])
     calls_back = any(_is_effect(i) for c in computations for i in c.instructions)
     quiet_steps = _count_quiet_steps(body, loudness, calls_back)
-    return Ahead(_insert(loop, kept, called), calls_back, quiet_steps)
+    return Ahead(kept, called, calls_back, quiet_steps)
 
 
 def _find_rare(body: HloComputation) -> list[HloComputation]:
@@ -112,8 +113,34 @@ def _count_quiet_steps(body: HloComputation, loudness: _Loudness, calls_back: bo
     return max(1 / share - 1, 1.0)
 
 
+def insert_ahead(loop: HloInstruction, ahead: Ahead) -> HloInstruction:
+    """Makes a loop's body go on with one that runs ahead, behind all else: that changes memory in
+    place.
+
+    XLA must evaluate the condition of the loop around it from now on, see `forget_trip_count`.
+    Returns the `while` inside.
+    """
+    body = loop.body
+    root, (parameter,) = body.root, body.parameters
+    values = [root.operands[index] for index in ahead.kept]
+    last = [i for i in body.instructions if set(i.users) <= {root} and i is not root]
+    start = body.add(HloInstruction.create("tuple", ahead.called[0].root.shape, values))
+    inside = HloInstruction.create(
+        "while", start.shape, [start], called_computations=ahead.called, metadata=loop.metadata
+    )
+    body.add(inside).name = loop.name
+    for instruction in last:
+        if instruction not in (*values, parameter):
+            inside.add_control_predecessor(instruction)
+    for position, index in enumerate(ahead.kept):
+        if not is_invariant(inside, position):
+            root.replace_operand(index, body.add(element_of(inside, position)))
+    body.sort()
+    return inside
+
+
 def undo_ahead(inside: HloInstruction) -> None:
-    """Takes a loop that `run_ahead` made, and that stays with XLA, out again."""
+    """Takes a loop that `insert_ahead` put in, and that stays with XLA, out again."""
     body, start = inside.computation, inside.operands[0]
     assert body is not None, "it is in the module"
     for element in list(inside.users):
@@ -130,27 +157,6 @@ def forget_trip_count(loop: HloInstruction) -> None:
         config = json.loads(loop.backend_config)
         del config["known_trip_count"]
         loop.proto.backend_config = json.dumps(config).encode()
-
-
-def _insert(loop: HloInstruction, kept: list[int], called: list[HloComputation]) -> HloInstruction:
-    """Makes a body go on with a loop, behind all else: that loop changes memory in place."""
-    body = loop.body
-    root, (parameter,) = body.root, body.parameters
-    values = [root.operands[index] for index in kept]
-    last = [i for i in body.instructions if set(i.users) <= {root} and i is not root]
-    start = body.add(HloInstruction.create("tuple", called[0].root.shape, values))
-    inside = HloInstruction.create(
-        "while", start.shape, [start], called_computations=called, metadata=loop.metadata
-    )
-    body.add(inside).name = loop.name
-    for instruction in last:
-        if instruction not in (*values, parameter):
-            inside.add_control_predecessor(instruction)
-    for position, index in enumerate(kept):
-        if not is_invariant(inside, position):
-            root.replace_operand(index, body.add(element_of(inside, position)))
-    body.sort()
-    return inside
 
 
 def _quiet_body(loop: HloInstruction, kept: list[int], loudness: _Loudness) -> HloComputation:

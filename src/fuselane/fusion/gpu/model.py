@@ -368,12 +368,15 @@ class PerformanceModel:
             operands = self.cost_of(kernel).operands
             num_bytes = [0] * len(operands)
             ticks = num_bytes.copy()
+            shape, before, read, taken = None, -1, 0, 0
             for operand, place in places_in(kernel).items():
                 total = operands[place].bytes_read
-                if share is not None and (share != 1.0 or total >= EXACT_IN_F32):
-                    total = _share(total, share)
-                num_bytes[place] = total
-                ticks[place] = self._read_ticks(operand, total, running)
+                if total != before or operand.shape is not shape:  # most are alike
+                    shape, before = operand.shape, total
+                    if share is not None and (share != 1.0 or total >= EXACT_IN_F32):
+                        total = _share(total, share)
+                    read, taken = total, self._read_ticks(operand, total, running)
+                num_bytes[place], ticks[place] = read, taken
             reading = kernel.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
             if share is None and max(num_bytes, default=0) < EXACT_IN_F32:
                 kernel.readings[running.reading, 1.0] = reading

@@ -186,6 +186,8 @@ def test_warning(planned: PlannedModule, tmp_path: Path) -> None:
         ("{", "is no JSON"),
         ("[]", "is no plan of"),
         ('{"fuselane-plan": 1}', "has another form: it lacks 'modules'."),
+        ('{"fuselane-plan": 1, "modules": 7}', "has another form: objects, lists and texts are"),
+        ('{"fuselane-plan": 1, "modules": {"m": []}}', "another form: objects, lists and texts"),
         (
             '{"fuselane-plan": 1, "modules": {"m": {"lines": {}, "kernels": [{"results": ["x"], '
             '"edges": []}]}}}',

@@ -181,6 +181,29 @@ def test_operands_are_limited() -> None:
             assert refusal(log, "p").numbers == {"operands": 5, "limit": 4}
 
 
+def test_code_is_limited() -> None:
+    """A limit is a field; one instruction fewer and the kernel is made."""
+    for limit, num_kernels in ((2, 1), (1, 2)):
+        module = parse("""x = f32[1024] parameter(0) y = f32[1024] parameter(1)
+        p = f32[1024] add(x, y) ROOT c = f32[1024] negate(p)""")
+        log = run(module, rules=GpuRules(max_code_size=limit))
+        kernels = [i for i in module.entry.instructions if i.opcode != "parameter"]
+        assert len(kernels) == num_kernels
+        if num_kernels == 2:
+            assert refusal(log, "p").reason is BoundaryReason.CODE_DUPLICATION
+            assert refusal(log, "p").numbers == {"instructions": 2, "limit": 1}
+
+
+def test_nothing_is_fused_into_a_lone_bitcast() -> None:
+    """A bitcast needs no kernel; what only bitcasts read stays alone."""
+    log = run(
+        parse("""x = f32[1024] parameter(0) p = f32[1024] negate(x)
+        ROOT b = f32[32,32] bitcast(p)""")
+    )
+    assert refusal(log, "p").reason is BoundaryReason.NOT_FUSIBLE
+    assert "only read through bitcasts" in refusal(log, "p").detail
+
+
 def test_decisions_are_deterministic() -> None:
     """Two runs take the same decisions in the same order."""
     body = """x = f32[128,64] parameter(0) z = f32[] constant(0) a = f32[128,64] exponential(x)

@@ -12,11 +12,12 @@ import pytest
 
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.fuse import Fuser
+from fuselane.fusion.gpu import model as gpu_model
 from fuselane.fusion.gpu.costs import compute_cost, fuse_cost
 from fuselane.fusion.gpu.emitters import choose_emitter
 from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.launch import Launch, compute_launch
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, Kernel, PerformanceModel
 from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.gpu.rules import Demands, demands_of, is_fusible_on_gpu
@@ -293,16 +294,18 @@ def test_kernels_that_read_evenly_are_priced_as_any_others(
     body = f"""v0 = f32[{size}] parameter(0) v1 = f32[{size}] parameter(1) {" ".join(lines)}
     ROOT t = (f32[{size}], f32[{size}]) tuple(v38, v39)"""
     logs, modules, counts = [], [], []
-    even = PerformanceModel.even_ticks_won
+    reads_evenly = gpu_model._reads_evenly
     for is_quick in (True, False):
-        asked: list[int] = []
+        asked: list[Kernel] = []
 
-        def count(*arguments: Any, asked: list[int] = asked, quick: bool = is_quick) -> int | None:
-            won = even(*arguments) if quick else None
-            asked.extend([] if won is None else [won])
-            return won
+        def ask(
+            kernel: Kernel, cost: KernelCost, asked: list[Kernel] = asked, quick: bool = is_quick
+        ) -> bool:
+            is_even = quick and reads_evenly(kernel, cost)
+            asked.extend([kernel] * is_even)
+            return is_even
 
-        monkeypatch.setattr(PerformanceModel, "even_ticks_won", count)
+        monkeypatch.setattr(gpu_model, "_reads_evenly", ask)
         module, log = parse(body), FusionLog()
         PriorityFusion(gpu=GPU).run(module, log)
         logs.append(log.steps)

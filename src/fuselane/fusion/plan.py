@@ -161,7 +161,10 @@ def read_plan(path: Path) -> tuple[PlannedModule, ...]:
             )
             for name, module in content["modules"].items()
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (TypeError, AttributeError):
+        what = "objects, lists and texts are not where `fuselane fuse --save` writes them"
+        raise OptionError(f"The plan {str(path)!r} has another form: {what}.") from None
+    except (KeyError, ValueError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else f"{error}"
         raise OptionError(f"The plan {str(path)!r} has another form: {what}.") from None
     return modules

@@ -73,14 +73,6 @@ class PriorityFusion:
         return any(changed)
 
 
-_Pair = tuple[Plan | None, FusionDecision | None, int | None]
-"""What is known of one edge: how it would be made, if that was looked at; why it is refused, if it
-is; and how many ticks the user's own kernel takes longer than the one with the producer inside, if
-that was asked for."""
-
-_Pairs = dict[HloInstruction, _Pair]
-
-
 @final
 class _Queue:
     """One computation on its way through the pass.
@@ -103,8 +95,6 @@ class _Queue:
         self.fuser = Fuser(module, computation)
         self.log = log
         self.model = PerformanceModel(options.gpu)
-        self.pairs: dict[HloInstruction, _Pairs] = {}
-        """By producer and user; dropped when either changes."""
         self.priority: dict[HloInstruction, int] = {}
         self.heap: list[tuple[int, int, int, HloInstruction]] = []
         self.changed = False
@@ -126,7 +116,12 @@ class _Queue:
     # Priorities.
 
     def _price(
-        self, producer: HloInstruction, new: Sequence[HloInstruction] = (), lost: int = 0
+        self,
+        producer: HloInstruction,
+        new: Sequence[HloInstruction] = (),
+        lost: int = 0,
+        *,
+        has_grown: bool = False,
     ) -> None:
         """Puts a producer into the queue where its gain belongs, or takes it out.
 
@@ -134,6 +129,7 @@ class _Queue:
             producer: What may be computed in all its users.
             new: Those that changed, if any; nothing is known of them.
             lost: What its gain was larger by for users that changed or are gone.
+            has_grown: Whether it changed itself.
         """
         before = self.priority.pop(producer, None)
         if not producer.users or not _may_be_fused(producer):
@@ -141,18 +137,17 @@ class _Queue:
         if is_free_bitcast(producer):
             priority = _FIRST
         else:
-            of, known = self.model.kernel(producer), self.pairs.get(producer)
-            pairs = self.pairs[producer] = {} if known is None else known
+            of = self.model.kernel(producer)
             if not new or before is None:
-                if not self._can_fuse(of, pairs, producer.users):
+                if not self._can_fuse(of, producer.users):
                     return
                 time = of.time or self.model.time_of(of)
-                priority = LAUNCH + time.total + self._won(of, pairs, producer.users)
+                priority = LAUNCH + time.total + self._won(of, producer.users)
             else:
-                is_fusible = known is not None and self._can_fuse(of, pairs, new)
-                if not is_fusible and not self._can_fuse(of, pairs, producer.users):
+                is_fusible = not has_grown and self._can_fuse(of, new)
+                if not is_fusible and not self._can_fuse(of, producer.users):
                     return
-                priority = before - lost + self._won(of, pairs, new)
+                priority = before - lost + self._won(of, new)
             if priority < 0:
                 self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
                 return
@@ -160,7 +155,7 @@ class _Queue:
         if priority != before:
             heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
 
-    def _can_fuse(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> bool:
+    def _can_fuse(self, of: Kernel, users: Sequence[HloInstruction]) -> bool:
         """Whether a producer can be fused into users of it but bitcasts, of which one is none; a
         refusal is noted if these are all of them."""
         producer = of.instruction
@@ -169,7 +164,7 @@ class _Queue:
             if user.opcode == "bitcast" and is_free_bitcast(user):
                 continue
             is_read = True
-            _, refusal, _ = pairs.get(user) or self._pair(of, user, pairs)
+            refusal = self._refusal(of, self.model.kernel(user))
             if refusal is not None:
                 if users is producer.users:
                     self.log.note(self.options.name, producer, user, refusal)
@@ -187,65 +182,55 @@ class _Queue:
             )
         return is_read
 
-    def _won(self, of: Kernel, pairs: _Pairs, users: Sequence[HloInstruction]) -> int:
+    def _refusal(self, of: Kernel, into: Kernel) -> FusionDecision | None:
+        """Returns why a producer cannot be fused into a user, if so."""
+        producer, user = of.instruction, into.instruction
+        model, rules = self.model, self.rules
+        if of.is_plain and into.is_plain and not self.computation.has_root(producer):
+            costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
+            if rules.is_small(of.width + into.width, *costs):
+                return None
+            return rules.check_size(producer, user, *costs, places_in(into)[producer])
+        if producer not in into.refusals:
+            into.refusals[producer] = self._find_refusal(of, into)
+        return into.refusals[producer]
+
+    def _find_refusal(self, of: Kernel, into: Kernel) -> FusionDecision | None:
+        producer, user, model = of.instruction, into.instruction, self.model
+        refusal = check_pair(producer, user)
+        if refusal is not None:
+            return refusal
+        costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
+        demands = model.demands_of(of), model.demands_of(into)
+        emitters = model.plan_of(of).emission.emitter, model.plan_of(into, of).emission.emitter
+        opcodes = of.opcodes | into.opcodes
+        return self.rules.check(producer, user, opcodes, costs, demands, emitters)
+
+    def _won(self, of: Kernel, users: Sequence[HloInstruction]) -> int:
         """Returns the ticks won by users of a producer that compute it themselves."""
-        total = 0
+        model, producer, total = self.model, of.instruction, 0
         for user in users:
-            plan, refusal, won = pairs.get(user) or self._pair(of, user, pairs)
+            into = model.kernel(user)
+            won = into.won.get(producer)
             if won is None:
-                won = self._ticks_won(of, self.model.kernel(user), plan)
-                pairs[user] = plan, refusal, won
+                won = into.won[producer] = model.ticks_won(of, into)
             total += won
         return total
-
-    def _ticks_won(self, of: Kernel, into: Kernel, plan: Plan | None) -> int:
-        model = self.model
-        if plan is into.plan and plan is not None:
-            won = model.even_ticks_won(of, into, plan)
-            if won is not None:
-                return won
-        ticks = model.fused_ticks(of, into, plan or model.plan_of(into, of))
-        return (into.time or model.time_of(into)).total - ticks
-
-    def _pair(self, of: Kernel, user: HloInstruction, pairs: _Pairs) -> _Pair:
-        """Looks at a pair that is not known yet."""
-        producer, model, rules = of.instruction, self.model, self.rules
-        into = model.kernel(user)
-        refusal: FusionDecision | None
-        plan: Plan | None = None
-        if of.is_plain and into.is_plain and not self.computation.has_root(producer):
-            plan = model.plan_of(into, of)
-            costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
-            place = (into.places or places_in(into))[producer]
-            refusal = rules.check_size(producer, user, *costs, place)
-        else:
-            refusal = check_pair(producer, user)
-            if refusal is None:
-                plan = model.plan_of(into, of)
-                costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
-                demands = model.demands_of(of), model.demands_of(into)
-                emitters = model.plan_of(of).emission.emitter, plan.emission.emitter
-                opcodes = of.opcodes | into.opcodes
-                refusal = rules.check(producer, user, opcodes, costs, demands, emitters)
-        pair = pairs[user] = plan, refusal, None
-        return pair
 
     # Fusing.
 
     def _fuse_into_users(self, producer: HloInstruction, priority: int) -> None:
         model, users = self.model, producer.users.copy()
         of = model.kernel(producer)
-        known = self.pairs.get(producer, {})
         if priority == _FIRST:
-            known = self.pairs.setdefault(producer, known)
-            users = [u for u in users if (known.get(u) or self._pair(of, u, known))[1] is None]
+            users = [user for user in users if self._refusal(of, model.kernel(user)) is None]
         if not users:
             return
         decision = _worth(producer, priority)
         cost_of, demands_of = model.cost_of(of), model.demands_of(of)
         lost: dict[HloInstruction, int] = {}
         """What gains of operands were larger by for all that changes now."""
-        self._lose(producer, lost, is_gone=False)  # it may have users left
+        _lose(of, lost)
         grown: dict[HloInstruction, int] = {}
         """What kernels took that grow, of which gains are not told anew for all users."""
         updates: dict[HloInstruction, list[HloInstruction]] = {}
@@ -256,9 +241,8 @@ class _Queue:
             into = model.kernel(user)
             demands = model.demands_of(into).plus(demands_of)
             cost, places = fuse_cost(producer, user, cost_of, model.cost_of(into))
-            plan, pair = model.plan_of(into), known.get(user)
-            fused_plan = (pair and pair[0]) or model.plan_of(into, of)
-            self._lose(user, lost)
+            plan, fused_plan = model.plan_of(into), model.plan_of(into, of)
+            _lose(into, lost)
             fusion = self._fuse(producer, user, decision, fused_plan.emission.emitter)
             cost.settle([places[operand] for operand in fusion.operands])
             opcodes = into.opcodes if of.opcodes <= into.opcodes else into.opcodes | of.opcodes
@@ -277,26 +261,14 @@ class _Queue:
                 elif _may_be_fused(operand):
                     updates[operand] = [fusion]
         for gone in users if producer.users else [producer, *users]:
-            self._forget(gone)
+            model.forget(gone)
         for fusion, (cost, opcodes, kept, demands) in new.items():
             model.learn(fusion, cost, opcodes, kept, demands)
         for instruction in dict.fromkeys([*new, *updates]):
             changed, less = updates.get(instruction, ()), lost.get(instruction, 0)
             if changed and instruction in grown:
                 less += grown[instruction] - model.time(instruction).total
-            self._price(instruction, changed, less)
-
-    def _lose(
-        self, user: HloInstruction, lost: dict[HloInstruction, int], *, is_gone: bool = True
-    ) -> None:
-        """Adds up what a user that changes contributed to the gains of its operands, and drops what
-        is known of the edges to it, if they are gone."""
-        for operand in dict.fromkeys(user.operands):
-            pairs = self.pairs.get(operand)
-            if pairs is not None:
-                pair = pairs.pop(user, None) if is_gone else pairs.get(user)
-                if pair is not None and pair[2]:
-                    lost[operand] = lost.get(operand, 0) + pair[2]
+            self._price(instruction, changed, less, has_grown=instruction in new)
 
     def _fuse(
         self,
@@ -314,11 +286,6 @@ class _Queue:
         self.changed = True
         return fusion
 
-    def _forget(self, instruction: HloInstruction) -> None:
-        """Drops what is known of an instruction that changed or is gone."""
-        self.model.forget(instruction)
-        self.pairs.pop(instruction, None)
-
     def _fuse_constants(self) -> None:
         constants = [i for i in xla_post_order(self.computation) if is_small_constant(i)]
         for constant in constants:
@@ -331,6 +298,13 @@ class _Queue:
     def _is_outside_scatter(self, constant: HloInstruction, user: HloInstruction) -> bool:
         has_scatter = "scatter" in self.model.opcodes(user)  # else the body need not be looked at
         return not has_scatter or check_scatter(constant, user) is None
+
+
+def _lose(user: Kernel, lost: dict[HloInstruction, int]) -> None:
+    """Adds up what a user that changes contributed to the gains of its operands."""
+    for operand, won in user.won.items():
+        if won:
+            lost[operand] = lost.get(operand, 0) + won
 
 
 def _kept_plan(

@@ -10,10 +10,11 @@ Source: xla/service/gpu/model/gpu_hlo_cost_analysis.cc and xla/service/hlo_cost_
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from fuselane.fusion.gpu.kernel_cost import (
+    EXACT_IN_F32,
     NO_ROOTS,
     KernelCost,
     Operand,
@@ -58,8 +59,7 @@ def _cost_of_body(body: HloComputation) -> KernelCost:
         places.setdefault(parameter, Operand())
     _walk(cost, _members(body), places, _updates(body.root))
     operands = [places[parameter] for parameter in body.parameters]
-    for parameter, read in zip(body.parameters, operands, strict=True):
-        _count(cost, parameter, read)
+    _count(cost, places, body.parameters)
     cost.settle(operands)
     return cost
 
@@ -96,8 +96,7 @@ def fuse_cost(
         inputs = [places[operand] for operand in consumer.operands]
         is_update = consumer.opcode == "dynamic-update-slice"
         _add(cost, consumer, Operand(0, _RESULT), inputs, is_update=is_update)
-        for operand, read in places.items():
-            _count(cost, operand, read)
+        _count(cost, places, places)
     value = places.pop(producer, None) or Operand()
     if is_returned:
         value.roots |= _RESULT
@@ -118,8 +117,7 @@ def fuse_cost(
             inside = dict(zip(body.parameters, inputs, strict=True))
             inside[body.root] = value
             _walk(cost, _members(body), inside)
-    for operand in producer.operands:
-        _count(cost, operand, places[operand])
+    _count(cost, places, producer.operands)
     return cost, places
 
 
@@ -251,10 +249,21 @@ def _ask(
     cost.emissions[value] += times
 
 
-def _count(cost: KernelCost, operand: HloInstruction, read: Operand) -> None:
-    """Sums up how much of an operand a fusion reads."""
-    read.utilization = to_f32(sum([cost.utilization[root] for root in read.roots]))
-    read.bytes_read = round_half_up(to_f32(operand.shape.byte_size * read.utilization))
+def _count(
+    cost: KernelCost,
+    places: Mapping[HloInstruction, Operand],
+    operands: Iterable[HloInstruction],
+) -> None:
+    """Sums up how much of some operands a fusion reads."""
+    roots, used = NO_ROOTS, 0.0
+    for operand in operands:
+        read, size = places[operand], operand.shape.byte_size
+        if read.roots is not roots:
+            roots = read.roots
+            used = to_f32(sum([cost.utilization[root] for root in roots]))
+        is_whole = used == 1.0 and size < EXACT_IN_F32
+        read.utilization = used
+        read.bytes_read = size if is_whole else round_half_up(to_f32(size * used))
 
 
 def _passes_on(member: HloInstruction) -> bool:

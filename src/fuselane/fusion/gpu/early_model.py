@@ -80,16 +80,17 @@ def _reading(
     user: HloInstruction | None = None,
 ) -> float:
     """Returns the time to read a producer's operands, less what the user reads anyway."""
-    cost = model.cost(producer)
+    reads = model.cost(producer).operands
     seconds = 0.0
     common = {} if user is None else model.common_utilizations(producer, user)
     places = places_in(model.kernel(producer))
     for operand in dict.fromkeys(producer.operands):
-        place = places[operand]
-        read = cost.operands[place].bytes_read * share
+        place, size = places[operand], operand.shape.byte_size
+        num_bytes = reads[place].bytes_read * share
         if place in common:
-            read -= operand.shape.byte_size * common[place]
-        seconds += _read(operand.shape.byte_size, max(0, round(read)), gpu)
+            num_bytes -= size * common[place]
+        if num_bytes > 0:
+            seconds += _read(size, round(num_bytes), gpu)
     return seconds
 
 

@@ -48,6 +48,7 @@ class KernelCost:
         bytes_written: Size of the results, or of the update for a dynamic-update-slice.
         operands: How each operand is read.
         code_size: Instructions whose code is emitted, parameters and repetitions included.
+        copies: How often the code of any operand would stand in the kernel's, at most.
         member_size: For a fusion: the same without parameters.
         utilization: For a fusion: how often the roots are computed; else nothing.
         emissions: For a fusion: how often the code of the roots stands in it; else nothing.
@@ -61,6 +62,7 @@ class KernelCost:
     bytes_written: int
     operands: list[Operand] = field(default_factory=list)
     code_size: int = 1
+    copies: int = 1
     member_size: int = 0
     utilization: dict[int, float] = field(default_factory=dict)
     emissions: dict[int, int] = field(default_factory=dict)
@@ -100,12 +102,13 @@ class KernelCost:
     def settle(self, operands: list[Operand]) -> None:
         """Takes a fusion's operands, in order."""
         self.operands = operands
-        self.code_size = self.member_size
+        self.code_size, self.copies = self.member_size, 1
         roots, times = NO_ROOTS, 0
         for operand in operands:
             if operand.roots is not roots:
                 roots = operand.roots
                 times = sum([self.emissions[root] for root in roots])
+                self.copies = max(self.copies, times)
             operand.emissions = times
             self.code_size += times
 

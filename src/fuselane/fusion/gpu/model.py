@@ -15,6 +15,7 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple, final
 
+from fuselane.fusion.decision import FusionDecision
 from fuselane.fusion.gpu.costs import compute_cost, remember_cost
 from fuselane.fusion.gpu.kernel_cost import (
     EXACT_IN_F32,
@@ -68,14 +69,19 @@ class Kernel:
         opcodes: Of what it computes.
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
         is_plain: See `rules.is_plain`.
+        width: Operands, repetitions included, and arrays among the results.
         cost: What it computes, reads and writes; this and all below is None until asked for.
         demands: What its reductions and transposes ask for.
         plan: How it is made.
         time: How long it takes.
         reading: What reading its operands takes.
         places: Where it has each operand first.
-        even: What pairs with it are priced by that read evenly.
+        even: What pairs with it are priced by where both read evenly; see `ticks_won`.
         readings: What reading them takes in other kernels, by launch and share of the elements.
+        won: How many ticks it takes longer alone than with one of its operands computed inside, by
+            operand, as far as was asked.
+        plans: How it is made with one of its operands computed inside, as far as was asked.
+        refusals: Why an operand cannot be, or None, as far as was asked.
     """
 
     __slots__ = (
@@ -88,9 +94,13 @@ class Kernel:
         "opcodes",
         "places",
         "plan",
+        "plans",
         "reading",
         "readings",
+        "refusals",
         "time",
+        "width",
+        "won",
     )
 
     def __init__(self, instruction: HloInstruction, opcodes: Opcodes) -> None:
@@ -106,6 +116,10 @@ class Kernel:
         self.places: dict[HloInstruction, int] | None = None
         self.even: _Even | None = None
         self.readings: dict[tuple[int, float | None], _Reading] = {}
+        self.width = len(instruction.operands) + instruction.shape.num_leaves
+        self.won: dict[HloInstruction, int] = {}
+        self.plans: dict[HloInstruction, Plan] = {}
+        self.refusals: dict[HloInstruction, FusionDecision | None] = {}
 
 
 def places_in(kernel: Kernel) -> dict[HloInstruction, int]:
@@ -133,8 +147,14 @@ class PerformanceModel:
         """How kernels are made in which nothing but the size of their result decides, by that."""
 
     def forget(self, instruction: HloInstruction) -> None:
-        """Drops what is known of an instruction that was changed."""
+        """Drops what is known of an instruction that was changed, or is gone."""
         self._kernels.pop(instruction, None)
+        for user in instruction.users:
+            kernel = self._kernels.get(user)
+            if kernel is not None:
+                kernel.won.pop(instruction, None)
+                kernel.plans.pop(instruction, None)
+                kernel.refusals.pop(instruction, None)
 
     def forget_operands(self, instruction: HloInstruction) -> None:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
@@ -204,8 +224,11 @@ class PerformanceModel:
             return alone
         if alone.is_kept and not of.is_shaping:
             return alone.feeding(into.instruction, of.instruction, of.plan or self.plan_of(of))
-        region = Region(into.instruction, of.instruction, into.opcodes | of.opcodes)
-        return Plan(region, (self.plan_of(of), alone))
+        plan = into.plans.get(of.instruction)
+        if plan is None:
+            region = Region(into.instruction, of.instruction, into.opcodes | of.opcodes)
+            plan = into.plans[of.instruction] = Plan(region, (self.plan_of(of), alone))
+        return plan
 
     def _plan_alone(self, kernel: Kernel) -> Plan:
         instruction, shape = kernel.instruction, kernel.instruction.shape
@@ -279,38 +302,33 @@ class PerformanceModel:
         computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
         return _overlap(computing, memory)
 
-    def even_ticks_won(self, of: Kernel, into: Kernel, plan: Plan) -> int | None:
+    def ticks_won(self, of: Kernel, into: Kernel) -> int:
         """Returns how many ticks a consumer takes longer alone than with an operand of it computed
-        inside, where both read evenly; None for others.
+        inside.
 
-        Such kernels have arrays of one shape, each once, and read for each element of their result
-        the same one of each. So the operand's are read as the consumer's are, once, and the rest of
-        `fused_ticks` is the same for all of a consumer's operands.
-
-        Args:
-            of: The operand.
-            into: The consumer.
-            plan: That of both, which is the consumer's own.
+        Most kernels read evenly: they have arrays of one shape, each once, and read for each
+        element of their result the same one of each. Where both do, the operand's are read as the
+        consumer's are, once, and the rest of `fused_ticks` is the same for all of a consumer's
+        operands.
         """
-        even, even_of = into.even or self._even(into, plan), of.even or self._even(of)
+        even, even_of = into.even or self._even(into), of.even or self._even(of)
         if not (even.operands and even_of.operands):
-            return None
+            ticks = self.fused_ticks(of, into, self.plan_of(into, of))
+            return (into.time or self.time_of(into)).total - ticks
         total_of, ticks_of, _ = of.readings.get(even.key) or self._reading(of, even.running, 1.0)
         common = len(even_of.operands & even.operands)
-        flops = even.flops + even_of.flops
-        if flops >= EXACT_IN_F32:
-            flops = int(to_f32(flops))
-        computing = _compute_ticks(flops, even.running.flops_per_ns)
+        computing = _compute_ticks(even.flops + even_of.flops, even.running.flops_per_ns)
         memory = even.others + total_of - common * ticks_of[0]
         return even.total - _overlap(computing, memory)
 
-    def _even(self, kernel: Kernel, plan: Plan | None = None) -> _Even:
-        """Returns what `even_ticks_won` asks of a kernel, whose plan is this one."""
+    def _even(self, kernel: Kernel) -> _Even:
+        """Returns what `ticks_won` asks of a kernel."""
         cost, operands = self.cost_of(kernel), kernel.instruction.operands
-        if not _reads_evenly(kernel, cost):
+        plan = self.plan_of(kernel)
+        is_simple = kernel.is_plain and not kernel.is_shaping and plan.is_steady
+        if not (is_simple and _reads_evenly(kernel, cost)):
             kernel.even = _UNEVEN
         else:
-            plan = plan or self.plan_of(kernel)
             flops, write, total = kernel.time or self.time_of(kernel)
             running = plan.known or plan.running(self.gpu)
             reading = kernel.reading or self._reading(kernel, running)
@@ -350,12 +368,15 @@ class PerformanceModel:
             operands = self.cost_of(kernel).operands
             num_bytes = [0] * len(operands)
             ticks = num_bytes.copy()
+            shape, before, read, taken = None, -1, 0, 0
             for operand, place in places_in(kernel).items():
                 total = operands[place].bytes_read
-                if share is not None and (share != 1.0 or total >= EXACT_IN_F32):
-                    total = _share(total, share)
-                num_bytes[place] = total
-                ticks[place] = self._read_ticks(operand, total, running)
+                if total != before or operand.shape is not shape:  # most are alike
+                    shape, before = operand.shape, total
+                    if share is not None and (share != 1.0 or total >= EXACT_IN_F32):
+                        total = _share(total, share)
+                    read, taken = total, self._read_ticks(operand, total, running)
+                num_bytes[place], ticks[place] = read, taken
             reading = kernel.readings[key] = _Reading(sum(ticks), ticks, num_bytes)
             if share is None and max(num_bytes, default=0) < EXACT_IN_F32:
                 kernel.readings[running.reading, 1.0] = reading
@@ -463,7 +484,7 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
 
 
 def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
-    """See `even_ticks_won`; the cost is the kernel's."""
+    """See `ticks_won`; the cost is the kernel's."""
     operands = kernel.instruction.operands
     if not operands or len(places_in(kernel)) < len(operands):
         return False
@@ -491,8 +512,13 @@ def _compute_ticks(flops: int, flops_per_ns: int) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
+def _hidden(ticks: int) -> int:
+    """Returns how much of the shorter of computation and memory runs beside the other."""
+    return _scale(ticks, _OVERLAP)
+
+
 def _overlap(computing: int, memory: int) -> int:
-    return computing + memory - _scale(min(computing, memory), _OVERLAP)
+    return computing + memory - _hidden(computing if computing < memory else memory)
 
 
 def _ticks_of_s(seconds: float) -> int:

@@ -154,6 +154,12 @@ class GpuRules:
             or (None if IN_PLACE.isdisjoint(opcodes) else check_in_place(producer, consumer))
         )
 
+    def is_small(self, width: int, of: KernelCost, into: KernelCost) -> bool:
+        """Whether `check_size` surely allows what has so many operands and results before any is
+        counted once."""
+        most = into.code_size + into.copies * of.code_size
+        return width < self.max_operands and most <= self.max_code_size
+
     def check_size(
         self,
         producer: HloInstruction,

@@ -41,7 +41,8 @@ def compared_after(body: str, results: Sequence[str], carried: Sequence[str], **
 
 
 @pytest.mark.parametrize(
-    ("trip_count", "steps"), [(23, 0), (24, 8), (128, 8), (129, 16), (1000, 64), (100_000, 64)]
+    ("trip_count", "steps"),
+    [(11, 0), (12, 4), (64, 4), (65, 8), (129, 16), (1000, 64), (100_000, 64)],
 )
 def test_number_of_steps(trip_count: int, steps: int) -> None:
     """A sixteenth of all, but neither few nor many; not if there are hardly more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import pytest
@@ -65,3 +66,18 @@ def test_a_loop_reads_few_elements_from_memory() -> None:
     module = counting_loop(body, ["short", "sum"], carried)
     kernel = build(form(module, loop_of(module)), Options(), DEVICE)
     assert kernel.ir.count(" select ") < 6
+
+
+@pytest.mark.parametrize(("num_elements", "num_sines"), [(2, 2), (8, 1)])
+def test_sines_of_many_elements_are_made_in_a_loop(num_elements: int, num_sines: int) -> None:
+    """What follows takes them from memory, without eight copies of all that a sine needs."""
+    carried = [f"f32[{NUM_LANES},{num_elements}]", f"f32[{NUM_LANES}]"]
+    body = f"""
+    zero_x = f32[] constant(0)
+    waves = f32[64,{num_elements}] sine(e0)
+    all = f32[64] reduce(waves, zero_x), dimensions={{1}}, to_apply=combine
+"""
+    more = COMBINE.format(type="f32", name="add")
+    module = counting_loop(body, ["waves", "all"], carried, more=more)
+    kernel = build(form(module, loop_of(module)), Options(), DEVICE)
+    assert len(re.findall('= call .*"fuselane.sine.<', kernel.ir)) == num_sines

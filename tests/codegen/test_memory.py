@@ -42,6 +42,15 @@ BEFORE: Final = 0x5A
 
 types = pytest.mark.parametrize("element", TYPES, ids=lambda element: element.lower)
 blocks = pytest.mark.parametrize(("width", "lanes"), [(2, None), (16, None), (16, 11), (8, 1)])
+runs = pytest.mark.parametrize(
+    ("width", "lanes", "length"),
+    [
+        (width, lanes, length)
+        for width, lanes in ((2, None), (16, None), (16, 11), (8, 1))
+        for length in (2, 3, 4, 5, 8, 12, 16)
+    ]
+    + [(width, lanes, 16) for width, lanes in ((32, None), (64, 41), (128, 97))],
+)
 
 
 def numbered(element: PrimitiveType, size: int) -> NumpyArray:
@@ -83,17 +92,17 @@ def test_lanes_moved(
 
 
 @types
-@blocks
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 12, 16])
+@runs
 def test_runs_loaded(element: PrimitiveType, width: int, lanes: int | None, length: int) -> None:
     """A run of every lane becomes one vector for each place in the run."""
-    source = numbered(element, 16 * length)
-    target = untouched(element, 16 * length)
+    source = numbered(element, width * length)
+    target = untouched(element, width * length)
 
     def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
         builder = function.builder
         block = make_block(function, width, lanes=lanes)
-        for number, value in enumerate(load_runs(builder, start, element, length, block)):
+        values = load_runs(builder, start, element, length, block, function.allocate)
+        for number, value in enumerate(values):
             offset = ir.Constant(ir.IntType(64), number * width)
             place = element_pointer(builder, end, offset, element)
             store_lanes(builder, value, place, element, 1, block)
@@ -107,11 +116,10 @@ def test_runs_loaded(element: PrimitiveType, width: int, lanes: int | None, leng
 
 
 @types
-@blocks
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 12, 16])
+@runs
 def test_runs_stored(element: PrimitiveType, width: int, lanes: int | None, length: int) -> None:
-    source = numbered(element, 16 * length)
-    target = untouched(element, 16 * length)
+    source = numbered(element, width * length)
+    target = untouched(element, width * length)
 
     def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
         builder = function.builder
@@ -121,7 +129,7 @@ def test_runs_stored(element: PrimitiveType, width: int, lanes: int | None, leng
             offset = ir.Constant(ir.IntType(64), number * width)
             place = element_pointer(builder, start, offset, element)
             values.append(load_lanes(builder, place, element, 1, whole))
-        store_runs(builder, values, end, element, block)
+        store_runs(builder, values, end, element, block, function.allocate)
 
     expected = target.copy()
     for number in range(length):
@@ -148,13 +156,19 @@ def test_whole_blocks_have_code_without_masks(
         block = make_block(function, width, lanes=lanes, is_whole=is_whole)
         before = known_values(builder.block)
         values = in_cases(
-            builder, block, lambda case: load_runs(builder, start, element, length, case)
+            builder,
+            block,
+            lambda case: load_runs(builder, start, element, length, case, function.allocate),
         )
         assert known_values(builder.block) is before
         if length == 1:
             store_lanes(builder, values[0], end, element, 1, block)
         else:
-            in_cases(builder, block, lambda case: store_runs(builder, values, end, element, case))
+            in_cases(
+                builder,
+                block,
+                lambda case: store_runs(builder, values, end, element, case, function.allocate),
+            )
 
     text = run(emit, source, target, lanes)
     expected = target.copy()
@@ -209,8 +223,8 @@ def test_squares_of_runs_are_transposed() -> None:
 
     def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
         block = make_block(function, count)
-        values = load_runs(function.builder, start, element, count, block)
-        store_runs(function.builder, values[::-1], end, element, block)
+        values = load_runs(function.builder, start, element, count, block, function.allocate)
+        store_runs(function.builder, values[::-1], end, element, block, function.allocate)
 
     source, target = numbered(element, count * count), untouched(element, count * count)
     text = run(emit, source, target)
@@ -315,3 +329,22 @@ def test_lane_constants() -> None:
     assert "splat (i1 1)" in str(all_lanes(make_block(function, 2)))
     block = make_block(function, 2, lanes=1)
     assert all_lanes(block) is block.mask
+
+
+def test_many_squares_are_moved_in_a_loop() -> None:
+    """LLVM's time goes by the code: that of 128 lanes is as long as that of 32."""
+    element, length = PrimitiveType.F32, 16
+    shuffles = []
+    for width in (32, 128):
+
+        def emit(function: Function, start: ir.Value, end: ir.Value, width: int = width) -> None:
+            block = make_block(function, width)
+            values = load_runs(function.builder, start, element, length, block, function.allocate)
+            store_runs(function.builder, values[::-1], end, element, block, function.allocate)
+
+        source = numbered(element, width * length)
+        target = untouched(element, width * length)
+        shuffles.append(run(emit, source, target).count("shufflevector"))
+        reversed_runs = source.reshape(width, length)[:, ::-1]
+        assert_same_bytes(target, np.ascontiguousarray(reversed_runs).ravel())
+    assert shuffles[0] == shuffles[1]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from fuselane.codegen import control, plan, rare_guards
 from tests.differential.comparison import Tolerance
 from tests.differential.harness import (
     Program,
@@ -242,6 +243,33 @@ def test_mandelbrot_of_as_many_steps_as_needed() -> None:
 
     points = complex_of(np.linspace(-2, 0.5, 131), np.full(131, 0.3), "complex64")
     check_loop(jax.vmap(escape), points)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quotients_of_several_registers(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do about NaN is worked out for a register's lanes at a time."""
+    emit, made = rare_guards.emit_in_pieces, []
+
+    def emit_and_note(*arguments: Any) -> Any:
+        made.append(emit(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(control, "emit_in_pieces", emit_and_note)
+    monkeypatch.setattr(plan, "_vectors_in_flight", lambda *_: 4)
+    numerators, denominators = special_rows(dtype, 1).ravel(), special_rows(dtype, 2).ravel()
+
+    def divide(numerators: jax.Array, denominators: jax.Array) -> Any:
+        def step(_: Any, state: Any) -> Any:
+            return state[0] / state[1], lax.conj(state[1])
+
+        return lax.fori_loop(0, 2, step, (numerators, denominators))[0]
+
+    with jax.enable_x64(True):
+        expected = np.asarray(jax.jit(divide)(numerators, denominators))
+        actual, report = run_and_explain(divide, numerators, denominators)
+    assert_decisions(report)
+    assert made and None not in made
+    assert not _is_wrong(expected, np.asarray(actual), 4).any()
 
 
 def test_newton_fractal() -> None:

@@ -26,7 +26,7 @@ from fuselane.analysis.while_loops import (
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
-_MIN_STEPS: Final = 8
+_MIN_STEPS: Final = 4
 _MAX_STEPS: Final = 64
 _COMPARISONS: Final = 16
 """How often a loop asks, unless that is more often than every few steps."""

@@ -241,7 +241,7 @@ class Memory(Array):
             in_cases(
                 builder,
                 place.block,
-                lambda block: store_runs(builder, wide, pointer, element, block),
+                lambda block: store_runs(builder, wide, pointer, element, block, place.allocate),
             )
 
     def _load_run(self, place: Place, index: Element) -> list[ir.Value]:
@@ -266,7 +266,7 @@ class Memory(Array):
             builder,
             place.block,
             lambda block: load_runs(
-                builder, pointer, element, length, block, invariant=is_invariant
+                builder, pointer, element, length, block, place.allocate, invariant=is_invariant
             ),
         )
 

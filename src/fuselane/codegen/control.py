@@ -32,6 +32,7 @@ from fuselane.codegen.liveness import find_shared_home
 from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_fold, emit_while_loop
 from fuselane.codegen.memory import vector
 from fuselane.codegen.pieces import emit_pieces
+from fuselane.codegen.rare_guards import emit_in_pieces
 from fuselane.codegen.recurring import emit_recurring_loop
 from fuselane.codegen.schedule import Step, needs_lanes
 from fuselane.codegen.types import any_lane, integer_constant
@@ -358,6 +359,9 @@ def _emit_guard(emitter: Emitter, guard: Guard) -> None:
         emitter.homes[select] = home
 
     def work() -> list[ir.Value]:
+        pieces = None if large else emit_in_pieces(emitter, guard, emit_steps)
+        if pieces is not None:
+            return pieces
         inner = emitter.at(place.block if is_voted else place.block.on_its_own)
         for select in large:
             _read_at_home(inner, guard, select)

@@ -21,8 +21,8 @@ from fuselane.codegen.arrays import Array, Memory, Place, Scratch, new_scratch, 
 from fuselane.codegen.cuts import per_dimension
 from fuselane.codegen.indexing import Index, i64
 from fuselane.codegen.loops import emit_for_each
-from fuselane.codegen.memory import element_pointer, in_cases, load, store
-from fuselane.codegen.runs import load_square, side_of_squares, store_square
+from fuselane.codegen.memory import element_pointer, in_cases
+from fuselane.codegen.squares import Lines, side_of_squares, store_columns, turn_in, turn_out
 
 
 def has_rows(memory: Memory, place: Place) -> bool:
@@ -45,15 +45,10 @@ def load_rows(place: Place, source: Memory, target: Scratch | None = None) -> Sc
 
     def move(index: tuple[Index, ...]) -> None:
         outer, first = index[0], _first(builder, index[1], side, run)
-        address = _address(place, source, outer, first)
-        columns = in_cases(
-            builder,
-            place.block,
-            lambda block: load_square(builder, address, element, run, block),
-        )
+        rows = Lines(_address(place, source, outer, first), element, run)
         start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
-        for number, column in enumerate(columns):
-            store(builder, column, _slot(builder, target, start, number), element)
+        columns = _columns(builder, target, start)
+        in_cases(builder, place.block, lambda block: turn_in(builder, rows, columns, block))
 
     emit_for_each(builder, (_num_outer(source), math.ceil(run / side)), move)
     return target
@@ -70,17 +65,9 @@ def store_rows(place: Place, target: Memory, source: Array) -> None:
         def move_flat(index: tuple[Index, ...]) -> None:
             outer, first = index[0], _first(builder, index[1], side, run)
             start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
-            width = place.block.width
-            columns = [
-                load(builder, _slot(builder, scratch, start, number), element, width)
-                for number in range(side)
-            ]
-            address = _address(place, target, outer, first)
-            in_cases(
-                builder,
-                place.block,
-                lambda block: store_square(builder, columns, address, element, run, block),
-            )
+            columns = _columns(builder, scratch, start)
+            rows = Lines(_address(place, target, outer, first), element, run)
+            in_cases(builder, place.block, lambda block: turn_out(builder, columns, rows, block))
 
         emit_for_each(builder, (_num_outer(target), math.ceil(run / side)), move_flat)
         return
@@ -129,11 +116,11 @@ def _store_part(
         start = indexing.add(builder, first, begin)
         position = indexing.flatten(builder, (*others, start), source.dimensions)
         outer, rest = indexing.divide(builder, position, run)
-        address = _address(place, target, outer, rest)
+        rows = Lines(_address(place, target, outer, rest), element, run)
         in_cases(
             builder,
             place.block,
-            lambda block: store_square(builder, columns, address, element, run, block),
+            lambda block: store_columns(builder, columns, rows, block, place.allocate),
         )
 
     emit_for_each(builder, (*outer_sizes, math.ceil(size / side)), move, cuts=[*cuts, ()])
@@ -172,13 +159,10 @@ def _address(place: Place, memory: Memory, outer: Index, first: Index) -> ir.Val
     return element_pointer(builder, memory.pointer, i64(offset), memory.shape.element_type)
 
 
-def _slot(builder: ir.IRBuilder, scratch: Scratch, start: Index, number: int) -> ir.Value:
-    """Returns the address of an element of scratch memory, by its row-major position."""
-    position = indexing.add(builder, start, number)
-    offset = indexing.multiply(builder, position, scratch.pitch)
-    if scratch.start is not None:
-        offset = indexing.add(builder, offset, scratch.start)
-    return element_pointer(builder, scratch.pointer, i64(offset), scratch.shape.element_type)
+def _columns(builder: ir.IRBuilder, scratch: Scratch, start: Index) -> Lines:
+    """Returns scratch memory from an element on, by its row-major position."""
+    lanes = Lines(scratch.pointer, scratch.shape.element_type, scratch.pitch)
+    return lanes.at(builder, start, 0 if scratch.start is None else scratch.start)
 
 
 def _in_scratch(place: Place, source: Array) -> Scratch:

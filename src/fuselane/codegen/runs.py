@@ -5,8 +5,8 @@
 Short ones are moved as one wide vector and shuffled in one go. LLVM's time for that grows with the
 square of the width; longer ones are moved vector by vector, and runs of an even length are taken
 apart into the even and the odd elements, again and again. Where both a run and the block's lanes
-fill registers, they are squares, of which each register holds a row: those are transposed. For
-16 lanes of 16 floats that is a third of the instructions, and of LLVM's time (12 ms for 36).
+fill registers, they are squares (`codegen.squares`), which are transposed. For 16 lanes of 16
+floats that is a third of the instructions, and of LLVM's time (12 ms for 36).
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from fuselane.codegen.memory import (
     store_neighbours,
     to_memory,
 )
+from fuselane.codegen.squares import (
+    Allocate,
+    Lines,
+    load_columns,
+    side_of_squares,
+    store_columns,
+)
 from fuselane.codegen.types import join, shuffle
 from fuselane.hlo.shape import PrimitiveType
 
 _MAX_WIDE: Final = 64
 """Elements that are shuffled in one go."""
-
-_ROW_BYTES: Final = 32
-"""What a row of a square has. Two of them fill a register of AVX-512, at the cost of a shuffle."""
 
 
 def load_runs(
@@ -42,11 +46,20 @@ def load_runs(
     element: PrimitiveType,
     length: int,
     block: LaneBlock,
+    allocate: Allocate,
     *,
     invariant: bool = False,
 ) -> list[ir.Value]:
     """Loads `length` neighbouring elements of every lane.
 
+    Args:
+        builder: Where.
+        pointer: Address of the first lane's first element.
+        element: Their type.
+        length: How many of each lane.
+        block: The lanes.
+        allocate: Gives memory of the kernel's own, where it takes some.
+        invariant: Whether nothing writes this memory while the kernel runs.
     Returns:
         One vector of lanes for each element: what `length` strided loads would give.
     """
@@ -55,20 +68,9 @@ def load_runs(
             load_lanes(builder, at, element, 1, block, invariant=invariant)
             for at in _places_of(builder, pointer, element, length)
         ]
-    side = _side_of_squares(length, block, element)
-    if side:
-        rows = [
-            load_lanes(
-                builder,
-                element_pointer(builder, pointer, i64(lane * length + start), element),
-                element,
-                1,
-                _row(builder, block, lane, side),
-                invariant=invariant,
-            )
-            for lane, start in _places_of_rows(length, block, side)
-        ]
-        return _take_squares_apart(builder, rows, length, side)
+    if _are_squares(length, block, element):
+        rows = Lines(pointer, element, length)
+        return load_columns(builder, rows, length, block, allocate, invariant=invariant)
     pieces = _num_pieces(length, block)
     parts = [
         load_lanes(
@@ -90,152 +92,29 @@ def store_runs(
     pointer: ir.Value,
     element: PrimitiveType,
     block: LaneBlock,
+    allocate: Allocate,
 ) -> None:
-    """Stores neighbouring elements of every lane."""
+    """Stores neighbouring elements of every lane; see `load_runs`."""
     length = len(values)
     if block.width == 1:
         for at, value in zip(_places_of(builder, pointer, element, length), values, strict=True):
             store(builder, value, at, element)
         return
+    if _are_squares(length, block, element):
+        store_columns(builder, values, Lines(pointer, element, length), block, allocate)
+        return
     pieces = _num_pieces(length, block)
     raw = [to_memory(builder, value, element) for value in values]
-    side = _side_of_squares(length, block, element)
-    if side:
-        rows = _put_squares_together(builder, raw, block.width, side)
-        for (lane, start), row in zip(_places_of_rows(length, block, side), rows, strict=True):
-            address = element_pointer(builder, pointer, i64(lane * length + start), element)
-            store_neighbours(builder, row, address, element, _row(builder, block, lane, side))
-        return
     for piece, mixed in enumerate(_put_together(builder, raw, length // pieces)):
         start = i64(piece * _piece_width(length, block))
         address = element_pointer(builder, pointer, start, element)
         store_neighbours(builder, mixed, address, element, _piece(builder, block, length, piece))
 
 
-# Squares: as many neighbouring elements as lanes, a register for each lane.
-
-
-def side_of_squares(block: LaneBlock, element: PrimitiveType) -> int:
-    """Returns how many elements and lanes a square has, 0 if the block's lanes fill none."""
-    side = _ROW_BYTES // element.byte_size
-    groups, rest = divmod(block.width, side)
-    return side if groups.bit_count() == 1 and not rest else 0
-
-
-def load_square(
-    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, stride: int, block: LaneBlock
-) -> list[ir.Value]:
-    """Loads as many neighbouring elements of every lane as a square has, from any stride.
-
-    Args:
-        builder: Where.
-        pointer: Address of the first lane's first element.
-        element: Its type.
-        stride: Elements from one lane to the next.
-        block: The lanes; those that don't exist get zeros.
-    Returns:
-        One vector of lanes for each element.
-    """
+def _are_squares(length: int, block: LaneBlock, element: PrimitiveType) -> bool:
+    """Whether the block's runs are made of squares."""
     side = side_of_squares(block, element)
-    rows = [
-        load_lanes(
-            builder,
-            element_pointer(builder, pointer, i64(lane * stride), element),
-            element,
-            1,
-            _row(builder, block, lane, side),
-        )
-        for lane in range(block.width)
-    ]
-    return _take_squares_apart(builder, rows, side, side)
-
-
-def store_square(
-    builder: ir.IRBuilder,
-    values: Sequence[ir.Value],
-    pointer: ir.Value,
-    element: PrimitiveType,
-    stride: int,
-    block: LaneBlock,
-) -> None:
-    """Stores as many neighbouring elements of every lane as a square has; see `load_square`."""
-    side = len(values)
-    raw = [to_memory(builder, value, element) for value in values]
-    rows = _put_squares_together(builder, raw, block.width, side)
-    for lane, row in enumerate(rows):
-        address = element_pointer(builder, pointer, i64(lane * stride), element)
-        store_neighbours(builder, row, address, element, _row(builder, block, lane, side))
-
-
-def _side_of_squares(length: int, block: LaneBlock, element: PrimitiveType) -> int:
-    """Returns the side of squares that the block's runs are made of, 0 if they are not."""
-    side = side_of_squares(block, element)
-    return side if side and length % side == 0 else 0
-
-
-def _places_of_rows(length: int, block: LaneBlock, side: int) -> list[tuple[int, int]]:
-    """Returns lane and first element of every row, square by square."""
-    return [
-        (lane, start)
-        for group in range(0, block.width, side)
-        for start in range(0, length, side)
-        for lane in range(group, group + side)
-    ]
-
-
-def _row(builder: ir.IRBuilder, block: LaneBlock, lane: int, side: int) -> LaneBlock:
-    """Returns a block whose lanes are elements of one lane's run."""
-    mask = block.mask
-    if mask is not None:
-        mask = shuffle(builder, mask, mask, [lane] * side)
-    return replace(block, width=side, mask=mask)
-
-
-def _take_squares_apart(
-    builder: ir.IRBuilder, rows: Sequence[ir.Value], length: int, side: int
-) -> list[ir.Value]:
-    """Returns a vector of all lanes for each element of a run, given the rows of all squares."""
-    squares = [_transpose(builder, rows[at : at + side]) for at in range(0, len(rows), side)]
-    per_group = length // side
-    groups = [
-        [column for square in squares[at : at + per_group] for column in square]
-        for at in range(0, len(squares), per_group)
-    ]
-    return [join(builder, parts) for parts in zip(*groups, strict=True)]
-
-
-def _put_squares_together(
-    builder: ir.IRBuilder, values: Sequence[ir.Value], width: int, side: int
-) -> list[ir.Value]:
-    """Returns the rows of all squares, given a vector of all lanes for each element."""
-    rows: list[ir.Value] = []
-    for group in range(0, width, side):
-        lanes = range(group, group + side)
-        parts = [v if width == side else shuffle(builder, v, v, lanes) for v in values]
-        for at in range(0, len(parts), side):
-            rows += _transpose(builder, parts[at : at + side])
-    return rows
-
-
-def _transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
-    """Returns the columns of a square, whose side is a power of two.
-
-    For each bit of row and place one instruction a row: those without the bit swap what they hold
-    at places with it for what those with the bit hold at places without. The highest bit comes
-    first, as whole halves of registers may be loaded where they belong.
-    """
-    side = len(rows)
-    bits = [1 << number for number in range(side.bit_length() - 1)]
-    values = list(rows)
-    for bit in [*bits[-1:], *bits[:-1]]:
-        low = [place + side - bit if place & bit else place for place in range(side)]
-        high = [place + side if place & bit else place + bit for place in range(side)]
-        for row in range(side):
-            if not row & bit:
-                pair = values[row], values[row + bit]
-                values[row] = shuffle(builder, *pair, low)
-                values[row + bit] = shuffle(builder, *pair, high)
-    return values
+    return side > 0 and length % side == 0
 
 
 def _places_of(

@@ -1,0 +1,296 @@
+"""Squares: as many neighbouring elements as lanes, a register for each lane, to be transposed.
+
+    x f32[4096,512]{1,0}, lanes along dimension 0: rows 512 elements apart, of which the next 8
+    elements of 8 lanes are a square; two of them, 16 lanes, are a group
+
+Each row of a square is a load, or a store, of neighbours; its columns are vectors of lanes. A group
+is transposed between memory and registers. More of them would hardly stay in registers, and LLVM's
+time goes by the code, so they are moved in a loop, between memory where the elements of a lane are
+neighbours and memory of the kernel's own where the lanes of an element are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, final
+
+from llvmlite import ir
+
+from fuselane.codegen import indexing
+from fuselane.codegen.indexing import I64, Index, continue_block, i64
+from fuselane.codegen.loops import counted_loop
+from fuselane.codegen.memory import (
+    I1,
+    LaneBlock,
+    element_pointer,
+    load,
+    load_lanes,
+    store,
+    store_neighbours,
+    to_memory,
+)
+from fuselane.codegen.types import integer_constant, join, memory_type, shuffle, vector_of
+from fuselane.hlo.shape import PrimitiveType
+
+Allocate: TypeAlias = Callable[[ir.Type, int], ir.Value]
+"""Returns the address of memory of the kernel's own for so many elements."""
+
+_ROW_BYTES: Final = 32
+"""What a row of a square has. Two of them fill a register of AVX-512, at the cost of a shuffle."""
+
+_COLUMN_BYTES: Final = 64
+"""What a column of a group has: a whole register, so that loads of such need not wait until what
+several stores have left is together."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of neighbours in memory: the elements of a lane, or the lanes of an element.
+
+    pointer: Address of the first one's first.
+    element: Their type.
+    pitch: Elements from one line to the next.
+    """
+
+    pointer: ir.Value
+    element: PrimitiveType
+    pitch: int
+
+    def address(self, builder: ir.IRBuilder, line: Index, place: Index) -> ir.Value:
+        """Returns the address of a place in a line."""
+        offset = indexing.add(builder, indexing.multiply(builder, line, self.pitch), place)
+        return element_pointer(builder, self.pointer, i64(offset), self.element)
+
+    def at(self, builder: ir.IRBuilder, line: Index, place: Index) -> Lines:
+        """Returns the lines from one of them on, from a place in each."""
+        return replace(self, pointer=self.address(builder, line, place))
+
+
+def side_of_squares(block: LaneBlock, element: PrimitiveType) -> int:
+    """Returns how many elements and lanes a square has, 0 if the block's lanes fill none."""
+    side = _ROW_BYTES // element.byte_size
+    squares, rest = divmod(block.width, side)
+    return side if squares.bit_count() == 1 and not rest else 0
+
+
+def load_columns(
+    builder: ir.IRBuilder,
+    source: Lines,
+    length: int,
+    block: LaneBlock,
+    allocate: Allocate,
+    *,
+    invariant: bool = False,
+) -> list[ir.Value]:
+    """Loads neighbouring elements of every lane, as many as a number of squares has.
+
+    Returns:
+        One vector of lanes for each element.
+    """
+    element, width = source.element, block.width
+    side = side_of_squares(block, element)
+    if length == side and width == _group_lanes(block, element):
+        rows = _load_rows(builder, source, block, invariant=invariant)
+        return _transpose_rows(builder, rows, side)
+    target = Lines(allocate(memory_type(element), length * width), element, width)
+
+    def move(square: Index) -> None:
+        first = indexing.multiply(builder, square, side)
+        rows, columns = source.at(builder, 0, first), target.at(builder, first, 0)
+        turn_in(builder, rows, columns, block, invariant=invariant)
+
+    before = builder.block
+    _repeat(builder, length // side, move)
+    continue_block(before, builder.block)
+    return [
+        load(builder, target.address(builder, number, 0), element, width)
+        for number in range(length)
+    ]
+
+
+def store_columns(
+    builder: ir.IRBuilder,
+    values: Sequence[ir.Value],
+    target: Lines,
+    block: LaneBlock,
+    allocate: Allocate,
+) -> None:
+    """Stores neighbouring elements of every lane, as many as a number of squares has."""
+    element, width = target.element, block.width
+    side = side_of_squares(block, element)
+    if len(values) == side and width == _group_lanes(block, element):
+        _store_rows(builder, [to_memory(builder, v, element) for v in values], target, block)
+        return
+    source = Lines(allocate(memory_type(element), len(values) * width), element, width)
+    for number, value in enumerate(values):
+        store(builder, value, source.address(builder, number, 0), element)
+
+    def move(square: Index) -> None:
+        first = indexing.multiply(builder, square, side)
+        columns, rows = source.at(builder, first, 0), target.at(builder, 0, first)
+        turn_out(builder, columns, rows, block)
+
+    _repeat(builder, len(values) // side, move)
+
+
+def turn_in(
+    builder: ir.IRBuilder,
+    source: Lines,
+    target: Lines,
+    block: LaneBlock,
+    *,
+    invariant: bool = False,
+) -> None:
+    """Copies as many neighbouring elements of every lane as a square has.
+
+    Args:
+        builder: Where.
+        source: A line for each lane.
+        target: A line for each element, in memory that holds all lanes of the block.
+        block: The lanes; those that don't exist become zeros.
+        invariant: Whether nothing writes to the source while the kernel runs.
+    """
+
+    side = side_of_squares(block, source.element)
+
+    def move(group: LaneBlock, lane: Index) -> None:
+        rows = _load_rows(builder, source.at(builder, lane, 0), group, invariant=invariant)
+        for number, column in enumerate(_transpose_rows(builder, rows, side)):
+            store(builder, column, target.address(builder, number, lane), target.element)
+
+    _for_each_group(builder, block, source.element, move)
+
+
+def turn_out(builder: ir.IRBuilder, source: Lines, target: Lines, block: LaneBlock) -> None:
+    """Copies back what `turn_in` brought: from a line for each element to one for each lane."""
+    element = source.element
+    side = side_of_squares(block, element)
+
+    def move(group: LaneBlock, lane: Index) -> None:
+        columns = [
+            to_memory(
+                builder,
+                load(builder, source.address(builder, number, lane), element, group.width),
+                element,
+            )
+            for number in range(side)
+        ]
+        _store_rows(builder, columns, target.at(builder, lane, 0), group)
+
+    _for_each_group(builder, block, element, move)
+
+
+def _group_lanes(block: LaneBlock, element: PrimitiveType) -> int:
+    """Returns how many lanes a group has."""
+    return min(block.width, _COLUMN_BYTES // element.byte_size)
+
+
+def _for_each_group(
+    builder: ir.IRBuilder,
+    block: LaneBlock,
+    element: PrimitiveType,
+    move: Callable[[LaneBlock, Index], None],
+) -> None:
+    """Emits `move` in a loop over a block's groups, for a group's lanes and the first of them."""
+    width = _group_lanes(block, element)
+
+    def move_group(number: Index) -> None:
+        lane = indexing.multiply(builder, number, width)
+        mask = block.mask
+        if mask is not None and width < block.width:
+            mask = _part(builder, mask, lane, width)
+        move(replace(block, width=width, mask=mask), lane)
+
+    _repeat(builder, block.width // width, move_group)
+
+
+def _repeat(builder: ir.IRBuilder, count: int, body: Callable[[Index], None]) -> None:
+    """Emits a loop, however few times it runs."""
+    if count == 1:
+        body(0)
+    else:
+        with counted_loop(builder, 0, count, name="squares") as number:
+            body(number)
+
+
+def _part(builder: ir.IRBuilder, mask: ir.Value, lane: Index, width: int) -> ir.Value:
+    """Returns the part of a mask that begins with a lane."""
+    bits = builder.bitcast(mask, ir.IntType(mask.type.count))
+    distance = integer_constant(bits.type, lane) if isinstance(lane, int) else lane
+    if isinstance(lane, ir.Value) and bits.type.width != I64.width:
+        resize = builder.trunc if bits.type.width < I64.width else builder.zext
+        distance = resize(lane, bits.type)
+    part = builder.trunc(builder.lshr(bits, distance), ir.IntType(width))
+    return builder.bitcast(part, vector_of(I1, width))
+
+
+def _load_rows(
+    builder: ir.IRBuilder, source: Lines, block: LaneBlock, *, invariant: bool
+) -> list[ir.Value]:
+    """Loads a row of a square for every lane of a group."""
+    side = side_of_squares(block, source.element)
+    return [
+        load_lanes(
+            builder,
+            source.address(builder, lane, 0),
+            source.element,
+            1,
+            _row(builder, block, lane, side),
+            invariant=invariant,
+        )
+        for lane in range(block.width)
+    ]
+
+
+def _store_rows(
+    builder: ir.IRBuilder, columns: Sequence[ir.Value], target: Lines, block: LaneBlock
+) -> None:
+    """Stores a row of a square for every lane of a group, given its columns as memory has them."""
+    side = len(columns)
+    for first in range(0, block.width, side):
+        parts = columns
+        if block.width > side:
+            lanes = range(first, first + side)
+            parts = [shuffle(builder, column, column, lanes) for column in columns]
+        for lane, row in enumerate(_transpose(builder, parts), first):
+            address = target.address(builder, lane, 0)
+            store_neighbours(
+                builder, row, address, target.element, _row(builder, block, lane, side)
+            )
+
+
+def _row(builder: ir.IRBuilder, block: LaneBlock, lane: int, side: int) -> LaneBlock:
+    """Returns a block whose lanes are elements of one lane's run."""
+    mask = block.mask
+    if mask is not None:
+        mask = shuffle(builder, mask, mask, [lane] * side)
+    return replace(block, width=side, mask=mask)
+
+
+def _transpose_rows(builder: ir.IRBuilder, rows: Sequence[ir.Value], side: int) -> list[ir.Value]:
+    """Returns a group's columns, given the rows of its squares."""
+    squares = [_transpose(builder, rows[at : at + side]) for at in range(0, len(rows), side)]
+    return [join(builder, parts) for parts in zip(*squares, strict=True)]
+
+
+def _transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns the columns of a square, whose side is a power of two.
+
+    For each bit of row and place one instruction a row: those without the bit swap what they hold
+    at places with it for what those with the bit hold at places without. The highest bit comes
+    first, as whole halves of registers may be loaded where they belong.
+    """
+    side = len(rows)
+    bits = [1 << number for number in range(side.bit_length() - 1)]
+    values = list(rows)
+    for bit in [*bits[-1:], *bits[:-1]]:
+        low = [place + side - bit if place & bit else place for place in range(side)]
+        high = [place + side if place & bit else place + bit for place in range(side)]
+        for row in range(side):
+            if not row & bit:
+                pair = values[row], values[row + bit]
+                values[row] = shuffle(builder, *pair, low)
+                values[row + bit] = shuffle(builder, *pair, high)
+    return values

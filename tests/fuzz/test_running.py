@@ -192,6 +192,24 @@ def test_programs_on_two_devices() -> None:
     assert set(outcome.reasons) == {"fused"}
 
 
+def test_rounded_numbers_decide_nothing() -> None:
+    """What is carried here is zero but for rounding after a step: its sign is anything."""
+    program = Program(
+        seed=1153005261,
+        lanes=(3, 2),
+        outer="while",
+        steps=2,
+        reverse=False,
+        carries=(Slot("float32", (65,), "near"),),
+        streams=(),
+        body=(Step(FIRST_STEP, "dot", (FIRST_CARRY, 17, 16), 14991),),
+        updates=(FIRST_STEP,),
+        results=(),
+        reductions=(),
+    )
+    assert not run_programs([program]).failures
+
+
 @pytest.mark.parametrize("donated", [False, True])
 def test_programs_in_a_chain(donated: bool) -> None:
     """One that starts from what another has left, and the gradient of a scan."""

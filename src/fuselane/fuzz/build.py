@@ -67,6 +67,7 @@ class Built:
         self._names = tuple(f"lanes{level}" for level in range(len(program.lanes)))
         self._num_carries = len(program.carries)
         self._start_error = 0.0
+        self._is_chained = False
         self.judgements: tuple[Judgement, ...] = ()
 
     def __call__(
@@ -80,7 +81,8 @@ class Built:
             left: What the program in front has left, which may take the place of the inputs.
         """
         program = self._program
-        if program.chained and left:
+        self._is_chained = program.chained and bool(left)
+        if self._is_chained:
             carries = [
                 self._link(*pair, left) for pair in zip(program.carries, carries, strict=True)
             ]
@@ -165,11 +167,15 @@ class Built:
         results: list[jax.Array] = function(number, shared, *inputs)
         return results
 
-    def _step(self, state: Any, number: jax.Array, rows: Sequence[jax.Array]) -> Any:
+    def _step(
+        self, state: Any, number: jax.Array, rows: Sequence[jax.Array], first: jax.Array
+    ) -> Any:
         program = self._program
         carries, shared, totals = state
         if program.aside:
-            carries = [_step_aside(program.aside, number, carries[0]), *carries[1:]]
+            told = number if program.aside % 2 else self._low_bits(carries[0], first)
+            aside = _step_aside(program.aside, told, number, carries[0])
+            carries = [aside, *carries[1:]]
         values = self._all_lanes(number, shared, *carries, *rows)
         num_kept = self._num_carries + len(program.results)
         stacked = values[self._num_carries : num_kept]
@@ -195,7 +201,20 @@ class Built:
         """
         slot = self._program.table
         uniform = lax.full((), self._program.seed % 1000, np.int32)
-        return Shared(uniform, start_table(slot, _low_bits(first)) if slot else ())
+        return Shared(uniform, start_table(slot, self._low_bits(first, first)) if slot else ())
+
+    def _low_bits(self, now: jax.Array, first: jax.Array) -> jax.Array:
+        """Returns an int32 that may decide what happens.
+
+        Args:
+            now: What the first carry is.
+            first: What it was in front of the loop. Numbers that have been rounded decide nothing:
+                where the carry is rounded, it is asked in its place, and if that is rounded too,
+                as another loop has left it, nothing is.
+        """
+        if Kind(self._program.carries[0].kind) is Kind.EXACT:
+            return _low_bits(now)
+        return lax.full((), 1, np.int32) if self._is_chained else _low_bits(first)
 
     def _run_steps(self, carries: list[jax.Array], streams: list[jax.Array]) -> Any:
         program = self._program
@@ -210,7 +229,7 @@ class Built:
             numbers = lax.iota(np.int32, program.steps)
 
             def onward(state: Any, row: Any) -> Any:
-                return self._step(state, row[0], row[1])
+                return self._step(state, row[0], row[1], carries[0])
 
             (last, shared, totals), stacked = lax.scan(
                 jax.checkpoint(onward) if program.remat else onward,
@@ -223,9 +242,9 @@ class Built:
 
             def counted(number: jax.Array, state: Any) -> Any:
                 rows = [lax.dynamic_index_in_dim(s, number, keepdims=False) for s in streams]
-                return self._step(state, number, rows)[0]
+                return self._step(state, number, rows, carries[0])[0]
 
-            count = _at_most(program.steps, carries[0])
+            count = _at_most(program.steps, self._low_bits(carries[0], carries[0]))
             last, shared, totals = lax.fori_loop(np.int32(0), count, counted, state)
             stacked = []
         growth = self._growth(program.steps)
@@ -295,7 +314,8 @@ class Built:
         def one_run(carries: list[jax.Array], streams: list[jax.Array]) -> Any:
             def goes_on(state: Any) -> jax.Array:
                 number, current = state
-                most = _at_most(self._program.steps + 1, current[0])
+                told = self._low_bits(current[0], carries[0])
+                most = _at_most(self._program.steps + 1, told)
                 return lax.lt(number, lax.min(most, np.int32(MAX_WHILE_STEPS)))
 
             def onward(state: Any) -> Any:
@@ -336,12 +356,11 @@ class Built:
         ]
 
 
-def _step_aside(aside: int, number: jax.Array, carry: jax.Array) -> jax.Array:
-    """Calls the host, which does nothing, or turns a carry round in some steps, and returns it; see
-    `Program.aside`."""
+def _step_aside(aside: int, told: jax.Array, number: jax.Array, carry: jax.Array) -> jax.Array:
+    """Calls the host, which does nothing, or turns a carry round in some steps, as a number tells,
+    and returns it; see `Program.aside`."""
     calls_back = aside <= MAX_PERIOD
     period = aside if calls_back else aside - MAX_PERIOD + 1
-    told = number if aside % 2 else _low_bits(carry)
     is_time = lax.eq(lax.rem(told, np.int32(period)), np.int32(1))
     if calls_back:
         lax.cond(is_time, lambda: jax.debug.callback(_ignore, number, carry), lambda: None)
@@ -357,16 +376,15 @@ def _judge(value: Value, growth: float) -> Judgement:
     return Judgement(value.kind, value.error + (growth if value.kind is Kind.NEAR else 0.0))
 
 
-def _at_most(count: int, array: jax.Array) -> jax.Array:
-    """Returns a count, or one less, as an array's first element will have it."""
-    return lax.sub(np.int32(count), lax.bitwise_and(_low_bits(array), np.int32(1)))
+def _at_most(count: int, told: jax.Array) -> jax.Array:
+    """Returns a count, or one less, as a number's last bit will have it."""
+    return lax.sub(np.int32(count), lax.bitwise_and(told, np.int32(1)))
 
 
 def _low_bits(array: jax.Array) -> jax.Array:
-    """Returns an int32 of an array's first element, whatever its kind."""
+    """Returns an int32 of an array's first element, whatever its type."""
     first = lax.squeeze(lax.slice_in_dim(lax.reshape(array, (array.size,)), 0, 1), (0,))
     if is_floating(str(first.dtype)):
-        # True or False however the last places are.
         return lax.convert_element_type(lax.gt(first, number(0, str(first.dtype))), np.int32)
     return cast(first, "int32")
 

@@ -14,12 +14,14 @@ with one compare and one select for each lane, its numbers are known, and the lo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
+from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.constants import MAX_CONSTANT_ELEMENTS, is_constant, transplant
 from fuselane.lanes.known import known_elements
@@ -65,8 +67,18 @@ def put_together(
         transplant(part, builder) if is_constant(part) else array_of(next(remaining))
         for part in vector.operands
     ]
-    dimensions = (("dimensions", vector.dimensions),)
-    return builder.emit("concatenate", vector.shape, operands, dimensions, origin=vector)
+    return _join(operands, vector.dimensions[0], vector.shape, vector, builder)
+
+
+def _join(
+    parts: Sequence[HloInstruction],
+    dimension: int,
+    shape: Shape,
+    origin: HloInstruction,
+    builder: ComputationBuilder,
+) -> HloInstruction:
+    dimensions = (("dimensions", (dimension,)),)
+    return builder.emit("concatenate", shape, parts, dimensions, origin=origin)
 
 
 def is_folded_vector(instruction: HloInstruction) -> bool:
@@ -92,8 +104,7 @@ def take_apart(constant: HloInstruction, builder: ComputationBuilder) -> HloInst
     if len(found) < len(parts):
         return None
     shape = array_shape(constant.shape.element_type, constant.shape.dimensions)
-    dimensions = (("dimensions", (values.ndim - 1,)),)
-    return builder.emit("concatenate", shape, found, dimensions, origin=constant)
+    return _join(found, values.ndim - 1, shape, constant, builder)
 
 
 def work_out(vector: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
@@ -101,8 +112,9 @@ def work_out(vector: HloInstruction, builder: ComputationBuilder) -> HloInstruct
     if vector.opcode != "concatenate":
         return vector
     parts = [_work_out_part(part, builder) for part in vector.operands]
-    dimensions = (("dimensions", vector.dimensions),)
-    return builder.emit("concatenate", vector.shape, parts, dimensions, origin=vector)
+    if all(part is before for part, before in zip(parts, vector.operands, strict=True)):
+        return vector
+    return _join(parts, vector.dimensions[0], vector.shape, vector, builder)
 
 
 def _work_out_part(part: HloInstruction, builder: ComputationBuilder) -> HloInstruction:

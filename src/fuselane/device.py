@@ -19,6 +19,10 @@ _DEFAULT_L2_BYTES = 256 * 1024
 _SIZE_SUFFIXES = {"K": 1024, "M": 1024 * 1024}
 _AVX512 = frozenset({"avx512f", "avx512dq", "avx512bw", "avx512vl"})
 _AVX2 = frozenset({"avx2", "fma"})
+_AMD, _SINCE_ZEN_5 = "sse4a", "avx_vnni"
+_HALF_BITS = 256
+"""Of the units of AMD's Zen 4, through which registers of 512 bits go twice. Those of Zen 5 take
+them at once, as Intel's do."""
 
 
 @final
@@ -29,6 +33,7 @@ class DeviceDescription:
     Attributes:
         name: Model name for people.
         vector_bits: Width of the widest vector register worth using: 512, 256 or 128.
+        unit_bits: Width of the units that compute; wider registers go through them several times.
         num_vector_registers: Architectural vector registers.
         has_masked_memory: Masked loads and stores exist for every element width.
         l1_bytes: L1 data cache of one core.
@@ -39,6 +44,7 @@ class DeviceDescription:
 
     name: str
     vector_bits: int
+    unit_bits: int
     num_vector_registers: int
     has_masked_memory: bool
     l1_bytes: int
@@ -75,6 +81,7 @@ def describe(
     return DeviceDescription(
         name=name,
         vector_bits=vector_bits,
+        unit_bits=_HALF_BITS if _has_half_units(features) else vector_bits,
         num_vector_registers=num_registers,
         has_masked_memory=has_masks,
         l1_bytes=l1_bytes,
@@ -101,6 +108,10 @@ def _vector_unit(machine: str, features: frozenset[str]) -> tuple[int, int, bool
     if features >= _AVX512:
         return 512, 32, True
     return (256 if features >= _AVX2 else 128), 16, False
+
+
+def _has_half_units(features: frozenset[str]) -> bool:
+    return features >= _AVX512 | {_AMD} and _SINCE_ZEN_5 not in features
 
 
 def _cache_bytes(level: int) -> int:

@@ -41,6 +41,7 @@ Settings = dict[str, Any]
 DEVICE: Final = DeviceDescription(
     name="test",
     vector_bits=512,
+    unit_bits=512,
     num_vector_registers=32,
     has_masked_memory=True,
     l1_bytes=32 * 1024,

@@ -68,6 +68,14 @@ def test_vector_unit(
     assert found.has_masked_memory is has_masks
 
 
+def test_units_are_as_wide_as_registers_but_on_zen_4() -> None:
+    zen_4 = AVX512 | {"sse4a"}
+    assert device("x86_64", zen_4).unit_bits == 256
+    for features in (AVX2, AVX2 | {"sse4a"}, AVX512, AVX512 | {"avx_vnni"}, zen_4 | {"avx_vnni"}):
+        found = device("x86_64", features)
+        assert found.unit_bits == found.vector_bits
+
+
 def test_features_are_sorted_text() -> None:
     assert device("x86_64", AVX2).features == "avx avx2 fma"
 

@@ -67,6 +67,26 @@ def test_time_grows_with_lanes_and_opcode() -> None:
     assert step_us(elementwise("negate", 10240)) < large / 10
 
 
+def test_products_of_dots_take_as_many_passes_as_registers_through_their_units() -> None:
+    """All else waits rather than computes, and large weights are loaded meanwhile."""
+
+    def more(module: HloModule) -> float:
+        wide = dataclasses.replace(DEVICE, vector_bits=512, unit_bits=512)
+        return step_us(module, dataclasses.replace(wide, unit_bits=256)) / step_us(module, wide)
+
+    def dot(weights: int) -> HloModule:
+        body = f"""
+          y = f32[{weights},4096] dot(e1, e0), lhs_contracting_dims={{1}},
+            rhs_contracting_dims={{0}}
+        """
+        shapes = [f"f32[{weights},4096]", f"f32[{weights},{weights}]"]
+        return counting_loop(body, ["y", "e1"], shapes, trip_count=MANY)
+
+    assert 1.7 < more(dot(128)) <= 2
+    assert 1 <= more(dot(1024)) < 1.5
+    assert more(elementwise("sine", 4096)) == 1
+
+
 def test_threads_share_the_lanes() -> None:
     one = step_us(elementwise("sine", 65536))
     four = step_us(elementwise("sine", 65536), dataclasses.replace(DEVICE, num_cores=4))

@@ -228,6 +228,26 @@ def test_order_is_kept() -> None:
     assert "before" in names(module)
 
 
+def test_what_only_an_order_needs_is_removed() -> None:
+    """What ran before it, and what it read, then run before what had to wait for it."""
+    entry = _ENTRY.replace("broadcast(fill), dimensions={}", "negate(large)").replace(
+        "fill = f32[] constant(0)", "large = f32[100,1000]{1,0} exponential(given)"
+    )
+    extra = """
+  given = f32[100,1000]{1,0} parameter(2)
+  before = f32[1000]{0} cosine(weights)
+  other = f32[100,1000]{1,0} sine(given)
+"""
+    end = _STACKED + "ROOT r = (f32[100,1000]{1,0}, f32[100,1000]{1,0}) tuple(rows, other)"
+    module = parse(extra + entry + end)
+    find(module, "filled").add_control_predecessor(find(module, "before"))
+    find(module, "other").add_control_predecessor(find(module, "filled"))
+    replace(module)
+    assert not {"filled", "large"} & names(module)
+    (before,) = find(module, "other").control_predecessors
+    assert before.name == "before"
+
+
 def test_loop_inside_a_loop() -> None:
     """The inner loop becomes a call inside the body of the outer one, which stays."""
     text = """

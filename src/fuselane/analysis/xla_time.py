@@ -287,11 +287,12 @@ class _Clock:
         if instruction.opcode != "fusion":
             return self._time(instruction, result_elements(instruction))
         body = instruction.called_computations[0]
-        # A library computes each array once.
-        whole = {inner: float(result_elements(inner)) for inner in body.instructions}
-        runs = whole if self.is_library_code else count_runs(body)
-        raced = frozenset[HloInstruction]() if self.is_library_code else find_raced(runs)
-        is_scalar = not self.is_library_code and is_scalar_code(body, runs)
+        is_scalar, raced = False, frozenset[HloInstruction]()
+        if self.is_library_code:  # which computes each array once
+            runs: Mapping[HloInstruction, float] = body.fact(_whole_arrays)
+        else:
+            runs = body.fact(count_runs)
+            is_scalar, raced = body.fact(_find_scalar_code)
         time = 0.0
         for inner, times in runs.items():
             self.is_scalar_code = is_scalar or inner in raced
@@ -362,6 +363,16 @@ class _Clock:
         vectors = count * max(bits, 8) / _VECTOR_BITS
         one = costs.xla_scalar_us * (independent if self.is_compiled else 1)
         return OPCODE_COST[opcode] * max(one, vectors * costs.xla_operation_us)
+
+
+def _whole_arrays(body: HloComputation) -> Mapping[HloInstruction, float]:
+    return {inner: float(result_elements(inner)) for inner in body.instructions}
+
+
+def _find_scalar_code(body: HloComputation) -> tuple[bool, frozenset[HloInstruction]]:
+    """Returns whether a fusion is not vectorised, and what of it is not in any case."""
+    runs = body.fact(count_runs)
+    return is_scalar_code(body, runs), find_raced(runs)
 
 
 def _is_queued(computation: HloComputation) -> bool:

@@ -12,6 +12,7 @@ from fuselane.codegen.plan import Plan
 from fuselane.codegen.row_accesses import count_row_accesses
 from fuselane.codegen.scalar_time import estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
+from fuselane.codegen.vector_timing import PRODUCT
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.indexed import update_of
@@ -20,7 +21,8 @@ from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _LOADING: Final = 0.3
-"""Cycles that a product of a dot takes longer where most need loads of their own."""
+"""Cycles that a product of a dot takes longer where most need loads of their own, and a register
+goes once through the units that compute."""
 
 _TURNING: Final = 0.75
 """Cycles in which an element of a row is loaded or stored, transposed; see `codegen.rows`."""
@@ -174,7 +176,8 @@ def _loading_us(
             time += times * _loading_us(program, plan, inner, costs, are_packed=are_packed)
         if instruction.opcode == "dot" and not (are_packed and _has_weights(instruction, program)):
             products = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
-            time += products * plan.width / plan.vector_lanes * _LOADING * costs.kernel_cycle_us
+            loading = max(0.0, _LOADING - (plan.passes - 1) * PRODUCT.work)
+            time += products * plan.width / plan.vector_lanes * loading * costs.kernel_cycle_us
     return time
 
 

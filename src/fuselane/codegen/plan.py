@@ -108,6 +108,7 @@ class Plan:
     uniform_ops: Estimated scalar operations of one step that all lanes of a tile share.
     block_cycles: Estimated processor cycles of one step of one block of `width` lanes; 0 for
         scalars.
+    passes: How often a register goes through the units that compute.
     avoids_masks: Whether whole blocks have code without masks, as the processor is slow at them.
     is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
         by side work on lanes side by side. Tiles are of lane blocks of one lane then.
@@ -125,6 +126,7 @@ class Plan:
     lane_ops: float
     uniform_ops: float
     block_cycles: float = 0.0
+    passes: int = 1
     avoids_masks: bool = False
     is_interleaved: bool = False
     staged: frozenset[int] = frozenset()
@@ -200,7 +202,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     if not program.has_lanes:
         return _scalar_plan(program, work, device)
     bits = _element_bits(program)
-    lanes = (options.vector_bits or device.vector_bits) // bits
+    vector_bits = options.vector_bits or device.vector_bits
+    lanes, passes = vector_bits // bits, math.ceil(vector_bits / device.unit_bits)
     rows = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
     work = replace(work, state_bytes=work.state_bytes + sum(rows.values()))
     trips = program.loop.trip_count
@@ -215,6 +218,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         bits=bits,
         registers=device.num_vector_registers,
         max_unrolled=max_unrolled,
+        passes=passes,
     )
     body = program.loop.instruction.body
     block = VectorBlock(program, body, unit, is_tiled=not in_registers)
@@ -256,6 +260,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,
         block_cycles=block_cycles(unroll),
+        passes=passes,
         avoids_masks=not device.has_masked_memory,
         staged=frozenset(rows) if fits else frozenset(),
     )

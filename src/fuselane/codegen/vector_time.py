@@ -85,12 +85,16 @@ class VectorUnit:
     bits: Width of an element of which one register holds so many.
     registers: How many vector registers there are.
     max_unrolled: The most elements per lane kept in registers.
+    passes: How often a register goes through the units that compute. It counts for the products of
+        dots, which keep these busy; all else waits more than it computes, and with as many vectors
+        at once as for one pass it was faster on such a machine than with half as many.
     """
 
     lanes: int
     bits: int
     registers: int
     max_unrolled: int
+    passes: int = 1
 
 
 @final
@@ -378,7 +382,7 @@ class VectorBlock:
             return operation.times * sum(block.cycles(vectors) for block in operation.inner)
         if operation.products:
             factor = max(_DOT_PRODUCT, _DOT_WEIGHT / vectors + _DOT_REST)
-            return vectors * PRODUCT.work * operation.products * factor
+            return vectors * self._unit.passes * PRODUCT.work * operation.products * factor
         return vectors * operation.timing.work + operation.looping
 
     def _with_guards(self, time: float, vectors: int) -> float:

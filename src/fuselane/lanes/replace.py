@@ -347,6 +347,7 @@ class _Replacement:
                 continue
             if _is_removable(instruction):
                 operands = list(instruction.operands)
+                _leave_order(instruction)
                 self.computation.remove(instruction)
                 stack.extend(operands)
 
@@ -368,11 +369,21 @@ def _source(value: HloInstruction) -> HloInstruction:
     return value
 
 
+def _leave_order(removed: HloInstruction) -> None:
+    """Makes what has to run before an instruction precede what has to run behind it.
+
+    XLA would compile and run one that nobody needs any more for the sake of that order alone.
+    """
+    earlier = [*removed.control_predecessors, *removed.operands]
+    for successor in removed.control_successors:
+        for value in earlier:
+            if value.opcode not in _ORDERLESS_OPCODES and value not in successor.operands:
+                successor.add_control_predecessor(value)
+    removed.drop_control_edges()
+
+
 def _is_removable(instruction: HloInstruction) -> bool:
     """Whether an instruction may go when its value is not used any more."""
     return not (
-        instruction.is_root
-        or instruction.control_successors
-        or instruction.opcode == "parameter"
-        or instruction.has_side_effect
+        instruction.is_root or instruction.opcode == "parameter" or instruction.has_side_effect
     )

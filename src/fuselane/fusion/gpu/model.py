@@ -151,8 +151,9 @@ class PerformanceModel:
         self._kernels.pop(instruction, None)
         for user in instruction.users:
             kernel = self._kernels.get(user)
-            if kernel is not None:
-                kernel.won.pop(instruction, None)
+            if kernel is not None and instruction in kernel.won:
+                del kernel.won[instruction]
+            if kernel is not None and (kernel.plans or kernel.refusals):
                 kernel.plans.pop(instruction, None)
                 kernel.refusals.pop(instruction, None)
 
@@ -180,10 +181,11 @@ class PerformanceModel:
         opcodes: Opcodes,
         plan: Plan | None = None,
         demands: Demands | None = None,
-    ) -> None:
-        """Takes what is known of an instruction instead of looking for itself."""
+    ) -> Kernel:
+        """Takes what is known of an instruction instead of looking for itself, and returns it."""
         kernel = self._kernels[instruction] = Kernel(instruction, opcodes)
         kernel.cost, kernel.plan, kernel.demands = cost, plan, demands
+        return kernel
 
     def may_share(self, fusion: HloInstruction) -> bool:
         """Whether what a fusion repeats is known to make no difference but for its cost, which is
@@ -311,15 +313,19 @@ class PerformanceModel:
         consumer's are, once, and the rest of `fused_ticks` is the same for all of a consumer's
         operands.
         """
-        even, even_of = into.even or self._even(into), of.even or self._even(of)
-        if not (even.operands and even_of.operands):
+        operands, flops, total, others, _, _, running = into.even or self._even(into)
+        operands_of, flops_of, _, _, whole, each, running_of = of.even or self._even(of)
+        if not (operands and operands_of):
             ticks = self.fused_ticks(of, into, self.plan_of(into, of))
             return (into.time or self.time_of(into)).total - ticks
-        total_of, ticks_of, _ = of.readings.get(even.key) or self._reading(of, even.running, 1.0)
-        common = len(even_of.operands & even.operands)
-        computing = _compute_ticks(even.flops + even_of.flops, even.running.flops_per_ns)
-        memory = even.others + total_of - common * ticks_of[0]
-        return even.total - _overlap(computing, memory)
+        if running_of is not running:
+            key = running.reading, 1.0
+            whole, (each, *_), _ = of.readings.get(key) or self._reading(of, running, 1.0)
+        memory = others + whole
+        if not operands.isdisjoint(operands_of):
+            memory -= len(operands & operands_of) * each
+        computing = _compute_ticks(flops + flops_of, running.flops_per_ns)
+        return total - _overlap(computing, memory)
 
     def _even(self, kernel: Kernel) -> _Even:
         """Returns what `ticks_won` asks of a kernel."""
@@ -332,8 +338,9 @@ class PerformanceModel:
             flops, write, total = kernel.time or self.time_of(kernel)
             running = plan.known or plan.running(self.gpu)
             reading = kernel.reading or self._reading(kernel, running)
-            others, key = reading.total - reading.ticks[0] + write, (running.reading, 1.0)
-            kernel.even = _Even(frozenset(operands), flops, total, others, running, key)
+            whole, each = reading.total, reading.ticks[0]
+            others = whole - each + write
+            kernel.even = _Even(frozenset(operands), flops, total, others, whole, each, running)
         return kernel.even
 
     def common_utilizations(
@@ -430,19 +437,21 @@ class _Even(NamedTuple):
         flops: Operations.
         total: Ticks of the kernel alone.
         others: Ticks to write its result and to read all operands but one.
+        whole: Ticks to read all operands.
+        each: Ticks to read one of them.
         running: What its time depends on.
-        key: For `Kernel.readings` of what is computed inside.
     """
 
     operands: frozenset[HloInstruction]
     flops: int
     total: int
     others: int
+    whole: int
+    each: int
     running: Running
-    key: tuple[int, float]
 
 
-_UNEVEN: Final = _Even(frozenset(), 0, 0, 0, Running(0, 0, True, 0), (0, 1.0))
+_UNEVEN: Final = _Even(frozenset(), 0, 0, 0, 0, 0, Running(0, 0, True, 0))
 
 
 @final
@@ -489,8 +498,11 @@ def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
     if not operands or len(places_in(kernel)) < len(operands):
         return False
     shape = operands[0].shape
-    if shape.byte_size >= EXACT_IN_F32 or any(o.shape is not shape for o in operands):
+    if shape.byte_size >= EXACT_IN_F32:
         return False
+    for operand in operands:
+        if operand.shape is not shape:
+            return False
     if cost.result < 0:
         return is_elementwise(kernel.instruction)
     roots = NO_ROOTS

@@ -103,10 +103,15 @@ class _Queue:
         """Negated ranks: priorities, and which instruction has it, the last one first."""
         self.producers: dict[int, HloInstruction] = {}
         """Instructions by id."""
+        self.light: set[HloInstruction] = set()
+        """Those that nothing speaks against fusing into each other but the gain."""
         self.changed = False
 
     def run(self) -> bool:
-        for instruction in xla_post_order(self.computation):
+        order = xla_post_order(self.computation)
+        for instruction in order:
+            self._weigh(self.model.kernel(instruction))
+        for instruction in order:
             self._price(instruction)
         while self.heap:
             rank = -heapq.heappop(self.heap)
@@ -170,9 +175,11 @@ class _Queue:
         """Whether a producer can be fused into users of it but bitcasts, of which one is none; a
         refusal is noted if no users are given, which means all of them."""
         producer, is_read = of.instruction, False
-        is_plain = of.is_plain and not self.computation.has_root(producer)
+        is_light = of.is_light and not self.computation.has_root(producer)
+        if is_light and users is None and self.light.issuperset(producer.users):
+            return True
         for into in self._users(of) if users is None else users:
-            if is_plain and into.is_plain and self._is_small(of, into):
+            if is_light and into.is_light:
                 is_read = True
                 continue
             user = into.instruction
@@ -197,10 +204,13 @@ class _Queue:
             )
         return is_read
 
-    def _is_small(self, of: Kernel, into: Kernel) -> bool:
-        model = self.model
-        costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
-        return self.rules.is_small(of.width + into.width, *costs)
+    def _weigh(self, kernel: Kernel) -> None:
+        """Finds out whether a kernel is light."""
+        if kernel.is_plain and self.rules.is_light(kernel.width, self.model.cost_of(kernel)):
+            kernel.is_light = True
+            self.light.add(kernel.instruction)
+        else:
+            self.light.discard(kernel.instruction)
 
     def _refusal(self, of: Kernel, into: Kernel) -> FusionDecision | None:
         """Returns why a producer cannot be fused into a user, if so."""
@@ -275,6 +285,7 @@ class _Queue:
         updates: dict[HloInstruction, list[Kernel]] = {}
         for fusion, (cost, opcodes, kept, demands) in new.items():
             into = model.learn(fusion, cost, opcodes, kept, demands)
+            self._weigh(into)
             for operand in fusion.operands:
                 if operand in updates:
                     updates[operand].append(into)

@@ -70,6 +70,7 @@ class Kernel:
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
         is_plain: See `rules.is_plain`.
         is_light: See `GpuRules.is_light`; False until found out.
+        is_even: Whether it reads evenly, see `ticks_won`; None until found out.
         width: Operands, repetitions included, and arrays among the results.
         cost: What it computes, reads and writes; this and all below is None until asked for.
         demands: What its reductions and transposes ask for.
@@ -90,6 +91,7 @@ class Kernel:
         "demands",
         "even",
         "instruction",
+        "is_even",
         "is_light",
         "is_plain",
         "is_shaping",
@@ -111,6 +113,7 @@ class Kernel:
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
         self.is_plain = is_plain(instruction, opcodes)
         self.is_light = False
+        self.is_even: bool | None = None
         self.cost: KernelCost | None = None
         self.demands: Demands | None = None
         self.plan: Plan | None = None
@@ -164,7 +167,7 @@ class PerformanceModel:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.places = kernel.reading = kernel.even = None
+            kernel.places = kernel.reading = kernel.even = kernel.is_even = None
             kernel.readings.clear()
 
     def exchange_operand(
@@ -173,7 +176,7 @@ class PerformanceModel:
         """Takes note that an operand of an instruction gave way to another of the same shape."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.even = None
+            kernel.even = kernel.is_even = None
             if kernel.places is not None:
                 kernel.places[new] = kernel.places.pop(old)
 
@@ -335,7 +338,7 @@ class PerformanceModel:
         cost, operands = self.cost_of(kernel), kernel.instruction.operands
         plan = self.plan_of(kernel)
         is_simple = kernel.is_plain and not kernel.is_shaping and plan.is_steady
-        if not (is_simple and _reads_evenly(kernel, cost)):
+        if not (is_simple and _is_even(kernel, cost)):
             kernel.even = _UNEVEN
         else:
             flops, write, total = kernel.time or self.time_of(kernel)
@@ -374,7 +377,13 @@ class PerformanceModel:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
         key = running.reading, share
         reading = kernel.readings.get(key)
-        if reading is None:
+        if reading is None and share is None and _is_even(kernel, self.cost_of(kernel)):
+            operand, num = kernel.instruction.operands[0], len(kernel.instruction.operands)
+            size = operand.shape.byte_size
+            ticks_of_each = self._read_ticks(operand, size, running)
+            reading = _Reading(ticks_of_each * num, [ticks_of_each] * num, [size] * num)
+            kernel.readings[key] = kernel.readings[running.reading, 1.0] = reading
+        elif reading is None:
             operands = self.cost_of(kernel).operands
             num_bytes = [0] * len(operands)
             ticks = num_bytes.copy()
@@ -495,8 +504,14 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
     return shared
 
 
+def _is_even(kernel: Kernel, cost: KernelCost) -> bool:
+    """Whether a kernel reads evenly, see `ticks_won`; the cost is its own."""
+    if kernel.is_even is None:
+        kernel.is_even = _reads_evenly(kernel, cost)
+    return kernel.is_even
+
+
 def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
-    """See `ticks_won`; the cost is the kernel's."""
     operands = kernel.instruction.operands
     if not operands or len(places_in(kernel)) < len(operands):
         return False

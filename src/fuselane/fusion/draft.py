@@ -141,10 +141,9 @@ class Recipe:
         inputs: The inputs that are left, by operand.
         reached: Marks of the order in which members are reached from the root, the last own one.
         listed: Marks of the order in which own members are listed, and others reached from them.
-        read: The places of the operands that are read, the last one first.
     """
 
-    __slots__ = ("inputs", "listed", "own", "parts", "reached", "read")
+    __slots__ = ("_read", "inputs", "listed", "own", "parts", "reached")
 
     def __init__(
         self,
@@ -156,8 +155,15 @@ class Recipe:
     ) -> None:
         self.own, self.parts, self.inputs = own, parts, inputs
         self.reached, self.listed = reached, listed
-        places = {number: place for place, number in enumerate(inputs)}
-        self.read = [places[mark >> 1] for mark in reversed(listed) if mark & 1]
+        self._read: list[int] | None = None
+
+    @property
+    def read(self) -> list[int]:
+        """The places of the operands that are read, the last one first."""
+        if self._read is None:
+            places = {number: place for place, number in enumerate(self.inputs)}
+            self._read = [places[mark >> 1] for mark in reversed(self.listed) if mark & 1]
+        return self._read
 
 
 @final

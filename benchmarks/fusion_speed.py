@@ -9,6 +9,7 @@ python benchmarks/fusion_speed.py --docs docs/strategies.md
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -134,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pipeline = parse_pipeline(name)
             if refines(pipeline):
                 run_pipeline(PIPELINES["xla-today-cpu"], module)
+            gc.collect()  # of the strategy before
             start = time.process_time()
             with collector.paused():  # as while XLA compiles
                 run_pipeline(for_cpu(pipeline) if options.cpu else pipeline, module)

@@ -160,12 +160,25 @@ def test_code_that_would_stand_too_often() -> None:
             ROOT s = f32[8] add(u, v)""",
             BoundaryReason.LIBRARY_CALL,
         ),
+        (
+            "p = f32[8] fusion(x), kind=kLoop, calls=made ROOT u = f32[8] abs(x)",
+            BoundaryReason.EXIT,
+        ),
+        (
+            """p = (f32[8], f32[8]) fusion(x), kind=kLoop, calls=two
+            ROOT u = f32[8] fusion(p), kind=kLoop, calls=second""",
+            BoundaryReason.MULTI_OUTPUT,
+        ),
     ],
 )
 def test_all_users_or_none(body: str, reason: BoundaryReason) -> None:
-    """One user that cannot take the fusion in keeps it from all."""
+    """One user that cannot take the fusion in keeps it from all, and so do none."""
     made = "made { i = f32[8] parameter(0) ROOT j = f32[8] sine(i) }"
-    module = module_with("x = f32[8] parameter(0) " + body, made)
+    two = """two { ti = f32[8] parameter(0) tj = f32[8] sine(ti)
+      ROOT tk = (f32[8], f32[8]) tuple(ti, tj) }"""
+    second = """second { wi = (f32[8], f32[8]) parameter(0)
+      wj = f32[8] get-tuple-element(wi), index=1 ROOT wk = f32[8] abs(wj) }"""
+    module = module_with("x = f32[8] parameter(0) " + body, made, two, second)
     before = outline(module)
     assert ask(module, FusionMerger()) is reason
     assert outline(module) == before

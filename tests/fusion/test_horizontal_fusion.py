@@ -148,6 +148,11 @@ def test_single_instructions() -> None:
             ROOT t = (f32[8,8]{0,1}, f32[8,8]{0,1}) tuple(a, b)""",
             BoundaryReason.LAYOUT,
         ),
+        (
+            """a = f32[8] sine(x) b = (f32[8], s32[8]) fusion(x), kind=kLoop, calls=mixed
+            ROOT t = (f32[8], (f32[8], s32[8])) tuple(a, b)""",
+            BoundaryReason.LOOP_SHAPES,
+        ),
     ],
 )
 def test_kernels_that_stay_alone(body: str, reason: BoundaryReason) -> None:
@@ -158,6 +163,8 @@ def test_kernels_that_stay_alone(body: str, reason: BoundaryReason) -> None:
         ROOT k = pred[] compare(i, j), direction=LT }""",
         """put { puti = f32[8] parameter(0) putj = f32[4] parameter(1) zero = s32[] constant(0)
         ROOT putk = f32[8] dynamic-update-slice(puti, putj, zero) }""",
+        """mixed { mi = f32[8] parameter(0) mj = f32[8] abs(mi) mk = s32[8] convert(mi)
+        ROOT mt = (f32[8], s32[8]) tuple(mj, mk) }""",
     )
     log = fuse(module, "horizontal-loop-fusion")
     assert not fused(log)

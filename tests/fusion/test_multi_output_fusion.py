@@ -71,8 +71,24 @@ def with_operands(most: int) -> MultiOutputFusion:
     return MultiOutputFusion(rules=GpuRules(max_operands=most))
 
 
+def pair_read(result: str, shape: str) -> str:
+    """A kernel of two results, what both are made of, and which of them the program returns."""
+    return f"""x = f32[8,64] parameter(0) b = f32[8,64] exponential(x)
+      a = (f32[8,64], f32[8,64]) fusion(b), kind=kLoop, calls=pair
+      q = f32[8,64] get-tuple-element(a), index=0
+      w = f32[64,8] custom-call(b), custom_call_target="w"
+      ROOT t = ({shape}, f32[64,8]) tuple({result}, w)"""
+
+
 FAR, NEAR, SMALL = slices(512, 256), slices(512, 255), slices(16, 8)
 LARGE: Final = "x = f32[8,64] parameter(0) z = f32[] constant(0) "
+PAIR: Final = """pair { pairi = f32[8,64] parameter(0) pairj = f32[8,64] sine(pairi)
+  pairk = f32[8,64] abs(pairi) ROOT pairt = (f32[8,64], f32[8,64]) tuple(pairj, pairk) }"""
+SEVERAL: Final = """x = f32[8,64] parameter(0)
+  b = (f32[8,64], f32[8,64]) fusion(x), kind=kLoop, calls=pair
+  q = f32[8,64] get-tuple-element(b), index=0 r = f32[8,64] get-tuple-element(b), index=1
+  a = f32[8,64] fusion(q), kind=kLoop, calls=made
+  ROOT t = (f32[8,64], f32[8,64]) tuple(a, r)"""
 SIBLINGS: Final = (
     LARGE
     + """a = f32[8,64] fusion(x), kind=kLoop, calls=made
@@ -179,6 +195,14 @@ CASES: Final = [
         BoundaryReason.CUSTOM_CALL,
         (A,),
     ),
+    Case("results-read-one-by-one", pair_read("q", "f32[8,64]"), None, (PAIR,)),
+    Case(
+        "results-read-as-a-tuple",
+        pair_read("a", "(f32[8,64], f32[8,64])"),
+        BoundaryReason.TUPLE,
+        (PAIR,),
+    ),
+    Case("producer-of-two", SEVERAL, BoundaryReason.MULTI_OUTPUT, (A, PAIR)),
     Case("cycle", AROUND, BoundaryReason.MULTI_OUTPUT, (BOTH,)),
     Case("no-cycle", AROUND.replace("fusion(w, b)", "fusion(x, b)"), None, (BOTH,)),
 ]

@@ -328,7 +328,7 @@ def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPat
         opcodes: Opcodes,
         plan: Plan | None = None,
         demands: Demands | None = None,
-    ) -> None:
+    ) -> Kernel:
         nonlocal checked
         checked += 1
         fresh = compute_cost(fusion)
@@ -348,7 +348,7 @@ def test_costs_that_grow_are_costs_computed_afresh(monkeypatch: pytest.MonkeyPat
             assert plan.running(GPU) == afresh.running(GPU)
         if demands is not None:
             assert demands == demands_of(fusion, opcodes)
-        original(model, fusion, cost, opcodes, plan, demands)
+        return original(model, fusion, cost, opcodes, plan, demands)
 
     kept: list[Plan] = []
     original = PerformanceModel.learn

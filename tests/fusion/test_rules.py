@@ -223,6 +223,18 @@ CASES: Final = (
         ROOT c = f32[8,8] add(p, w)""",
         BoundaryReason.LIBRARY_CALL,
     ),
+    Case(
+        "must run before another",
+        """x = f32[8] parameter(0) p = f32[8] abs(x) c = f32[8] negate(p)
+        d = f32[8] negate(x), control-predecessors={p} ROOT t = (f32[8], f32[8]) tuple(c, d)""",
+        BoundaryReason.SIDE_EFFECT,
+    ),
+    Case(
+        "another must run before its user",
+        """x = f32[8] parameter(0) d = f32[8] negate(x) p = f32[8] abs(x)
+        c = f32[8] negate(p), control-predecessors={d} ROOT t = (f32[8], f32[8]) tuple(c, d)""",
+        None,
+    ),
     reductions(5),
     reductions(6),
     shifted(15),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fuselane.boundary import BoundaryReason
 from fuselane.fusion.pipelines import parse_pipeline, pipeline_text, run_pipeline
 from fuselane.fusion.single_edges import FuseEdge, SplitKernel, edges_around, splits_of
 from fuselane.fusion.values import Values
@@ -85,6 +86,27 @@ def test_no_kernels() -> None:
         (step,) = run_pipeline((FuseEdge(producer=numbers[0], consumer=numbers[1]),), module)
         assert not step.decision.can_fuse
     assert list(run_pipeline((FuseEdge(producer=1, consumer=2),), module)) == []
+
+
+def test_kernels_of_several_results() -> None:
+    """They are computed in no kernel that reads them as a tuple; those of a single one are."""
+    one = """HloModule m
+      made { a = f32[8] parameter(0) ROOT b = f32[8] sine(a) }
+      read { i = f32[8] parameter(0) ROOT k = f32[8] abs(i) }
+      ENTRY main { x = f32[8] parameter(0) p = f32[8] fusion(x), kind=kLoop, calls=made
+      ROOT c = f32[8] fusion(p), kind=kLoop, calls=read }"""
+    two = """HloModule m
+      made { a = f32[8] parameter(0) b = f32[8] sine(a) ROOT r = (f32[8], f32[8]) tuple(b, a) }
+      read { i = (f32[8], f32[8]) parameter(0) j = f32[8] get-tuple-element(i), index=0
+      ROOT k = f32[8] abs(j) }
+      ENTRY main { x = f32[8] parameter(0)
+      p = (f32[8], f32[8]) fusion(x), kind=kLoop, calls=made
+      ROOT c = f32[8] fusion(p), kind=kLoop, calls=read }"""
+    for text, reason in ((one, None), (two, BoundaryReason.MULTI_OUTPUT)):
+        module = module_of(text)
+        ends = number_of(module, "p"), number_of(module, "c")
+        (step,) = run_pipeline((FuseEdge(producer=ends[0], consumer=ends[1]),), module)
+        assert step.decision.reason is reason
 
 
 def test_splitting() -> None:

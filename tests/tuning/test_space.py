@@ -74,10 +74,16 @@ def test_all_candidates_are_pipelines(name: str) -> None:
         assert pipeline_text(parse_pipeline(text)) == text
 
 
+@pytest.mark.parametrize("text", ["xla-2021", "instruction-fusion{max-reduces=6}", ""])
+def test_named_pipelines_are_near(text: str) -> None:
+    """Wherever a search is, it may go on from one of them."""
+    assert set(PIPELINES) - {text} <= around(text)
+
+
 def test_pipelines_do_not_grow_for_ever() -> None:
     """Long ones only get shorter, or other values."""
     text = ",".join(["instruction-fusion{max-reduces=4}"] * MAX_PASSES)
-    lengths = {len(parse_pipeline(other)) for other in around(text)}
+    lengths = {len(parse_pipeline(other)) for other in around(text) - set(PIPELINES)}
     assert lengths == {MAX_PASSES - 1, MAX_PASSES}
 
 

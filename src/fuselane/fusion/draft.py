@@ -15,7 +15,7 @@ its place, and one where it is read last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, final
@@ -26,6 +26,8 @@ from fuselane.hlo.instruction import HloInstruction
 _PASSING: Final = frozenset({"parameter", "tuple"})
 Marks = list[int]
 """Twice an input's number where it is come by first, and one more where it is read last."""
+_UNTIDY: Final = 6
+"""Marks per input, two of which are needed."""
 
 
 @final
@@ -70,8 +72,9 @@ def recipe_of_body(body: HloComputation) -> Recipe | None:
     reached = _reach(coded)
     if reached is None:
         return None
-    own = Own(coded, len(body.parameters))
-    return _recipe(own, reached, _thin(list(chain.from_iterable(map(_listed, coded)))))
+    inputs = range(len(body.parameters))
+    listed = list(chain.from_iterable(map(_listed, coded)))
+    return _recipe(Own(coded, len(inputs)), _thin(reached, inputs), _thin(listed, inputs))
 
 
 def _recipe(own: Own, reached: Marks, listed: Marks) -> Recipe:
@@ -96,7 +99,7 @@ def _reach(members: Sequence[tuple[HloInstruction, tuple[int, ...]]]) -> Marks |
         else:
             path.pop()
             marks += _reads(members[top][1])
-    return _thin(marks) if len(entered) == len(members) else None
+    return marks if len(entered) == len(members) else None
 
 
 def _listed(member: tuple[HloInstruction, tuple[int, ...]]) -> Marks:
@@ -110,27 +113,26 @@ def _reads(codes: tuple[int, ...]) -> Marks:
     return [2 * ~code + 1 for code in reversed(dict.fromkeys(codes)) if code < 0]
 
 
-def _thin(marks: Marks) -> Marks:
+def _thin(marks: Marks, inputs: Collection[int]) -> Marks:
     """Leaves the first of each input's marks where it is come by, and the last where it is read."""
-    last = {mark: place for place, mark in enumerate(marks) if mark & 1}
-    first = {mark: place for place, mark in reversed(list(enumerate(marks))) if not mark & 1}
+    marks = [mark for mark in marks if mark >> 1 in inputs]
+    places = range(len(marks))
+    last = dict(zip(marks, places, strict=True))
+    first = dict(zip(reversed(marks), reversed(places), strict=True))
     return [
         mark for place, mark in enumerate(marks) if (last if mark & 1 else first)[mark] == place
     ]
 
 
-def _splice(marks: Marks, number: int, inner: Marks) -> Marks:
-    """Returns marks after members took the place of an input."""
+def _splice(marks: Marks, number: int, inner: Marks) -> None:
+    """Puts members in the place of an input, of which other marks may be left."""
     place = marks.index(2 * number)
-    rest = [mark for mark in marks[place + 1 :] if mark != 2 * number + 1]
-    spliced = marks[:place] + inner + rest
-    return spliced if len(set(spliced)) == len(spliced) else _thin(spliced)
+    marks[place : place + 1] = inner
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """What a kernel computes.
+    """What a kernel computes; not changed once it is made.
 
     Attributes:
         own: What it computed before anything was fused into it.
@@ -141,16 +143,27 @@ class Recipe:
         listed: Marks of the order in which own members are listed, and others reached from them.
     """
 
-    own: Own
-    parts: tuple[tuple[int, Recipe, tuple[int, ...]], ...]
-    inputs: tuple[int, ...]
-    reached: Marks
-    listed: Marks
+    __slots__ = ("_read", "inputs", "listed", "own", "parts", "reached")
 
+    def __init__(
+        self,
+        own: Own,
+        parts: tuple[tuple[int, Recipe, tuple[int, ...]], ...],
+        inputs: tuple[int, ...],
+        reached: Marks,
+        listed: Marks,
+    ) -> None:
+        self.own, self.parts, self.inputs = own, parts, inputs
+        self.reached, self.listed = reached, listed
+        self._read: list[int] | None = None
+
+    @property
     def read(self) -> list[int]:
-        """Returns the places of the operands that are read, the last one first."""
-        places = {number: place for place, number in enumerate(self.inputs)}
-        return [places[mark >> 1] for mark in reversed(self.listed) if mark & 1]
+        """The places of the operands that are read, the last one first."""
+        if self._read is None:
+            places = {number: place for place, number in enumerate(self.inputs)}
+            self._read = [places[mark >> 1] for mark in reversed(self.listed) if mark & 1]
+        return self._read
 
 
 @final
@@ -182,6 +195,7 @@ class Draft:
     def recipe(self) -> Recipe:
         """What it computes now."""
         if self._recipe is None:
+            self._tidy()
             self._recipe = Recipe(
                 self._own, tuple(self._parts), tuple(self._inputs), self._reached, self._listed
             )
@@ -198,7 +212,7 @@ class Draft:
         if producer.opcode != "fusion":
             operands = list(dict.fromkeys(operands))
         new: list[HloInstruction] = []
-        for read in recipe.read():
+        for read in recipe.read:
             operand = operands[read]
             if operand not in inside:
                 inside[operand] = self._next + len(new)
@@ -212,9 +226,20 @@ class Draft:
         here = dict(zip(recipe.inputs, stand_ins, strict=True))
         reached = [2 * here[mark >> 1] + (mark & 1) for mark in recipe.reached]
         is_one = self._listed is self._reached
-        self._reached = _splice(self._reached, number, reached)
-        self._listed = self._reached if is_one else _splice(self._listed, number, reached)
-        self._recipe = None
+        if self._recipe is not None:  # these lists are its own
+            self._recipe, self._reached = None, self._reached.copy()
+            self._listed = self._reached if is_one else self._listed.copy()
+        _splice(self._reached, number, reached)
+        if not is_one:
+            _splice(self._listed, number, reached)
+        if len(self._reached) > _UNTIDY * (len(self._inputs) + 1):
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drops all marks that say nothing any more."""
+        is_one, inputs = self._listed is self._reached, set(self._inputs)
+        self._reached = _thin(self._reached, inputs)
+        self._listed = self._reached if is_one else _thin(self._listed, inputs)
 
     def give_up(self) -> None:
         """Takes note that the body will not be needed."""
@@ -268,14 +293,28 @@ def _build(
     which there are already; those are new."""
     made: list[HloInstruction] = []
     known: dict[object, HloInstruction] = {}
+
+    def make(template: Own, read: tuple[HloInstruction, ...]) -> HloInstruction:
+        value = known.get((template, read)) if shared else None
+        if value is None:
+            copies: list[HloInstruction] = []
+            for member, codes in template.members:
+                copies.append(member.copy_with([copies[c] if c >= 0 else read[~c] for c in codes]))
+            made.extend(copies)
+            value = known[template, read] = copies[-1]
+        return value
+
     frames = [_Frame(recipe, arguments, 0, None)]
     while True:
         frame = frames[-1]
-        values, template = frame.values, frame.recipe.own
+        values = frame.values
         if frame.left:
             frame.left -= 1
             number, part, inputs = frame.recipe.parts[frame.left]
             given = tuple([values[n] for n in inputs])
+            if not part.parts:
+                values[number] = make(part.own, given)
+                continue
             key = (part, given)
             value = known.get(key) if shared else None
             if value is None:
@@ -284,18 +323,11 @@ def _build(
                 values[number] = value
             continue
         frames.pop()
+        template = frame.recipe.own
         read = tuple([values[n] for n in range(template.num_inputs)])
         if not frames:
             break
-        value = known.get((template, read)) if shared else None
-        if value is None:
-            copies: list[HloInstruction] = []
-            for member, codes in template.members:
-                copies.append(member.copy_with([copies[c] if c >= 0 else read[~c] for c in codes]))
-            made += copies
-            value = copies[-1]
-        known[template, read] = known[frame.key] = value
-        frames[-1].values[frame.number] = value
+        frames[-1].values[frame.number] = known[frame.key] = make(template, read)
     for member in own:
         member.users = []
     for member, (_, codes) in zip(own, template.members, strict=True):

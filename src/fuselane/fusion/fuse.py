@@ -174,7 +174,7 @@ class Fuser:
                 draft.make_body(shared=is_shared)
                 if is_shared:  # XLA orders operands by what the body would repeat
                     body = fusion.to_apply
-                    read = _members(body), draft.recipe.read()
+                    read = _members(body), draft.recipe.read
                     body.remember(_members_and_uses, read)
         self._drafts.clear()
 

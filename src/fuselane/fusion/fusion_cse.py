@@ -53,7 +53,9 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
     for member in body.post_order():
         if member.opcode in _KEPT or member.control_predecessors or member.control_successors:
             continue
-        operands = [first.get(operand, operand) for operand in member.operands]
+        operands = member.operands
+        if first:
+            operands = [first.get(operand, operand) for operand in operands]
         key = (member.opcode, *operands) if operands else works.of(member)
         others = alike.get(key)
         if others is None:

@@ -68,11 +68,6 @@ def _check_results(fusion: HloInstruction, emission: Emission) -> FusionDecision
     """Refuses several results that one loop does not compute."""
     if len(emission.roots) == 1 or _is_one_loop(emission):
         return None
-    if any(root.opcode == "scatter" for root in emission.roots):
-        return refuse(
-            BoundaryReason.MULTI_OUTPUT,
-            f"`{fusion.name}` would scatter into one of several results.",
-        )
     sizes = [str(list(root.shape.dimensions)) for root in emission.roots]
     return refuse(
         BoundaryReason.LOOP_SHAPES,
@@ -84,8 +79,6 @@ def _check_results(fusion: HloInstruction, emission: Emission) -> FusionDecision
 def _is_one_loop(emission: Emission) -> bool:
     """Whether all results of a kernel belong to elements of one loop, one by one."""
     if any(not root.shape.is_array and root.opcode != "reduce" for root in emission.roots):
-        return False
-    if any(root.opcode == "scatter" for root in emission.roots):
         return False
     forms: set[object] = set()
     loops: list[Shape] = []

@@ -12,7 +12,7 @@ which stay as they are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
@@ -48,6 +48,9 @@ from fuselane.hlo.module import HloModule
 
 _FIRST: Final = 1 << 62
 """Priority of bitcasts, in ticks."""
+
+_ID_BITS: Final = 64
+_ID: Final = (1 << _ID_BITS) - 1
 
 _NOT_PRODUCERS: Final = frozenset({"parameter", "tuple", "get-tuple-element", "constant"})
 
@@ -96,15 +99,24 @@ class _Queue:
         self.log = log
         self.model = PerformanceModel(options.gpu)
         self.priority: dict[HloInstruction, int] = {}
-        self.heap: list[tuple[int, int, int, HloInstruction]] = []
+        self.heap: list[int] = []
+        """Negated ranks: priorities, and which instruction has it, the last one first."""
+        self.producers: dict[int, HloInstruction] = {}
+        """Instructions by id."""
+        self.light: set[HloInstruction] = set()
+        """Those that nothing speaks against fusing into each other but the gain."""
         self.changed = False
 
     def run(self) -> bool:
-        for instruction in xla_post_order(self.computation):
+        order = xla_post_order(self.computation)
+        for instruction in order:
+            self._weigh(self.model.kernel(instruction))
+        for instruction in order:
             self._price(instruction)
         while self.heap:
-            priority, _, _, producer = heapq.heappop(self.heap)
-            if self.priority.get(producer) == -priority:
+            rank = -heapq.heappop(self.heap)
+            producer = self.producers[rank & _ID]
+            if self.priority.get(producer) == rank >> _ID_BITS:
                 self._fuse_into_users(producer, self.priority.pop(producer))
         self.fuser.make_bodies(self.model.may_share)
         self.model.leave_costs()
@@ -118,7 +130,7 @@ class _Queue:
     def _price(
         self,
         producer: HloInstruction,
-        new: Sequence[HloInstruction] = (),
+        new: Sequence[Kernel] = (),
         lost: int = 0,
         *,
         has_grown: bool = False,
@@ -139,13 +151,13 @@ class _Queue:
         else:
             of = self.model.kernel(producer)
             if not new or before is None:
-                if not self._can_fuse(of, producer.users):
+                if not self._can_fuse(of):
                     return
                 time = of.time or self.model.time_of(of)
-                priority = LAUNCH + time.total + self._won(of, producer.users)
+                priority = LAUNCH + time.total + self._won(of, self._users(of))
             else:
                 is_fusible = not has_grown and self._can_fuse(of, new)
-                if not is_fusible and not self._can_fuse(of, producer.users):
+                if not is_fusible and not self._can_fuse(of):
                     return
                 priority = before - lost + self._won(of, new)
             if priority < 0:
@@ -153,20 +165,30 @@ class _Queue:
                 return
         self.priority[producer] = priority
         if priority != before:
-            heapq.heappush(self.heap, (-priority, -producer.id, id(producer), producer))
+            self.producers[producer.id] = producer
+            heapq.heappush(self.heap, -(priority << _ID_BITS | producer.id))
 
-    def _can_fuse(self, of: Kernel, users: Sequence[HloInstruction]) -> bool:
+    def _users(self, of: Kernel) -> Iterator[Kernel]:
+        return map(self.model.kernel, of.instruction.users)
+
+    def _can_fuse(self, of: Kernel, users: Sequence[Kernel] | None = None) -> bool:
         """Whether a producer can be fused into users of it but bitcasts, of which one is none; a
-        refusal is noted if these are all of them."""
-        producer = of.instruction
-        is_read = False
-        for user in users:
-            if user.opcode == "bitcast" and is_free_bitcast(user):
+        refusal is noted if no users are given, which means all of them."""
+        producer, is_read = of.instruction, False
+        is_light = of.is_light and not self.computation.has_root(producer)
+        if is_light and users is None and self.light.issuperset(producer.users):
+            return True
+        for into in self._users(of) if users is None else users:
+            if is_light and into.is_light:
+                is_read = True
+                continue
+            user = into.instruction
+            if is_free_bitcast(user):
                 continue
             is_read = True
-            refusal = self._refusal(of, self.model.kernel(user))
+            refusal = self._refusal(of, into)
             if refusal is not None:
-                if users is producer.users:
+                if users is None:
                     self.log.note(self.options.name, producer, user, refusal)
                 return False
         if not is_read:
@@ -182,14 +204,20 @@ class _Queue:
             )
         return is_read
 
+    def _weigh(self, kernel: Kernel) -> None:
+        """Finds out whether a kernel is light."""
+        if kernel.is_plain and self.rules.is_light(kernel.width, self.model.cost_of(kernel)):
+            kernel.is_light = True
+            self.light.add(kernel.instruction)
+        else:
+            self.light.discard(kernel.instruction)
+
     def _refusal(self, of: Kernel, into: Kernel) -> FusionDecision | None:
         """Returns why a producer cannot be fused into a user, if so."""
         producer, user = of.instruction, into.instruction
         model, rules = self.model, self.rules
         if of.is_plain and into.is_plain and not self.computation.has_root(producer):
             costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
-            if rules.is_small(of.width + into.width, *costs):
-                return None
             return rules.check_size(producer, user, *costs, places_in(into)[producer])
         if producer not in into.refusals:
             into.refusals[producer] = self._find_refusal(of, into)
@@ -206,11 +234,10 @@ class _Queue:
         opcodes = of.opcodes | into.opcodes
         return self.rules.check(producer, user, opcodes, costs, demands, emitters)
 
-    def _won(self, of: Kernel, users: Sequence[HloInstruction]) -> int:
+    def _won(self, of: Kernel, users: Iterable[Kernel]) -> int:
         """Returns the ticks won by users of a producer that compute it themselves."""
         model, producer, total = self.model, of.instruction, 0
-        for user in users:
-            into = model.kernel(user)
+        for into in users:
             won = into.won.get(producer)
             if won is None:
                 won = into.won[producer] = model.ticks_won(of, into)
@@ -233,7 +260,6 @@ class _Queue:
         _lose(of, lost)
         grown: dict[HloInstruction, int] = {}
         """What kernels took that grow, of which gains are not told anew for all users."""
-        updates: dict[HloInstruction, list[HloInstruction]] = {}
         new: dict[HloInstruction, tuple[KernelCost, Opcodes, Plan | None, Demands]] = {}
         for user in users:
             if is_free_bitcast(user):
@@ -252,18 +278,19 @@ class _Queue:
             new[fusion] = cost, opcodes, kept, demands
             if fusion is not user:
                 self.priority.pop(user, None)
-                updates.pop(user, None)
             elif into.time is not None:
                 grown[user] = into.time.total
-            for operand in fusion.operands:
-                if operand in updates:
-                    updates[operand].append(fusion)
-                elif _may_be_fused(operand):
-                    updates[operand] = [fusion]
         for gone in users if producer.users else [producer, *users]:
             model.forget(gone)
+        updates: dict[HloInstruction, list[Kernel]] = {}
         for fusion, (cost, opcodes, kept, demands) in new.items():
-            model.learn(fusion, cost, opcodes, kept, demands)
+            into = model.learn(fusion, cost, opcodes, kept, demands)
+            self._weigh(into)
+            for operand in fusion.operands:
+                if operand in updates:
+                    updates[operand].append(into)
+                elif _may_be_fused(operand):
+                    updates[operand] = [into]
         for instruction in dict.fromkeys([*new, *updates]):
             changed, less = updates.get(instruction, ()), lost.get(instruction, 0)
             if changed and instruction in grown:

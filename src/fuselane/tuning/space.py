@@ -1,6 +1,7 @@
 """What may vary about a program's fusions: pipelines, the values of their rules, single edges.
 
     xla-2021                                       a named pipeline, where a search starts
+    xla-2023                                       another one
     xla-2021 with fusion-merger{max-consumers=3}   a rule's value
     ... without its last pass                      a pass more, a pass less, two that change places
     xla-2021,fuse-edge{producer=1,consumer=2}      a single edge
@@ -20,6 +21,7 @@ from typing import Final, final
 from fuselane.fusion.fusion_cse import FusionCse
 from fuselane.fusion.pipelines import (
     PASSES,
+    PIPELINES,
     FixedPoint,
     FusionPass,
     Pipeline,
@@ -70,7 +72,8 @@ class FusionSpace:
         return self.starting
 
     def neighbours(self, candidate: Candidate) -> Sequence[Sequence[Candidate]]:
-        """Returns what differs in one decision: in a rule's value, passes, an edge, an option."""
+        """Returns what differs in one decision: in a rule's value, passes, an edge, an option; and
+        the named pipelines."""
         if candidate not in self._known:
             self._known[candidate] = self._find(candidate)
         return self._known[candidate]
@@ -87,6 +90,7 @@ class FusionSpace:
             [(*other, *edges) for other in _passes_around(near)],
             [(*rules, *edges[:at], *edges[at + 1 :]) for at in range(len(edges))],
         ]
+        kinds.append([p for p in PIPELINES.values() if not any(p in kind for kind in kinds)])
         if len(edges) < MAX_EDGES:
             kinds += [[(*whole, edge) for edge in kind] for kind in self.edges(candidate)]
         found = [[replace(candidate, fusion=pipeline_text(p)) for p in kind] for kind in kinds]

@@ -69,6 +69,8 @@ class Kernel:
         opcodes: Of what it computes.
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
         is_plain: See `rules.is_plain`.
+        is_light: See `GpuRules.is_light`; False until found out.
+        is_even: Whether it reads evenly, see `ticks_won`; None until found out.
         width: Operands, repetitions included, and arrays among the results.
         cost: What it computes, reads and writes; this and all below is None until asked for.
         demands: What its reductions and transposes ask for.
@@ -89,6 +91,8 @@ class Kernel:
         "demands",
         "even",
         "instruction",
+        "is_even",
+        "is_light",
         "is_plain",
         "is_shaping",
         "opcodes",
@@ -108,6 +112,8 @@ class Kernel:
         self.opcodes = opcodes
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
         self.is_plain = is_plain(instruction, opcodes)
+        self.is_light = False
+        self.is_even: bool | None = None
         self.cost: KernelCost | None = None
         self.demands: Demands | None = None
         self.plan: Plan | None = None
@@ -151,8 +157,9 @@ class PerformanceModel:
         self._kernels.pop(instruction, None)
         for user in instruction.users:
             kernel = self._kernels.get(user)
-            if kernel is not None:
-                kernel.won.pop(instruction, None)
+            if kernel is not None and instruction in kernel.won:
+                del kernel.won[instruction]
+            if kernel is not None and (kernel.plans or kernel.refusals):
                 kernel.plans.pop(instruction, None)
                 kernel.refusals.pop(instruction, None)
 
@@ -160,7 +167,7 @@ class PerformanceModel:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.places = kernel.reading = kernel.even = None
+            kernel.places = kernel.reading = kernel.even = kernel.is_even = None
             kernel.readings.clear()
 
     def exchange_operand(
@@ -169,7 +176,7 @@ class PerformanceModel:
         """Takes note that an operand of an instruction gave way to another of the same shape."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.even = None
+            kernel.even = kernel.is_even = None
             if kernel.places is not None:
                 kernel.places[new] = kernel.places.pop(old)
 
@@ -180,10 +187,11 @@ class PerformanceModel:
         opcodes: Opcodes,
         plan: Plan | None = None,
         demands: Demands | None = None,
-    ) -> None:
-        """Takes what is known of an instruction instead of looking for itself."""
+    ) -> Kernel:
+        """Takes what is known of an instruction instead of looking for itself, and returns it."""
         kernel = self._kernels[instruction] = Kernel(instruction, opcodes)
         kernel.cost, kernel.plan, kernel.demands = cost, plan, demands
+        return kernel
 
     def may_share(self, fusion: HloInstruction) -> bool:
         """Whether what a fusion repeats is known to make no difference but for its cost, which is
@@ -311,29 +319,34 @@ class PerformanceModel:
         consumer's are, once, and the rest of `fused_ticks` is the same for all of a consumer's
         operands.
         """
-        even, even_of = into.even or self._even(into), of.even or self._even(of)
-        if not (even.operands and even_of.operands):
+        operands, flops, total, others, _, _, running = into.even or self._even(into)
+        operands_of, flops_of, _, _, whole, each, running_of = of.even or self._even(of)
+        if not (operands and operands_of):
             ticks = self.fused_ticks(of, into, self.plan_of(into, of))
             return (into.time or self.time_of(into)).total - ticks
-        total_of, ticks_of, _ = of.readings.get(even.key) or self._reading(of, even.running, 1.0)
-        common = len(even_of.operands & even.operands)
-        computing = _compute_ticks(even.flops + even_of.flops, even.running.flops_per_ns)
-        memory = even.others + total_of - common * ticks_of[0]
-        return even.total - _overlap(computing, memory)
+        if running_of is not running:
+            key = running.reading, 1.0
+            whole, (each, *_), _ = of.readings.get(key) or self._reading(of, running, 1.0)
+        memory = others + whole
+        if not operands.isdisjoint(operands_of):
+            memory -= len(operands & operands_of) * each
+        computing = _compute_ticks(flops + flops_of, running.flops_per_ns)
+        return total - _overlap(computing, memory)
 
     def _even(self, kernel: Kernel) -> _Even:
         """Returns what `ticks_won` asks of a kernel."""
         cost, operands = self.cost_of(kernel), kernel.instruction.operands
         plan = self.plan_of(kernel)
         is_simple = kernel.is_plain and not kernel.is_shaping and plan.is_steady
-        if not (is_simple and _reads_evenly(kernel, cost)):
+        if not (is_simple and _is_even(kernel, cost)):
             kernel.even = _UNEVEN
         else:
             flops, write, total = kernel.time or self.time_of(kernel)
             running = plan.known or plan.running(self.gpu)
             reading = kernel.reading or self._reading(kernel, running)
-            others, key = reading.total - reading.ticks[0] + write, (running.reading, 1.0)
-            kernel.even = _Even(frozenset(operands), flops, total, others, running, key)
+            whole, each = reading.total, reading.ticks[0]
+            others = whole - each + write
+            kernel.even = _Even(frozenset(operands), flops, total, others, whole, each, running)
         return kernel.even
 
     def common_utilizations(
@@ -364,7 +377,13 @@ class PerformanceModel:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
         key = running.reading, share
         reading = kernel.readings.get(key)
-        if reading is None:
+        if reading is None and share is None and _is_even(kernel, self.cost_of(kernel)):
+            operand, num = kernel.instruction.operands[0], len(kernel.instruction.operands)
+            size = operand.shape.byte_size
+            ticks_of_each = self._read_ticks(operand, size, running)
+            reading = _Reading(ticks_of_each * num, [ticks_of_each] * num, [size] * num)
+            kernel.readings[key] = kernel.readings[running.reading, 1.0] = reading
+        elif reading is None:
             operands = self.cost_of(kernel).operands
             num_bytes = [0] * len(operands)
             ticks = num_bytes.copy()
@@ -430,19 +449,21 @@ class _Even(NamedTuple):
         flops: Operations.
         total: Ticks of the kernel alone.
         others: Ticks to write its result and to read all operands but one.
+        whole: Ticks to read all operands.
+        each: Ticks to read one of them.
         running: What its time depends on.
-        key: For `Kernel.readings` of what is computed inside.
     """
 
     operands: frozenset[HloInstruction]
     flops: int
     total: int
     others: int
+    whole: int
+    each: int
     running: Running
-    key: tuple[int, float]
 
 
-_UNEVEN: Final = _Even(frozenset(), 0, 0, 0, Running(0, 0, True, 0), (0, 1.0))
+_UNEVEN: Final = _Even(frozenset(), 0, 0, 0, 0, 0, Running(0, 0, True, 0))
 
 
 @final
@@ -483,14 +504,23 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
     return shared
 
 
+def _is_even(kernel: Kernel, cost: KernelCost) -> bool:
+    """Whether a kernel reads evenly, see `ticks_won`; the cost is its own."""
+    if kernel.is_even is None:
+        kernel.is_even = _reads_evenly(kernel, cost)
+    return kernel.is_even
+
+
 def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
-    """See `ticks_won`; the cost is the kernel's."""
     operands = kernel.instruction.operands
     if not operands or len(places_in(kernel)) < len(operands):
         return False
     shape = operands[0].shape
-    if shape.byte_size >= EXACT_IN_F32 or any(o.shape is not shape for o in operands):
+    if shape.byte_size >= EXACT_IN_F32:
         return False
+    for operand in operands:
+        if operand.shape is not shape:
+            return False
     if cost.result < 0:
         return is_elementwise(kernel.instruction)
     roots = NO_ROOTS

@@ -37,6 +37,8 @@ _SHARING: Final = frozenset({"reduce", "transpose"})
 _GUARDED: Final = _SHARING | {"dynamic-update-slice", "scatter"}
 
 _SIGNIFICANT_RATIO: Final = 16
+_FEW_COPIES: Final = 16
+"""Fewer copies of any operand's code than this leave room for operands as large as the kernel."""
 
 
 def is_fusible_on_gpu(instruction: HloInstruction) -> bool:
@@ -154,11 +156,15 @@ class GpuRules:
             or (None if IN_PLACE.isdisjoint(opcodes) else check_in_place(producer, consumer))
         )
 
-    def is_small(self, width: int, of: KernelCost, into: KernelCost) -> bool:
-        """Whether `check_size` surely allows what has so many operands and results before any is
-        counted once."""
-        most = into.code_size + into.copies * of.code_size
-        return width < self.max_operands and most <= self.max_code_size
+    def is_light(self, width: int, cost: KernelCost) -> bool:
+        """Whether `check_size` surely allows any two that are.
+
+        Args:
+            width: Operands and results, repetitions included.
+            cost: Of the kernel.
+        """
+        is_short = cost.copies < _FEW_COPIES and cost.code_size * _FEW_COPIES <= self.max_code_size
+        return 2 * width < self.max_operands and is_short
 
     def check_size(
         self,

@@ -40,9 +40,10 @@ def check(
     refused: str | Sequence[str] = (),
     tolerance: Tolerance = EXACT,
     x64: bool = False,
-) -> None:
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> fuselane.Report:
     """Checks that a program gives the same results with and without Fuselane, and what becomes of
-    its loops.
+    its loops; returns that.
 
     Args:
         program: A function of arrays that `jax.jit` can compile.
@@ -51,12 +52,13 @@ def check(
         refused: Codes of reasons, one of which must be given for the first, outermost loop.
         tolerance: How far floats may be off.
         x64: Whether the program runs with 64-bit types.
+        options: Fuselane's.
     """
     with jax.enable_x64(x64):
         lowered = jax.jit(program).lower(*arguments)  # once for both, which takes a while
         expected = compile_and_run(lowered, *arguments)
         last = last_decision()
-        with fused_by():
+        with fused_by(**options):
             actual = compile_and_run(lowered, *arguments)
         report = find_report(last, program, *arguments)
     assert_same_results(expected, actual, tolerance)
@@ -64,6 +66,7 @@ def check(
     assert not any("internal-error" in loop.decision.reason.code for loop in report.loops), report
     if codes or fused:
         assert_decisions(report, codes)
+    return report
 
 
 def compile_and_run(lowered: jax.stages.Lowered, *arguments: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ def test_short_runs_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
         return ()
 
     for name in ("perf_counter", "process_time"):
-        monkeypatch.setattr(measure.time, name, lambda: clock[0])
+        monkeypatch.setattr(time, name, lambda: clock[0])
     compilation = measure.Compilation(
         executables={"xla": run}, lower_ms=[], compile_ms={}, compile_cpu_ms={}, loops=()
     )

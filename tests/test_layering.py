@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final, TypeGuard
 
@@ -203,16 +204,17 @@ def is_within(name: str, rooms: set[str]) -> bool:
     return any(name == room or name.startswith(room + ".") for room in rooms)
 
 
-def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields line and dotted name of everything a file imports; `from a import b` is `a.b`."""
+@cache
+def imported_names(tree: ast.AST) -> tuple[tuple[int, str], ...]:
+    """Returns line and dotted name of everything a file imports; `from a import b` is `a.b`."""
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            names += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
-            for alias in node.names:
-                yield node.lineno, f"{node.module}.{alias.name}"
+            names += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return tuple(names)
 
 
 MODULES: Final = {module_name(path): path for path in FILES}
@@ -228,21 +230,25 @@ def resolve(name: str) -> str | None:
     return below or "__init__"
 
 
+@cache
 def parse(path: Path) -> ast.Module:
+    """Returns the syntax tree of a file, which all rules look at."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_obey_the_layering(path: Path) -> None:
+def test_imports_obey_the_layering() -> None:
     """A file imports its own room, and of the others only what its layer names."""
-    name = module_name(path)
-    room = name.split(".")[0]
-    assert room in LAYERS, f"{room} has no place in the layering yet"
-    for line, imported in imported_names(parse(path)):
-        target = resolve(imported)
-        if target is None or target.split(".")[0] == room:
-            continue
-        assert is_within(target, LAYERS[room]), f"{path}:{line}: {room} may not import {target}"
+    wrong = []
+    for name, path in MODULES.items():
+        room = name.split(".")[0]
+        assert room in LAYERS, f"{room} has no place in the layering yet"
+        for line, imported in imported_names(parse(path)):
+            target = resolve(imported)
+            if target is None or target.split(".")[0] == room:
+                continue
+            if not is_within(target, LAYERS[room]):
+                wrong.append(f"{path}:{line}: {room} may not import {target}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("room", LAYERS)
@@ -258,13 +264,15 @@ def test_what_may_be_imported_is(room: str) -> None:
     assert not unused, f"{room} does not import {sorted(unused)}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_libraries_stay_in_their_rooms(path: Path) -> None:
+def test_libraries_stay_in_their_rooms() -> None:
     """JAX, llvmlite, ctypes and the like are imported only where the layering says so."""
-    name = module_name(path)
-    for line, imported in imported_names(parse(path)):
-        rooms = LIBRARIES.get(imported.split(".")[0])
-        assert rooms is None or is_within(name, rooms), f"{path}:{line}: imports {imported}"
+    wrong = []
+    for name, path in MODULES.items():
+        for line, imported in imported_names(parse(path)):
+            rooms = LIBRARIES.get(imported.split(".")[0])
+            if rooms is not None and not is_within(name, rooms):
+                wrong.append(f"{path}:{line}: imports {imported}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -281,53 +289,59 @@ def test_where_a_library_may_be_it_is(library: str) -> None:
     assert not unused, f"{sorted(unused)} do not import {library}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_stand_at_the_top(path: Path) -> None:
+def test_imports_stand_at_the_top() -> None:
     """No function imports anything."""
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for inner in ast.walk(node):
-                assert not isinstance(inner, ast.Import | ast.ImportFrom), f"{path}:{inner.lineno}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_only_the_command_line_prints(path: Path) -> None:
-    """Library code returns values; `print` belongs to the command line."""
-    if is_within(module_name(path), {"cli"}):
-        return
-    for node in ast.walk(parse(path)):
-        is_print = isinstance(node, ast.Name) and node.id == "print"
-        assert not is_print, f"{path}:{getattr(node, 'lineno', 0)}: prints"
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_only_config_reads_the_environment(path: Path) -> None:
-    """Environment variables are read in one file."""
-    if module_name(path) == "config":
-        return
-    for node in ast.walk(parse(path)):
-        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        reads = name in {"environ", "environb", "getenv", "getenvb"}
-        assert not reads, f"{path}:{getattr(node, 'lineno', 0)}: reads the environment"
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_what_is_imported_later_is_what_type_checkers_see(path: Path) -> None:
-    """`name = Later("fuselane.x")` stands for the module that is imported as `name` for types."""
-    tree = parse(path)
-    seen = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for block in tree.body
-        if is_for_type_checkers(block)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    wrong = {
+        f"{path}:{inner.lineno}"
+        for path, node in all_nodes()
+        if isinstance(node, functions)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Import | ast.ImportFrom)
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Later("):
-            name = ast.unparse(node.targets[0])
-            assert ast.unparse(node.value) == f"Later({seen[name]!r})"
-            assert seen[name].removeprefix("fuselane.") in MODULES
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_only_the_command_line_prints() -> None:
+    """Library code returns values; `print` belongs to the command line."""
+    wrong = [
+        f"{path}:{node.lineno}: prints"
+        for path, node in all_nodes()
+        if isinstance(node, ast.Name) and node.id == "print"
+        if not is_within(module_name(path), {"cli"})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_config_reads_the_environment() -> None:
+    """Environment variables are read in one file."""
+    readers = {"environ", "environb", "getenv", "getenvb"}
+    wrong = [
+        f"{path}:{getattr(node, 'lineno', 0)}: reads the environment"
+        for path, node in all_nodes()
+        if (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")) in readers
+        if module_name(path) != "config"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_imported_later_is_what_type_checkers_see() -> None:
+    """`name = Later("fuselane.x")` stands for the module that is imported as `name` for types."""
+    for path in FILES:
+        tree = parse(path)
+        seen = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for block in tree.body
+            if is_for_type_checkers(block)
+            for node in block.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Later("):
+                name = ast.unparse(node.targets[0])
+                assert ast.unparse(node.value) == f"Later({seen[name]!r})", path
+                assert seen[name].removeprefix("fuselane.") in MODULES, path
 
 
 def test_no_import_cycles() -> None:
@@ -337,6 +351,13 @@ def test_no_import_cycles() -> None:
     """
     graph = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
     graphlib.TopologicalSorter(graph).prepare()
+
+
+def all_nodes() -> Iterator[tuple[Path, ast.AST]]:
+    """Yields each node of each file's syntax tree, with the file."""
+    for path in FILES:
+        for node in ast.walk(parse(path)):
+            yield path, node
 
 
 def all_imported_modules(path: Path) -> set[str]:

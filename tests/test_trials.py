@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 import jax_suite
 import library_tests
 import no_harm
-from trial import test_runs
+from trial import measure, test_runs
 from trial.outcome import Loop, Outcome
 
 FUSED = Loop(
@@ -85,6 +87,24 @@ def test_harm_is_named(
         loops=loops,
     )
     assert no_harm.judge(outcome) == verdict
+
+
+def test_short_runs_are_timed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that takes long every other time is reported by its mean, not by one of the two."""
+    clock = [0.0]
+    turns = itertools.cycle((0.02e-3, 0.10e-3))
+
+    def run() -> tuple[()]:
+        clock[0] += next(turns)
+        return ()
+
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(time, name, lambda: clock[0])
+    compilation = measure.Compilation(
+        executables={"xla": run}, lower_ms=[], compile_ms={}, compile_cpu_ms={}, loops=()
+    )
+    passed, on_cores = measure.time_run(compilation, "xla", (run, ()))
+    assert passed == on_cores == pytest.approx(0.06, rel=0.05)
 
 
 def test_harmless_programs_run_end_to_end(tmp_path: Path) -> None:

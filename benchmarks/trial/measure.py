@@ -35,6 +35,7 @@ from trial.outcome import Loop, Outcome
 ENGINES: Final = ("xla", "fuselane")
 MIN_ROUNDS, MAX_ROUNDS = 5, 200
 QUICK_ROUNDS: Final = 2
+MAX_COMPILE_ROUNDS: Final = 30
 SHORT_MS: Final = 1.0
 # A program that takes longer to compile than this is compiled once by each engine.
 SLOW_COMPILE_MS: Final = 20e3
@@ -65,7 +66,9 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
     warm_up_compilers()
     size = program.quick if is_quick else program.full
     built = program.build(size)
-    compilation = compile_in_turns(built, 1 if is_quick else compile_rounds)
+    compilation = compile_in_turns(
+        built, 1 if is_quick else compile_rounds, 0.0 if is_quick else seconds
+    )
     if program.calls > 1:
         executables = {engine: repeat(built[0], program.calls) for engine in ENGINES}
         compilation = dataclasses.replace(compilation, executables=executables)
@@ -99,14 +102,18 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
     )
 
 
-def compile_in_turns(built: Built, num_rounds: int) -> Compilation:
-    """Traces, lowers and compiles a program afresh by each engine, `num_rounds` times over."""
+def compile_in_turns(built: Built, num_rounds: int, seconds: float = 0.0) -> Compilation:
+    """Traces, lowers and compiles a program afresh by each engine, `num_rounds` times over, and
+    further where it takes less than `seconds`: a few milliseconds are soon lost in noise."""
     executables: dict[str, Callable[..., Any]] = {}
     lower_ms: list[float] = []
     compile_ms: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     compile_cpu_ms: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     num_before = len(fuselane.decisions().loops)
-    for engines in itertools.islice(orders(), num_rounds):
+    start = time.perf_counter()
+    for done, engines in enumerate(itertools.islice(orders(), max(num_rounds, MAX_COMPILE_ROUNDS))):
+        if done >= num_rounds and time.perf_counter() - start > seconds:
+            break
         for engine in engines:
             executables[engine], lowering, compiling, on_cores = compile_once(engine, built)
             lower_ms.append(lowering)
@@ -183,8 +190,11 @@ def wait(results: Any) -> Any:
 
 
 def time_run(compilation: Compilation, engine: str, built: Built) -> tuple[float, float]:
-    """Returns the milliseconds of one run, and those spent on all cores together: of short ones the
-    means of as many, one after the other, as take SHORT_MS."""
+    """Returns the milliseconds of one run, and those spent on all cores together.
+
+    Those of short runs are means over so many that they fill SHORT_MS: XLA's threads go to sleep
+    and wake in turns, so that a single run shows where it fell rather than how long it takes.
+    """
     executable, arguments = compilation.executables[engine], built[1]
 
     def time_runs(count: int) -> tuple[float, float]:
@@ -196,7 +206,7 @@ def time_run(compilation: Compilation, engine: str, built: Built) -> tuple[float
 
     with engine_context(engine):
         times = time_runs(1)
-        # A short run feels that its context has just been entered.
+        # A short run also feels that its context has just been entered.
         return times if times[0] > SHORT_MS else time_runs(math.ceil(SHORT_MS / times[0]))
 
 

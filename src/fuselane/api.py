@@ -154,7 +154,7 @@ def is_enabled() -> bool:
 
 
 def decisions() -> report.Report:
-    """Returns what became of the loops compiled in this process so far, the last 4,000 of them.
+    """Returns what became of the loops compiled in this process so far, the last 2,000 of them.
 
     What `explain` was asked about is not among them.
     """

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-MAX_LOGGED_DECISIONS: Final = 4_000
+MAX_LOGGED_DECISIONS: Final = 2_000
 """How many a process keeps: 5 MiB."""
 
 

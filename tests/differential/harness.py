@@ -9,6 +9,7 @@ run, which checks the verification; the results are then XLA's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ import pytest
 from jax import lax
 
 import fuselane
+from fuselane import api
+from fuselane.decisions import LoopDecision
 from tests.differential.comparison import EXACT, Tolerance, assert_same_results
 from tests.differential.values import NumpyArray
 
@@ -37,9 +40,10 @@ def check(
     refused: str | Sequence[str] = (),
     tolerance: Tolerance = EXACT,
     x64: bool = False,
-) -> None:
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> fuselane.Report:
     """Checks that a program gives the same results with and without Fuselane, and what becomes of
-    its loops.
+    its loops; returns that.
 
     Args:
         program: A function of arrays that `jax.jit` can compile.
@@ -48,15 +52,26 @@ def check(
         refused: Codes of reasons, one of which must be given for the first, outermost loop.
         tolerance: How far floats may be off.
         x64: Whether the program runs with 64-bit types.
+        options: Fuselane's.
     """
     with jax.enable_x64(x64):
-        expected = jax.block_until_ready(jax.jit(program)(*arguments))
-        actual, report = run_and_explain(program, *arguments)
+        lowered = jax.jit(program).lower(*arguments)  # once for both, which takes a while
+        expected = compile_and_run(lowered, *arguments)
+        last = last_decision()
+        with fused_by(**options):
+            actual = compile_and_run(lowered, *arguments)
+        report = find_report(last, program, *arguments)
     assert_same_results(expected, actual, tolerance)
     codes = (refused,) if isinstance(refused, str) else tuple(refused)
     assert not any("internal-error" in loop.decision.reason.code for loop in report.loops), report
     if codes or fused:
         assert_decisions(report, codes)
+    return report
+
+
+def compile_and_run(lowered: jax.stages.Lowered, *arguments: Any) -> Any:
+    """Returns the results of a program that is compiled afresh."""
+    return jax.block_until_ready(lowered.compile(compiler_options={})(*arguments))
 
 
 def run_fused(
@@ -66,7 +81,7 @@ def run_fused(
     **jit_arguments: Any,
 ) -> Any:
     """Returns the program's results under Fuselane; a warning of Fuselane's fails the test."""
-    with fuselane.enabled(verify_hlo=True, **options), no_warnings():
+    with fused_by(**options):
         return jax.block_until_ready(jax.jit(program, **jit_arguments)(*arguments))
 
 
@@ -74,11 +89,28 @@ def run_and_explain(
     program: Program, *arguments: Any, options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Any, fuselane.Report]:
     """Returns the program's results under Fuselane and what became of its loops."""
-    num_before = len(fuselane.decisions().loops)
+    last = last_decision()
     results = run_fused(program, *arguments, options=options)
-    loops = fuselane.decisions().loops[num_before:]
+    return results, find_report(last, program, *arguments)
+
+
+@contextlib.contextmanager
+def fused_by(**options: Any) -> Iterator[None]:
+    """Switches Fuselane on, with what it makes verified; a warning of it fails the test."""
+    with fuselane.enabled(verify_hlo=True, **options), no_warnings():
+        yield
+
+
+def last_decision() -> LoopDecision | None:
+    """Returns the newest decision of this process."""
+    return next(reversed(list(api._log)), None)
+
+
+def find_report(last: LoopDecision | None, program: Program, *arguments: Any) -> fuselane.Report:
+    """Returns what became of a program's loops: those decided on behind `last`."""
+    found = list(itertools.takewhile(lambda loop: loop is not last, reversed(list(api._log))))
     # Nothing new is logged where JAX had the program already.
-    return results, fuselane.Report(loops=loops) if loops else explain(program, *arguments)
+    return fuselane.Report.of(reversed(found)) if found else explain(program, *arguments)
 
 
 @contextlib.contextmanager

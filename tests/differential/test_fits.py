@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+import fuselane
 from tests.differential.comparison import CLOSE, CLOSE_DOUBLE
-from tests.differential.harness import check, run_and_explain
+from tests.differential.harness import check
 from tests.differential.values import NumpyArray
 
 SIZES = (16, 37, 1000)
@@ -22,8 +23,7 @@ def normals(*shape: int, seed: int = 0) -> NumpyArray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def lanes_of(function: Any, *arguments: Any) -> list[int | None]:
-    _, report = run_and_explain(function, *arguments)
+def lanes_of(report: fuselane.Report) -> list[int | None]:
     return [loop.lanes for loop in report.loops]
 
 
@@ -42,8 +42,7 @@ def bisect(data: jax.Array) -> Any:
 @pytest.mark.parametrize("size", SIZES)
 def test_counts(size: int) -> None:
     data = np.random.default_rng(0).integers(-900, 900, size).astype(np.int32)
-    check(bisect, data)
-    assert lanes_of(bisect, data) == [size]
+    assert lanes_of(check(bisect, data)) == [size]
 
 
 def mixture(data: jax.Array) -> Any:
@@ -65,8 +64,7 @@ def mixture(data: jax.Array) -> Any:
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_for_each_of_some_parameters(size: int) -> None:
     data = normals(size)
-    check(mixture, data, tolerance=CLOSE)
-    assert lanes_of(mixture, data) == [size]
+    assert lanes_of(check(mixture, data, tolerance=CLOSE)) == [size]
 
 
 def k_means(data: jax.Array, start: jax.Array) -> Any:
@@ -82,8 +80,7 @@ def k_means(data: jax.Array, start: jax.Array) -> Any:
 def test_products_summed_over_lanes(size: int) -> None:
     """A matrix product over the data is a sum for each of its results."""
     data, start = normals(size, 3), normals(4, 3, seed=1)
-    check(k_means, data, start, tolerance=CLOSE)
-    assert lanes_of(k_means, data, start) == [size]
+    assert lanes_of(check(k_means, data, start, tolerance=CLOSE)) == [size]
 
 
 def descend(features: jax.Array, labels: jax.Array) -> Any:
@@ -108,9 +105,8 @@ def test_gradient_descent(size: int, dtype: type) -> None:
         np.asarray(normals(size, seed=1) > 0, dtype),
     )
     tolerance = CLOSE_DOUBLE if is_double else CLOSE
-    check(descend, *arguments, tolerance=tolerance, x64=is_double)
-    with jax.enable_x64(is_double):
-        assert lanes_of(descend, *arguments) == [size]
+    report = check(descend, *arguments, tolerance=tolerance, x64=is_double)
+    assert lanes_of(report) == [size]
 
 
 def test_batches_of_products() -> None:
@@ -124,8 +120,7 @@ def test_batches_of_products() -> None:
 
         return lax.fori_loop(0, 4, step, jnp.zeros((2, 3, 4)))
 
-    check(program, left, right, tolerance=CLOSE)
-    assert lanes_of(program, left, right) == [200]
+    assert lanes_of(check(program, left, right, tolerance=CLOSE)) == [200]
 
 
 def test_data_that_the_program_holds_itself() -> None:
@@ -145,5 +140,4 @@ def test_data_that_the_program_holds_itself() -> None:
         return lax.scan(leap, (jnp.zeros(4), speed), None, length=6)
 
     speed = normals(4, seed=2)
-    check(program, speed, tolerance=CLOSE)
-    assert lanes_of(program, speed) == [300]
+    assert lanes_of(check(program, speed, tolerance=CLOSE)) == [300]

@@ -15,9 +15,8 @@ from tests.differential.comparison import (
     CLOSE_DOUBLE,
     EXACT,
     Tolerance,
-    assert_same_results,
 )
-from tests.differential.harness import check, run_and_explain
+from tests.differential.harness import check
 from tests.differential.values import NumpyArray
 
 SHAPES = [(7,), (300,), (70_000,), (9, 11), (40, 50), (300, 301), (6, 7, 8), (30, 31, 32)]
@@ -33,10 +32,7 @@ def check_grid(
     function: Any, *arguments: Any, tolerance: Tolerance = CLOSE, x64: bool = False
 ) -> None:
     """Checks a program, and that its loop is fused without lanes."""
-    with jax.enable_x64(x64):
-        expected = jax.block_until_ready(jax.jit(function)(*arguments))
-        actual, report = run_and_explain(function, *arguments, options={"min_gain": 0})
-    assert_same_results(expected, actual, tolerance)
+    report = check(function, *arguments, fused=None, tolerance=tolerance, x64=x64)
     assert [loop.lanes for loop in report.loops if loop.fused] == [None], report
 
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from tests.differential.comparison import CLOSE, EXACT, Tolerance, assert_same_results
-from tests.differential.harness import check, explain, linear_values, run_fused
+from tests.differential.harness import check, linear_values, run_fused
 from tests.differential.values import NumpyArray
 
 SIZES: Final = (2, 16, 37, 100, 259)
@@ -72,9 +72,9 @@ def descend(x: jax.Array) -> jax.Array:
 def test_line_searches_stop_one_by_one() -> None:
     """What ends them is computed from slices, in the condition and again in the body."""
     start = linear_values((37, 5)) / np.float32(100)
-    (loop, *_) = explain(jax.vmap(descend), start).loops
+    tolerance = Tolerance(relative=1e-3, absolute=1e-3)
+    (loop, *_) = check(jax.vmap(descend), start, tolerance=tolerance).loops
     assert loop.lanes == 37
-    check(jax.vmap(descend), start, tolerance=Tolerance(relative=1e-3, absolute=1e-3))
 
 
 def test_number_of_steps() -> None:
@@ -202,8 +202,7 @@ def test_condition_of_what_the_loop_around_knows(lanes: int) -> None:
         return lax.while_loop(lambda c: (c[1] < limit + 3) & (c[0] % 50 != 0), step, start)
 
     arguments = numbers((lanes,)), numbers((lanes,), seed=1) % 10
-    check(jax.vmap(program), *arguments)
-    assert explain(jax.vmap(program), *arguments).loops[0].lanes == lanes
+    assert check(jax.vmap(program), *arguments).loops[0].lanes == lanes
 
 
 def test_a_lane_that_is_done_would_never_leave_the_inner_loop() -> None:
@@ -283,8 +282,8 @@ def test_condition_and_body_weigh_by_a_table() -> None:
         )
 
     targets = np.linspace(-3, 3, 4 * 60, dtype=np.float32).reshape(60, 4)
-    check(jax.vmap(descend), targets, tolerance=CLOSE)
-    assert [loop.lanes for loop in explain(jax.vmap(descend), targets).loops] == [60]
+    report = check(jax.vmap(descend), targets, tolerance=CLOSE)
+    assert [loop.lanes for loop in report.loops] == [60]
 
 
 def test_rejection_sampling() -> None:
@@ -434,8 +433,7 @@ def test_flags_that_say_who_begins() -> None:
 
         return lax.scan(step, x, jnp.arange(9))
 
-    check(program, numbers((lanes,)))
-    (loop,) = explain(program, numbers((lanes,))).loops
+    (loop,) = check(program, numbers((lanes,))).loops
     assert loop.lanes == lanes, loop.decision.sentence
 
 

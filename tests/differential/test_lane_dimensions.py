@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.differential.comparison import CLOSE, EXACT, Tolerance, assert_same_results
-from tests.differential.harness import Program, linear_values, run_and_explain
+from tests.differential.comparison import CLOSE, EXACT, Tolerance
+from tests.differential.harness import Program, check, linear_values
 
 
 def check_lanes(
     program: Program, *arguments: Any, lanes: int, tolerance: Tolerance = EXACT
 ) -> None:
     """Checks the results of a program with one loop and over how many lanes it runs."""
-    expected = jax.block_until_ready(jax.jit(program)(*arguments))
-    actual, report = run_and_explain(program, *arguments)
-    assert_same_results(expected, actual, tolerance)
+    report = check(program, *arguments, fused=None, tolerance=tolerance)
     assert [(loop.fused, loop.lanes) for loop in report.loops] == [(True, lanes)], report
 
 

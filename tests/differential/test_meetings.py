@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from tests.differential.comparison import CLOSE, assert_same_results
-from tests.differential.harness import check, linear_values, run_and_explain, run_fused
+from tests.differential.harness import check, linear_values, run_fused
 from tests.differential.values import NumpyArray
 
 SIZES: Final = (16, 37, 100, 1500)
@@ -41,8 +41,7 @@ STEPS: Final[dict[str, Callable[[jax.Array, jax.Array], jax.Array]]] = {
 @pytest.mark.parametrize("lanes", SIZES)
 @pytest.mark.parametrize("name", STEPS)
 def test_fed_back(name: str, lanes: int) -> None:
-    _, report = run_and_explain(scan(STEPS[name]), numbers((lanes,)))
-    check(scan(STEPS[name]), numbers((lanes,)))
+    report = check(scan(STEPS[name]), numbers((lanes,)))
     assert [loop.lanes for loop in report.loops] == [lanes]
 
 
@@ -195,8 +194,7 @@ def test_what_lanes_have_alone_goes_with_what_they_meet_in() -> None:
         empty = jnp.zeros((x.size, 9), jnp.int32)
         return lax.scan(step, (x, empty, empty - 1), jnp.arange(9))[0]
 
-    _, report = run_and_explain(program, numbers((100,)))
-    check(program, numbers((100,)))
+    report = check(program, numbers((100,)))
     assert [loop.lanes for loop in report.loops] == [100]
 
 
@@ -222,8 +220,7 @@ def test_branches_that_read_what_is_updated_in_place() -> None:
 
         return lax.scan(step, (x, jnp.ones((150, x.size), jnp.int32)), jnp.arange(40))
 
-    _, report = run_and_explain(program, numbers((100,)))
-    check(program, numbers((100,)))
+    report = check(program, numbers((100,)))
     numbers_of = report.loops[0].decision.numbers
     assert numbers_of["streams"] == 2
 

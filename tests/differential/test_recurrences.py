@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+import fuselane
 from tests.differential.comparison import CLOSE
-from tests.differential.harness import check, explain
+from tests.differential.harness import check
 
 LANES: Final = 150
 STEPS: Final = (24, 31, 40, 100, 101, 102, 103, 1000)
@@ -36,8 +37,8 @@ def repeat(step: Callable[..., Any], count: int) -> Callable[[Any], Any]:
     return lambda start: lax.fori_loop(0, count, lambda _, carry: step(carry), start)
 
 
-def is_compared(program: Callable[..., Any], *arguments: Any) -> bool:
-    (loop,) = explain(program, *arguments).loops
+def is_compared(report: fuselane.Report) -> bool:
+    (loop,) = report.loops
     return loop.decision.numbers.get("compared_after", 0) > 0
 
 
@@ -46,8 +47,7 @@ def is_compared(program: Callable[..., Any], *arguments: Any) -> bool:
 def test_cycles(period: int, count: int) -> None:
     start = (np.arange(LANES) % period).astype(np.float32)
     program = repeat(lambda x: go_round(x, period), count)
-    assert is_compared(program, start)
-    check(program, start)
+    assert is_compared(check(program, start))
 
 
 def test_lanes_of_many_periods() -> None:
@@ -60,8 +60,7 @@ def test_lanes_of_many_periods() -> None:
 
     for count in (99, 1000):
         program = repeat(step, count)
-        assert is_compared(program, (np.zeros(LANES, np.float32), sizes))
-        check(program, (np.zeros(LANES, np.float32), sizes))
+        assert is_compared(check(program, (np.zeros(LANES, np.float32), sizes)))
 
 
 @pytest.mark.parametrize("lanes", [1, 5, 64, 131])
@@ -78,8 +77,7 @@ def test_newtons_method(lanes: int) -> None:
         start = jnp.ones_like(targets), jnp.zeros(targets.shape, jnp.int32)
         return lax.fori_loop(0, 75, step, start)
 
-    assert is_compared(program, targets)
-    check(program, targets, tolerance=CLOSE)
+    assert is_compared(check(program, targets, tolerance=CLOSE))
 
 
 def test_one_lane_changes_at_last() -> None:
@@ -148,8 +146,7 @@ def test_counters_that_lead_somewhere() -> None:
         return lax.while_loop(lambda carry: carry[0] > 7, step, (jnp.int32(400), x))
 
     start = np.linspace(1.0, 9.0, LANES).astype(np.float32)
-    assert is_compared(program, start)
-    check(program, start, tolerance=CLOSE)
+    assert is_compared(check(program, start, tolerance=CLOSE))
 
 
 def test_nested() -> None:
@@ -205,5 +202,4 @@ def test_not_compared(name: str) -> None:
 
     few = repeat(root, 11)
     programs = {"counter": count, "time": time, "stream": stream, "hash": hash_, "few": few}
-    assert not is_compared(programs[name], x)
-    check(programs[name], x, tolerance=CLOSE)
+    assert not is_compared(check(programs[name], x, tolerance=CLOSE))

@@ -325,8 +325,7 @@ def test_training_around_a_rollout() -> None:
         return lax.scan(train, weight, jnp.arange(4))
 
     arguments = np.float32(0.7), np.linspace(-1, 1, 2000).astype(np.float32)
-    check(program, *arguments, fused=None, tolerance=CLOSE)
-    loops = explain(program, *arguments).loops
+    loops = check(program, *arguments, fused=None, tolerance=CLOSE).loops
     assert [loop.lanes for loop in loops if loop.fused] == [2000, 2000]
 
 

@@ -19,9 +19,8 @@ from tests.differential.comparison import (
     CLOSE_DOUBLE,
     EXACT,
     Tolerance,
-    assert_same_results,
 )
-from tests.differential.harness import run_and_explain
+from tests.differential.harness import check, run_and_explain
 from tests.differential.values import NumpyArray
 
 SIZES = (5, 16, 37, 100)
@@ -46,10 +45,7 @@ def check_lanes(
     lanes: int, function: Any, *arguments: Any, tolerance: Tolerance = EXACT, x64: bool = False
 ) -> None:
     """Checks a program, and that its loop runs over so many lanes."""
-    with jax.enable_x64(x64):
-        expected = jax.block_until_ready(jax.jit(function)(*arguments))
-        actual, report = run_and_explain(function, *arguments, options={"min_gain": 0})
-    assert_same_results(expected, actual, tolerance)
+    report = check(function, *arguments, fused=None, tolerance=tolerance, x64=x64)
     assert lanes in [loop.lanes for loop in report.loops if loop.fused], report
 
 
@@ -406,7 +402,5 @@ def test_lanes_that_end_the_loop_are_not_those_of_what_they_share() -> None:
         return lax.while_loop(lambda state: is_short(state).any(), step, state)
 
     x = np.random.default_rng(0).integers(-9, 9, (7, 2, 3)).astype(np.int8)
-    expected = jax.block_until_ready(jax.jit(program)(x))
-    actual, report = run_and_explain(program, x, options={"min_gain": 0})
-    assert_same_results(expected, actual, EXACT)
+    report = check(program, x, fused=None)
     assert not [loop for loop in report.loops if loop.reason is Reason.INTERNAL_ERROR], report

@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.differential.comparison import EXACT, assert_same_results
-from tests.differential.harness import run_and_explain
+from tests.differential.harness import check
 
 TRIPS = [0, 0, 3, 0, 1, 0, 0, 5, 0]
 
 
 def check_inner(program: Any, *arguments: Any, **options: Any) -> None:
     """Checks a program whose outer loop is XLA's, and whose inner one is a kernel."""
-    expected = jax.block_until_ready(jax.jit(program)(*arguments))
-    options = {"min_gain": 0.0, **options}
-    actual, report = run_and_explain(program, *arguments, options=options)
-    assert_same_results(expected, actual, EXACT)
+    report = check(program, *arguments, fused=None, options={"min_gain": 0.0, **options})
     assert report.loops[-1].fused, report  # equal decisions, as on the outer one, are told once
 
 

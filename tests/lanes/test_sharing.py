@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -183,3 +184,28 @@ def test_elementwise_instructions_are_what_they_are_to_all_others(
 def test_what_has_nothing_to_share_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "find_classes", None)
     assert shared_body("y = f32[3] sine(e0)", ["y"], ["f32[3]"])[1] is None
+
+
+def test_the_search_ends_with_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the results up, nothing is asked for behind the value that is one too many."""
+    text = """
+  bent = f32[24] sine(e0)
+  head = f32[23] slice(bent), slice={[1:24]}
+  tail = f32[1] slice(bent), slice={[0:1]}
+  turned = f32[24] concatenate(head, tail), dimensions={0}
+  moved = f32[24] add(bent, turned)
+"""
+    own_lanes, asked = sharing._Sharing._own_lanes, []
+
+    def spy(self: Any, value: HloInstruction, wanted: Any) -> Any:
+        asked.append(value.opcode)
+        return own_lanes(self, value, wanted)
+
+    monkeypatch.setattr(sharing._Sharing, "_own_lanes", spy)
+    assert shared_body(text, ["moved"], ["f32[24]"])[1] == 24
+    assert asked.index("sine") < asked.index("parameter")
+    asked.clear()
+    monkeypatch.setattr(sharing, "MAX_SHARED", 23)
+    monkeypatch.setattr(sharing, "MAX_TRIED", 1)
+    assert shared_body(text, ["moved"], ["f32[24]"])[1] is None
+    assert asked[-1] == "sine"

@@ -23,7 +23,7 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -172,7 +172,7 @@ class _Sharing:
         """Rewrites the body, if its lanes see each other; returns where they are in its values."""
         body = self._loop.body
         wanted = self._find_wanted()
-        if not 0 < _count_shared(wanted) <= MAX_SHARED:
+        if wanted is None:
             return []
         for value in list(body.instructions):
             if value is not body.root:
@@ -251,8 +251,10 @@ class _Sharing:
 
     # What is wanted.
 
-    def _find_wanted(self) -> dict[HloInstruction, _Wanted]:
+    def _find_wanted(self) -> dict[HloInstruction, _Wanted] | None:
+        """Returns how each value is wanted; None if lanes share nothing, or too much."""
         body = self._loop.body
+        num_shared = 0
         wanted = {value: _Wanted({}, {}) for value in body.instructions}
 
         def want(value: HloInstruction, lane: Lane) -> None:
@@ -267,7 +269,10 @@ class _Sharing:
                 of_value.own[lane] = self._needs(value, lane)
                 for operand, at in zip(value.operands, of_value.own[lane], strict=True):
                     want(operand, at)
-        return wanted
+            num_shared += _count_shared(value, of_value)
+            if num_shared > MAX_SHARED:
+                return None
+        return wanted if num_shared else None
 
     def _own_lanes(self, value: HloInstruction, wanted: Iterable[Lane]) -> tuple[Lane, ...]:
         """Returns which of what is wanted of a value comes of its operands; the rest comes of
@@ -361,14 +366,11 @@ class _Wanted:
     own: dict[Lane, Sequence[Lane]]
 
 
-def _count_shared(wanted: Mapping[HloInstruction, _Wanted]) -> int:
-    """Returns how many elements lanes share in a step."""
-    shared = 0
-    for value, of_value in wanted.items():
-        is_shared = None not in of_value.own and of_value.lanes.keys() - of_value.own.keys()
-        num_copies = len(of_value.own) if value.opcode == "copy" else 0
-        shared += (num_copies + bool(is_shared)) * value.shape.num_elements
-    return shared
+def _count_shared(value: HloInstruction, wanted: _Wanted) -> int:
+    """Returns how many elements of a value lanes share in a step."""
+    is_shared = None not in wanted.own and wanted.lanes.keys() - wanted.own.keys()
+    num_copies = len(wanted.own) if value.opcode == "copy" else 0
+    return (num_copies + bool(is_shared)) * value.shape.num_elements
 
 
 def _key(value: HloInstruction, lane: Lane) -> tuple[HloInstruction, Lane]:

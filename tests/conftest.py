@@ -22,7 +22,7 @@ _OBJECTS: Final = 20_000
 
 def pytest_collection_finish() -> None:
     """Takes modules and thousands of tests, which stay, out of what is looked through for garbage,
-    and looks less often: that was a tenth of the tests' time."""
+    and looks less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS)

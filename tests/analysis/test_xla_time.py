@@ -538,6 +538,10 @@ def test_borders_at_both_ends_of_long_rows_are_no_vectors(
     pad = f"ROOT r = {shape} pad(q, z), padding={padding}"
     time = made_of(f"z = f32[] constant(0)  {pad}", shape, f"f32[{size},{size}]")
     assert (time / (rows * columns) > 0.5e-3) == is_slow
+    square = f"f32[{size},{size}]"
+    computed = f"p = {square} multiply(q, q)  {pad.replace('pad(q', 'pad(p')}"
+    computed_time = made_of(f"z = f32[] constant(0)  {computed}", shape, square)
+    assert computed_time / (rows * columns) < 0.5e-3
     inside = pad.replace("ROOT r", "p") + f"  ROOT r = {shape} add(p, p)"
     assert made_of(f"z = f32[] constant(0)  {inside}", shape, f"f32[{size},{size}]") < 0.5 * max(
         time, 3.0

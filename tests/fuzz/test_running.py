@@ -210,6 +210,26 @@ def test_rounded_numbers_decide_nothing() -> None:
     assert not run_programs([program]).failures
 
 
+def test_no_extreme_of_nan_is_asked_for() -> None:
+    """XLA:CPU says that the largest of nothing but NaN is minus infinity."""
+    remainder = Step(FIRST_STEP, "remainder", (FIRST_CARRY, FIRST_CARRY, FIRST_CARRY), 0)
+    extreme = Step(FIRST_STEP + 1, "reduce", (FIRST_STEP, 2, FIRST_STEP), 22206)
+    program = Program(
+        seed=1157003642,
+        lanes=(64,),
+        outer="scan",
+        steps=2,
+        reverse=False,
+        carries=(Slot("float32", (5, 13), "exact"),),
+        streams=(),
+        body=(remainder, extreme),
+        updates=(FIRST_STEP + 1,),
+        results=(),
+        reductions=(),
+    )
+    assert not run_programs([program]).failures
+
+
 @pytest.mark.parametrize("donated", [False, True])
 def test_programs_in_a_chain(donated: bool) -> None:
     """One that starts from what another has left, and the gradient of a scan."""

@@ -137,7 +137,11 @@ def reduce(builder: Builder, step: Step) -> Value:
     if step.variant % 7 >= 5:
         return Value((lax.argmax, lax.argmin)[step.variant % 2](array, axes[0], np.int32))
     if is_floating(value.dtype):
-        forms = (lax.reduce_max, lax.reduce_min, lambda x, dims: on_grid(_sum(limit(x, 1), dims)))
+        extremes = (
+            lambda x, dims: lax.reduce_max(without_nan(x), dims),
+            lambda x, dims: lax.reduce_min(without_nan(x), dims),
+        )
+        forms = (*extremes, lambda x, dims: on_grid(_sum(limit(x, 1), dims)))
         # More of the short types would be rounded.
         return Value(forms[step.variant % (3 if count < 100 else 2)](array, axes))
     integers = (

@@ -74,16 +74,17 @@ def test_products_of_dots_take_as_many_passes_as_registers_through_their_units()
         wide = dataclasses.replace(DEVICE, vector_bits=512, unit_bits=512)
         return step_us(module, dataclasses.replace(wide, unit_bits=256)) / step_us(module, wide)
 
-    def dot(weights: int) -> HloModule:
+    def dot(weights: int, lanes: int = 4096) -> HloModule:
         body = f"""
-          y = f32[{weights},4096] dot(e1, e0), lhs_contracting_dims={{1}},
+          y = f32[{weights},{lanes}] dot(e1, e0), lhs_contracting_dims={{1}},
             rhs_contracting_dims={{0}}
         """
-        shapes = [f"f32[{weights},4096]", f"f32[{weights},{weights}]"]
+        shapes = [f"f32[{weights},{lanes}]", f"f32[{weights},{weights}]"]
         return counting_loop(body, ["y", "e1"], shapes, trip_count=MANY)
 
     assert 1.7 < more(dot(128)) <= 2
     assert 1 <= more(dot(1024)) < 1.5
+    assert 1 <= more(dot(128, lanes=16)) < 1.3, "one vector waits for its weights"
     assert more(elementwise("sine", 4096)) == 1
 
 

@@ -58,7 +58,8 @@ _SMALL_DOT: Final = 64
 _DOT_PRODUCT: Final = 1.1
 _DOT_WEIGHT: Final = 1.55
 _DOT_REST: Final = 0.35
-"""A product of a dot, in products: alone, and where loads of weights bound it, per vector."""
+"""A product of a dot, in products: alone, for each pass through the units, and where loads of
+weights bound it, per vector."""
 
 _PARTS: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
 _INDEXING: Final = _PARTS | {"gather", "scatter"}
@@ -381,8 +382,8 @@ class VectorBlock:
         if operation.inner:
             return operation.times * sum(block.cycles(vectors) for block in operation.inner)
         if operation.products:
-            factor = max(_DOT_PRODUCT, _DOT_WEIGHT / vectors + _DOT_REST)
-            return vectors * self._unit.passes * PRODUCT.work * operation.products * factor
+            factor = max(self._unit.passes * _DOT_PRODUCT, _DOT_WEIGHT / vectors + _DOT_REST)
+            return vectors * PRODUCT.work * operation.products * factor
         return vectors * operation.timing.work + operation.looping
 
     def _with_guards(self, time: float, vectors: int) -> float:

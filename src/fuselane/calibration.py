@@ -85,16 +85,25 @@ def _scale(probe: Probe, idle_us: float) -> float:
 def _measure(probe: Probe) -> float:
     """Returns the shortest of several times of a probe, in microseconds."""
 
-    def program(state: Any) -> Any:
-        return lax.fori_loop(0, probe.steps, lambda _, carry: probe.step(carry), state)
-
     state = probe.state()
     if probe.is_kernel:
+        state = (state, jnp.zeros(()))
         with fuselane.enabled(min_gain=0, threads=1):
-            compiled = jax.jit(program).lower(state).compile()
+            compiled = jax.jit(lambda state: _run_counting(probe, state)).lower(state).compile()
     else:
-        compiled = _compile_plainly(program, state)
+        compiled = _compile_plainly(lambda state: _run(probe, state), state)
     return _shortest_us(lambda: compiled(state))
+
+
+def _run(probe: Probe, state: Any) -> Any:
+    return lax.fori_loop(0, probe.steps, lambda _, carry: probe.step(carry), state)
+
+
+def _run_counting(probe: Probe, state: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+    """As `_run`, and adds something up: a kernel whose state comes back would end there."""
+    return lax.fori_loop(
+        0, probe.steps, lambda _, carry: (probe.step(carry[0]), carry[1] + 0.5), state
+    )
 
 
 def _measure_call() -> float:

@@ -7,15 +7,19 @@ import json
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import fuselane
 from fuselane import calibration, cli, doctor
 from fuselane.analysis.machine_costs import MachineCosts
-from fuselane.calibration import PROBES, calibrate
+from fuselane.calibration import PROBES, Probe, calibrate
 from fuselane.device import host_device
 from fuselane.errors import CacheError, InputError
 from fuselane.runtime import costs as kept
 from fuselane.runtime.costs import costs_path, load_costs, read_costs, write_costs
+from tests.differential.harness import find_report, last_decision
 
 
 def test_every_probe_scales_costs_there_are() -> None:
@@ -55,6 +59,22 @@ def test_measuring_gives_costs_that_can_be_kept(own_cache: Path) -> None:
     write_costs(path, costs)
     assert read_costs(path) == costs
     assert load_costs(own_cache) == costs
+
+
+@pytest.mark.parametrize("probe", [p for p in PROBES if p.is_kernel], ids=lambda p: p.names[0])
+def test_kernels_that_are_measured_take_all_their_steps(probe: Probe) -> None:
+    """They would end where their state comes back, as that of every probe does in time."""
+    state = (probe.state(), jnp.zeros(()))
+    last = last_decision()
+    with fuselane.enabled(min_gain=0):
+        jax.jit(lambda state: calibration._run_counting(probe, state)).lower(state).compile()
+    (loop,) = find_report(last, calibration._run_counting, probe, state).loops
+    assert loop.decision.fused
+    assert "compared_after" not in loop.decision.numbers
+    with fuselane.enabled(min_gain=0):
+        jax.jit(lambda state: calibration._run(probe, state)).lower(state[0]).compile()
+    (loop,) = find_report(last, calibration._run, probe, state).loops[1:]
+    assert "compared_after" in loop.decision.numbers
 
 
 def test_no_kernels_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,16 @@ def normal(*shape: int, scale: float = 0.1) -> jax.Array:
 
 
 def repeat(step: Callable[..., Any], num_steps: int) -> Callable[..., Any]:
-    """Returns a program that applies a step of all its arguments again and again."""
-    return lambda *state: lax.fori_loop(0, num_steps, lambda _, s: step(*s), state)
+    """Returns a program that applies a step of all its arguments again and again.
+
+    It adds something up besides: a kernel whose state comes back would end there.
+    """
+
+    def run(*state: Any) -> Any:
+        start = state, jnp.zeros(())
+        return lax.fori_loop(0, num_steps, lambda _, s: (step(*s[0]), s[1] + 0.5), start)
+
+    return run
 
 
 def make_programs(num_steps: int) -> Iterator[Program]:

@@ -214,12 +214,10 @@ def test_no_extreme_of_nan_is_asked_for() -> None:
     """XLA:CPU says that the largest of nothing but NaN is minus infinity."""
     remainder = Step(FIRST_STEP, "remainder", (FIRST_CARRY, FIRST_CARRY, FIRST_CARRY), 0)
     extreme = Step(FIRST_STEP + 1, "reduce", (FIRST_STEP, 2, FIRST_STEP), 22206)
-    program = Program(
-        seed=1157003642,
+    program = replace(
+        SMALL,
         lanes=(64,),
-        outer="scan",
         steps=2,
-        reverse=False,
         carries=(Slot("float32", (5, 13), "exact"),),
         streams=(),
         body=(remainder, extreme),

@@ -99,7 +99,7 @@ def _run(probe: Probe, state: Any) -> Any:
     return lax.fori_loop(0, probe.steps, lambda _, carry: probe.step(carry), state)
 
 
-def _run_counting(probe: Probe, state: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+def _run_counting(probe: Probe, state: tuple[Any, jax.Array]) -> Any:
     """As `_run`, and adds something up: a kernel whose state comes back would end there."""
     return lax.fori_loop(
         0, probe.steps, lambda _, carry: (probe.step(carry[0]), carry[1] + 0.5), state

@@ -170,6 +170,19 @@ def test_forwarded_argument_shares_its_buffer() -> None:
     assert [operand.tuple_index for operand in root.operands] == [1, 0]
 
 
+def test_elements_that_stay_alike_begin_with_one_value_and_part() -> None:
+    """XLA has no copy for them, as neither is ever another one than the other."""
+    entry = _ENTRY.replace("(start, own, filled, weights)", "(start, weights, filled, weights)")
+    text = _LOOP.replace("tuple(next, z, stacked, w)", "tuple(next, w, stacked, w)")
+    entry += _WEIGHTS + _STATE + _STACKED + "ROOT r = (f32[1000]{0}, f32[1000]{0}, "
+    entry += "f32[100,1000]{1,0}) tuple(last, same, rows)"
+    call = replace(module_of(text.format(entry=entry, trips=100, header="")))
+    (copy,) = (operand for operand in call.operands if operand.opcode == "copy")
+    assert [operand.name for operand in copy.operands] == ["weights"]
+    state, forwarded = aliases(call).values()
+    assert (state, forwarded) == (copy.name, "weights"), "nothing is written to an argument"
+
+
 def test_forwarded_constant_is_used_directly() -> None:
     entry = _ENTRY.replace("own, filled, weights)", "own, filled, ones)")
     entry = "ones = f32[1000]{0} constant({...})\n" + entry

@@ -178,11 +178,9 @@ class _Replacement:
             self.results.append(shape)
 
     def _share(self, index: int, position: int | None) -> None:
-        """Adds a result that lies in the buffer of the loop's initial value."""
+        """Adds a result that lies in the buffer of the loop's initial value, or of a copy of it."""
         value = self.initial[index]
-        if any(self.operands[other] is value for _, other in self.aliases):
-            if not self.constrains_layouts:  # then XLA has placed all copies
-                raise VerificationError(f"{self.loop.name} updates {value.name} twice in place.")
+        if self._is_anothers(value, is_written=index not in self.program.invariants):
             value = self._copied(value, self.loop)
             if any(position == other for _, other in self.aliases):
                 position = None
@@ -193,6 +191,17 @@ class _Replacement:
             self.operands.append(value)
         self.aliases.append((len(self.results), position))
         self._add_result(index)
+
+    def _is_anothers(self, value: HloInstruction, *, is_written: bool) -> bool:
+        """Whether the buffer of an initial value is that of another element of the loop too.
+
+        Where XLA has placed copies, only elements have one that stay alike in every step; it may be
+        an argument's.
+        """
+        if any(self.operands[position] is value for _, position in self.aliases):
+            return True
+        is_alike = sum(other is value for other in self.initial) > 1
+        return is_written and is_alike and not self.constrains_layouts
 
     def _add_forwarded(self) -> None:
         """Adds results for the elements that the loop passes on unchanged and somebody uses."""

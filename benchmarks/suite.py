@@ -66,7 +66,10 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--seconds", type=float, default=1.5, help="about how long each program is timed"
     )
     parser.add_argument(
-        "--compile-rounds", type=int, default=3, help="how often each engine compiles a program"
+        "--compile-rounds",
+        type=int,
+        default=3,
+        help="how often at least each engine compiles a program",
     )
     parser.add_argument(
         "--packages",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 MAX_LOGGED_DECISIONS: Final = 2_000
-"""How many a process keeps: 5 MiB."""
+"""How many a process keeps: 2.4 MiB."""
 
 
 @final

@@ -137,13 +137,11 @@ def reduce(builder: Builder, step: Step) -> Value:
     if step.variant % 7 >= 5:
         return Value((lax.argmax, lax.argmin)[step.variant % 2](array, axes[0], np.int32))
     if is_floating(value.dtype):
-        extremes = (
-            lambda x, dims: lax.reduce_max(without_nan(x), dims),
-            lambda x, dims: lax.reduce_min(without_nan(x), dims),
-        )
-        forms = (*extremes, lambda x, dims: on_grid(_sum(limit(x, 1), dims)))
         # More of the short types would be rounded.
-        return Value(forms[step.variant % (3 if count < 100 else 2)](array, axes))
+        form = step.variant % (3 if count < 100 else 2)
+        if form == 2:
+            return Value(on_grid(_sum(limit(array, 1), axes)))
+        return Value((lax.reduce_max, lax.reduce_min)[form](without_nan(array), axes))
     integers = (
         *(_sum, lax.reduce_max, lax.reduce_min, lax.reduce_xor),
         *(lax.reduce_or, lax.reduce_and, lax.reduce_prod),

@@ -553,6 +553,33 @@ def test_wide_division_on_both_sides_of_what_doubles_hold(type_: PrimitiveType) 
         check_equal(ours.run(case.name, WIDTH, dividend, divisor), expected, [dividend, divisor])
 
 
+@pytest.mark.parametrize("type_", [PrimitiveType.S64, PrimitiveType.U64])
+def test_the_largest_numbers_by_divisors_of_all_sizes(type_: PrimitiveType) -> None:
+    """Divisors below 2**50 go another way than larger ones, in vectors of which all are."""
+    generator = np.random.default_rng(5)
+    limits = np.iinfo(type_.dtype)
+    bits = np.repeat(np.arange(1, limits.bits - type_.is_signed), 16 * WIDTH)
+    least, most = 2 ** (bits.astype(np.uint64) - 1), 2 ** bits.astype(np.uint64) - 1
+    divisor = generator.choice([0, 1, 2], bits.size).astype(np.uint64)
+    divisor = np.where(divisor == 0, generator.integers(least, most, endpoint=True), divisor)
+    divisor = np.where(divisor == 1, least, np.where(divisor == 2, most, divisor)).astype(
+        type_.dtype
+    )
+    below = generator.integers(0, 2**14, bits.size).astype(type_.dtype)
+    dividend = limits.max - below
+    if type_.is_signed:
+        dividend = np.where(generator.random(bits.size) < 0.5, dividend, limits.min + below)
+        divisor *= generator.choice([-1, 1], bits.size)
+    pairs = [(int(x), int(y)) for x, y in zip(dividend, divisor, strict=True)]
+    quotient = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x, y in pairs]
+    remainder = [abs(x) % abs(y) * (1 if x >= 0 else -1) for x, y in pairs]
+    cases = [as_case(same_type(name, 2, lax.rem), type_) for name in ("divide", "remainder")]
+    ours = compile_cases(cases, (WIDTH,), opt_level=2)
+    for case, expected in zip(cases, (quotient, remainder), strict=True):
+        right = np.array([number % 2**64 for number in expected], np.uint64).view(type_.dtype)
+        check_equal(ours.run(case.name, WIDTH, dividend, divisor), right, [dividend, divisor])
+
+
 def test_every_opcode_is_compared_with_xla() -> None:
     tested = {operation.opcode for type_ in ALL_TYPES for operation in operations_of(type_)}
     tested |= {operation.opcode for operation in TRANSCENDENTAL}

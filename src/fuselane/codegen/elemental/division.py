@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -98,6 +100,10 @@ _MAGIC: Final = 1.5 * 2.0**52
 _MAGIC_BITS: Final = 0x4338000000000000
 """Of _MAGIC. Added to an integer below 2**51 in magnitude, they are the bits of _MAGIC plus it."""
 _EXACT_BITS: Final = 51
+_LOW_BITS: Final = 13
+"""What is left of 64 bits."""
+_DIVISOR_BITS: Final = 50
+_HALF_BITS: Final = 32
 _USUAL_WEIGHT: Final = 100
 
 
@@ -110,9 +116,9 @@ def _emit_wide(
 ) -> ir.Value:
     """Divides vectors of 64 bits by divisors that cannot trap.
 
-    They go through doubles where all are below 2**51 in magnitude, several times as fast as one by
-    one. A quotient rounded to a double is then on its integer's right side, as in `_quotient`, and
-    a remainder is exact with one FMA. A vector with a larger number is divided lane by lane.
+    They go through doubles, several times as fast as one by one: with one division where all are
+    below 2**51 in magnitude, with two where divisors are below 2**50. A vector with a larger
+    divisor is divided lane by lane.
     """
     instruction = ("s" if is_signed else "u") + _INSTRUCTIONS[opcode]
 
@@ -120,31 +126,85 @@ def _emit_wide(
         return [getattr(builder, instruction)(dividend, divisor)]
 
     def divide_doubles() -> list[ir.Value]:
+        """A quotient rounded to a double is on its integer's right side, as in `_quotient`, and a
+        remainder is exact with one FMA."""
         x, y = _to_doubles(builder, dividend), _to_doubles(builder, divisor)
         result = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(x, y)])
         if opcode == "remainder":
             result = call_intrinsic(builder, "llvm.fma", [builder.fneg(result), y, x])
         return [_from_doubles(builder, result, dividend.type)]
 
+    def divide_large() -> list[ir.Value]:
+        is_large = _is_any_large(builder, is_signed, _DIVISOR_BITS, [divisor])
+        sides = [divide_lanes, lambda: [_emit_twice(builder, opcode, is_signed, dividend, divisor)]]
+        return emit_switch(builder, is_large, [1], sides, [_USUAL_WEIGHT, 1])
+
     (result,) = emit_switch(
         builder,
-        _is_any_large(builder, is_signed, dividend, divisor),
+        _is_any_large(builder, is_signed, _EXACT_BITS, [dividend, divisor]),
         [1],
-        [divide_lanes, divide_doubles],
+        [divide_large, divide_doubles],
         [_USUAL_WEIGHT, 1],
     )
     return result
 
 
-def _is_any_large(
-    builder: ir.IRBuilder, is_signed: bool, first: ir.Value, second: ir.Value
+def _emit_twice(
+    builder: ir.IRBuilder, opcode: str, is_signed: bool, dividend: ir.Value, divisor: ir.Value
 ) -> ir.Value:
-    """Returns an `i1`: whether a lane of either is not below 2**51 in magnitude."""
-    bits = _EXACT_BITS
+    """Divides any integers by divisors below 2**50 in magnitude, as doubles.
+
+    The upper 51 bits of the dividend are a double. Their rounded quotient leaves of them no more
+    than the divisor and 2**12, exactly by one FMA; with the lower bits that is again below 2**51,
+    and its own quotient, rounded down, leaves the remainder.
+    """
+    x, x_sign = _split_sign(builder, dividend, is_signed)
+    y, y_sign = _split_sign(builder, divisor, is_signed)
+    shift = integer_constant(x.type, _LOW_BITS)
+    divisors = _to_doubles(builder, y)
+    upper = _to_doubles(builder, builder.lshr(x, shift))
+    upper = builder.fmul(upper, float_constant(upper.type, 2.0**_LOW_BITS))
+    lower = _to_doubles(builder, builder.and_(x, integer_constant(x.type, (1 << _LOW_BITS) - 1)))
+
+    def divide(left: ir.Value, rounding: str) -> tuple[ir.Value, ir.Value]:
+        quotient = call_intrinsic(builder, rounding, [builder.fdiv(left, divisors)])
+        negative = builder.fneg(quotient)
+        return quotient, call_intrinsic(builder, "llvm.fma", [negative, divisors, left])
+
+    first, rest = divide(upper, "llvm.trunc")
+    second, rest = divide(builder.fadd(rest, lower), "llvm.floor")
+    if opcode == "remainder":
+        return _with_sign(builder, _from_doubles(builder, rest, x.type), x_sign)
+    result = _large_from_doubles(builder, first, x.type)
+    result = builder.add(result, _from_doubles(builder, second, x.type))
+    sign = builder.xor(x_sign, y_sign) if x_sign is not None and y_sign is not None else None
+    return _with_sign(builder, result, sign)
+
+
+def _split_sign(
+    builder: ir.IRBuilder, value: ir.Value, is_signed: bool
+) -> tuple[ir.Value, ir.Value | None]:
+    """Returns the magnitude of an integer, and -1 where it is negative and 0 elsewhere."""
+    if not is_signed:
+        return value, None
+    sign = builder.ashr(value, integer_constant(value.type, scalar_type(value).width - 1))
+    return _with_sign(builder, value, sign), sign
+
+
+def _with_sign(builder: ir.IRBuilder, value: ir.Value, sign: ir.Value | None) -> ir.Value:
+    """Returns the negative of an integer where `sign` is -1."""
+    return value if sign is None else builder.sub(builder.xor(value, sign), sign)
+
+
+def _is_any_large(
+    builder: ir.IRBuilder, is_signed: bool, bits: int, values: Sequence[ir.Value]
+) -> ir.Value:
+    """Returns an `i1`: whether a lane of any is not below 2**`bits` in magnitude."""
     if is_signed:
-        offset = integer_constant(first.type, 1 << bits)
-        first, second, bits = builder.add(first, offset), builder.add(second, offset), bits + 1
-    high = builder.and_(builder.or_(first, second), integer_constant(first.type, -1 << bits))
+        offset = integer_constant(values[0].type, 1 << bits)
+        values, bits = [builder.add(value, offset) for value in values], bits + 1
+    some = functools.reduce(builder.or_, values)
+    high = builder.and_(some, integer_constant(some.type, -1 << bits))
     return any_lane(builder, builder.icmp_unsigned("!=", high, integer_constant(high.type, 0)))
 
 
@@ -159,6 +219,17 @@ def _from_doubles(builder: ir.IRBuilder, value: ir.Value, type_: ir.Type) -> ir.
     """Converts what `_to_doubles` returned back."""
     shifted = builder.fadd(value, float_constant(value.type, _MAGIC))
     return builder.sub(builder.bitcast(shifted, type_), integer_constant(type_, _MAGIC_BITS))
+
+
+def _large_from_doubles(builder: ir.IRBuilder, value: ir.Value, type_: ir.Type) -> ir.Value:
+    """Converts integers from 0 to 2**64, half by half; 2**64 to 0."""
+    high = builder.fmul(value, float_constant(value.type, 2.0**-_HALF_BITS))
+    high = call_intrinsic(builder, "llvm.trunc", [high])
+    size = float_constant(value.type, 2.0**_HALF_BITS)
+    low = call_intrinsic(builder, "llvm.fma", [builder.fneg(high), size, value])
+    shift = integer_constant(type_, _HALF_BITS)
+    shifted = builder.shl(_from_doubles(builder, high, type_), shift)
+    return builder.add(shifted, _from_doubles(builder, low, type_))
 
 
 @final

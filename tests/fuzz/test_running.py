@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import multiprocessing
 import os
 import runpy
@@ -242,6 +243,21 @@ def test_what_xla_refuses_is_no_failure_of_ours(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(run, "quick_options", lambda: run.XLA_OPTIONS)  # which keeps what it found
     (failure,) = run_programs([SMALL]).failures.values()
     assert failure.form == "xla-refuses" and failure.is_xlas
+
+
+def test_what_fails_is_first_examined_under_plain_xla_as_users_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """XLA's older emitters got through seed 1170004225, on which its usual ones end the process."""
+    monkeypatch.setattr(run, "XLA_OPTIONS", {"xla_no_such_option": True})
+    monkeypatch.setattr(run, "quick_options", lambda: {})
+    for is_examined in (False, True):
+        told: list[str] = []
+        program = replace(SMALL, seed=COHORT * COHORTS_PER_USUAL)  # handed over as users have it
+        tell = functools.partial(told.append, "past XLA")
+        failures = run_programs([program], tell, is_examined=is_examined).failures
+        assert failures[0].form == "xla-refuses"
+        assert told == ([] if is_examined else ["past XLA"])
 
 
 def test_what_fails_inside_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,13 +169,18 @@ def _shardings(program: Program) -> tuple[list[Any], list[Any]]:
 
 
 def run_programs(
-    programs: Sequence[Program], after_xla: Callable[[], None] = lambda: None
+    programs: Sequence[Program],
+    after_xla: Callable[[], None] = lambda: None,
+    *,
+    is_examined: bool = False,
 ) -> Outcome:
     """Runs programs that share options and word size, both ways, and compares.
 
     Args:
         programs: What to run.
         after_xla: Called when plain XLA is done with them, before Fuselane begins.
+        is_examined: Whether plain XLA has to get through them as users have it, too, as it has to
+            with what Fuselane leaves to it.
     Returns:
         The outcome; an exception is the failure of all programs.
     """
@@ -183,7 +188,7 @@ def run_programs(
     first = programs[0]
     try:
         with jax.enable_x64(first.x64):
-            _run(programs, outcome, after_xla)
+            _run(programs, outcome, after_xla, is_examined=is_examined)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].name}:{frames[-1].lineno}" if frames else ""
@@ -206,13 +211,21 @@ def _xla_refuses(programs: Sequence[Program]) -> bool:
     return False
 
 
-def _run(programs: Sequence[Program], outcome: Outcome, after_xla: Callable[[], None]) -> None:
+def _run(
+    programs: Sequence[Program],
+    outcome: Outcome,
+    after_xla: Callable[[], None],
+    *,
+    is_examined: bool,
+) -> None:
     clock = _Clock(outcome.seconds)
     module = Module.of(programs)
     clock.lap("trace")
     plain = module.lowered.compile(compiler_options=quick_options())
     clock.lap("xla")
     expected = _call(plain, module)
+    if is_examined:
+        _call(module.lowered.compile(compiler_options=XLA_OPTIONS), module)
     clock.lap("run")
     after_xla()
     options = {**programs[0].options, **OPTIONS}

@@ -62,13 +62,13 @@ class Worker:
         """Whether it has run enough to be replaced."""
         return self._num_batches >= MAX_BATCHES or not self._process.is_alive()
 
-    def start(self, programs: Sequence[Program]) -> None:
-        """Hands over a batch."""
+    def start(self, programs: Sequence[Program], *, is_examined: bool = False) -> None:
+        """Hands over a batch; see `run_programs`."""
         self.programs = tuple(programs)
         self._num_batches += 1
         self._deadline = time.monotonic() + TIMEOUT_S
         self._is_past_xla = False
-        self._connection.send((self.programs, MAX_CPU_S))
+        self._connection.send((self.programs, MAX_CPU_S, is_examined))
 
     def poll(self) -> Outcome | None:
         """Returns the outcome of the batch, or None while it is running.
@@ -112,7 +112,7 @@ class Workers:
         self._workers = [Worker() for _ in range(count)]
 
     def run(
-        self, batches: Iterator[Sequence[Program]]
+        self, batches: Iterator[Sequence[Program]], *, is_examined: bool = False
     ) -> Iterator[tuple[tuple[Program, ...], Outcome]]:
         """Yields batches with their outcomes, as they are done."""
         waiting = list(self._workers)
@@ -124,7 +124,7 @@ class Workers:
                     waiting.clear()
                     break
                 worker = self._renewed(waiting.pop())
-                worker.start(batch)
+                worker.start(batch, is_examined=is_examined)
                 busy.append(worker)
             if not busy:
                 return
@@ -137,8 +137,8 @@ class Workers:
                     yield worker.programs, outcome
 
     def run_one(self, batch: Sequence[Program]) -> Outcome:
-        """Returns the outcome of one batch."""
-        ((_, outcome),) = self.run(iter([batch]))
+        """Returns the outcome of one batch, a second time: it has failed."""
+        ((_, outcome),) = self.run(iter([batch]), is_examined=True)
         return outcome
 
     def _renewed(self, worker: Worker) -> Worker:
@@ -166,12 +166,12 @@ def _work(connection: Connection) -> None:
     num_batches = 0
     while True:
         try:
-            programs, seconds = connection.recv()
+            programs, seconds, is_examined = connection.recv()
         except EOFError:
             return
         _limit_cpu_time(seconds)
         after_xla = functools.partial(_go_on, connection, seconds, time.process_time())
-        connection.send(run_programs(programs, after_xla))
+        connection.send(run_programs(programs, after_xla, is_examined=is_examined))
         num_batches += 1
         if num_batches % BATCHES_PER_CLEANING == 0:
             jax.clear_caches()

@@ -3,14 +3,13 @@
     work       what there is to compute, load and store, and instructions to fetch
     waiting    each operation waits for those it needs, and a processor looks ahead only so far:
                what is farther behind the oldest unfinished instruction than its window has to wait
-    registers  values that do not fit are stored and loaded again
+    registers  values that do not fit are stored and loaded again; see `codegen.spills`
 
 With one vector more at once there is one chain more that waits for no other; but fewer steps fit
 the window, more values are alive, and the code is longer. So a loop's body is run through a small
 model of a processor, operation by operation in the order of the program: for a few steps, when its
-operands and the window let each begin, and for two, which values are in registers then. The value
-needed last is the one to go (L. A. Belady, A study of replacement algorithms for a virtual-storage
-computer, 1966). The larger of the bounds is what a step takes, with a little of the others.
+operands and the window let each begin. The larger of the bounds is what a step takes, with a little
+of the others.
 
 Times are cycles; see `codegen.vector_timing` for those of single operations.
 """
@@ -27,6 +26,7 @@ from fuselane.codegen.indexed_state import MAX_SELECTED, values_in_memory
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.schedule import needs_lanes
+from fuselane.codegen.spills import Value, count_spills
 from fuselane.codegen.vector_timing import NOTHING, PRODUCT, Timing, timing_of
 from fuselane.codegen.views import Views
 from fuselane.hlo.computation import HloComputation
@@ -74,7 +74,6 @@ steps at least if lanes begin anew by it."""
 
 _NUM_STEPS: Final = 3
 _MAX_CHAIN: Final = 32
-_MIN_REGISTERS: Final = 2.0
 
 
 @final
@@ -441,44 +440,9 @@ class VectorBlock:
 
     def _count_spills(self, registers: float) -> tuple[float, float]:
         """Returns the registers stored and loaded in a step, per vector, by how many there are."""
-        registers = max(registers, _MIN_REGISTERS)
-        operations, uses = self._operations, self._uses
+        values = [Value(o.reads, o.size, o.timing.temporaries) for o in self._operations]
         carried = {} if self._is_tiled else self._carried
-        ends = frozenset(carried.values())
-        held: dict[int, float] = {}
-        saved = set(self._invariant)
-        stores = loads = 0.0
-        for _ in range(2):
-            stores = loads = 0.0
-            cursor = [0] * len(operations)
-            for number, operation in enumerate(operations):
-                for read in operation.reads:
-                    size, at = operations[read].size, uses[read]
-                    if size and read not in held:
-                        loads += min(size, operation.size or size)
-                        if size <= registers / 2:
-                            held[read] = size
-                    while cursor[read] < len(at) and at[cursor[read]] <= number:
-                        cursor[read] += 1
-                    if cursor[read] == len(at) and read not in ends:
-                        held.pop(read, None)
-                if operation.size > registers:
-                    stores += operation.size
-                elif operation.size:
-                    held[number] = operation.size
-                excess = sum(held.values()) + operation.timing.temporaries - registers
-                busy = {number, *operation.reads} if excess > 0 else ()
-                while excess > 0 and (evictable := [v for v in held if v not in busy]):
-                    last = max(evictable, key=lambda v: _next_use(uses[v], cursor[v]))
-                    excess -= held.pop(last)
-                    if last not in saved:
-                        saved.add(last)
-                        stores += operations[last].size
-            saved = {first for first, last in carried.items() if last in saved} | self._invariant
-            held = {
-                first: operations[first].size for first, last in carried.items() if last in held
-            }
-        return stores, loads
+        return count_spills(values, self._uses, carried, self._invariant, registers)
 
 
 def _norm(*bounds: float) -> float:
@@ -487,10 +451,6 @@ def _norm(*bounds: float) -> float:
     if not largest:
         return 0.0
     return float(largest * sum((b / largest) ** _SHARPNESS for b in bounds) ** (1 / _SHARPNESS))
-
-
-def _next_use(uses: Sequence[int], cursor: int) -> float:
-    return uses[cursor] if cursor < len(uses) else float("inf")
 
 
 def _operands(instruction: HloInstruction) -> Iterator[HloInstruction]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from fuselane.codegen.llvm import HostTarget
+from fuselane.codegen.kernel import build
+from fuselane.codegen.llvm import HostTarget, assembly
+from fuselane.config import Options
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.program import ElementKind
 from tests.codegen.kernels import (
+    DEVICE,
     NumpyArray,
     Settings,
     assert_equal,
     check,
     compile_loop,
+    form_program,
     iterate,
     layouts,
     replace_row,
@@ -73,6 +78,18 @@ def test_lanes_in_the_middle(lanes: int, options: Settings) -> None:
         return y, y.transpose(1, 2, 0)
 
     check(module, step, 7, some([2, lanes, 3], np.int32), some([lanes, 3, 2], np.int32), **options)
+
+
+@pytest.mark.skipif(not HostTarget.host().triple.startswith("x86_64"), reason="x86-64 assembly")
+def test_registers_are_spilled_within_lines_of_the_cache() -> None:
+    count = 24
+    body = "\n".join(f"y{k} = f32[64] multiply(e{k}, e{(k + 5) % count})" for k in range(count))
+    module = counting_loop(body, [f"y{k}" for k in range(count)], ["f32[64]"] * count, trip_count=9)
+    code = build(form_program(module), Options(unroll=4), DEVICE)
+    target = HostTarget(triple=HostTarget.host().triple, cpu="skylake-avx512", features="")
+    text = assembly(code.ir, target)
+    assert re.search(r"vmovaps\s.*%zmm\d+, -?\d+\(%rsp\)", text)
+    assert not re.search(r"vmovups\s.*(%zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm)", text)
 
 
 @layouts

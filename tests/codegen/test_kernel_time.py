@@ -288,7 +288,7 @@ def test_a_picked_number_takes_a_cycle() -> None:
         start_index_map={0}, index_vector_dim=1, slice_sizes={1}"""
     carried = ["f32[8000]", "f32[2000]", "s32[8000,1]"]
     module = counting_loop(body, ["y", "e1", "e2"], carried, trip_count=MANY)
-    assert step_us(module) == pytest.approx(4.0, rel=0.05)
+    assert step_us(module) == pytest.approx(4.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("window", "most"), [(1, 3.0), (2, 6.0)])

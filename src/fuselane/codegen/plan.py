@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, final
 
 from fuselane.analysis.cost import instruction_cost
@@ -35,10 +36,10 @@ _LARGE: Final = 12
 Runge-Kutta's stages and Hamiltonian chains of 16 to 30 variables: LLVM needs a third to two thirds
 of its time less, and kernels take 0.75 to 1.13 of theirs. At 10 and 12 chains take 1.4 of it."""
 _MAX_EMITTED_SCALARS: Final = 2_000
-_VECTORS_IN_FLIGHT: Final = (1, 2, 4, 8)
-_MIN_FASTER: Final = 1.07
-"""Estimated gain for which twice as many vectors at once are worth their longer code, which takes
-longer to compile; squared for four times as many, and so on. Estimates are no better than that."""
+_VECTORS_IN_FLIGHT: Final = MappingProxyType({1: 1.0, 2: 1.04, 4: 1.08, 8: 1.4})
+"""How many vectors are worked on at once, and how much faster than one they have to be by estimate:
+their code is longer, and takes longer to compile. On 46 programs, measured on AMD Zen 4, what is
+chosen so took 1.7% longer than the best, on average. Eight are best where short steps wait."""
 
 _LEAVING: Final = 0.05
 """What a block of twice as many lanes takes longer until the last one leaves the loop, per lane."""
@@ -328,7 +329,7 @@ def _vectors_in_flight(
         time = math.ceil(num_vectors / vectors) * block_cycles(vectors)
         if time > least:
             break
-        if time * _MIN_FASTER ** math.log2(vectors / best) < least:
+        if time * _VECTORS_IN_FLIGHT[vectors] < least * _VECTORS_IN_FLIGHT[best]:
             best, least = vectors, time
     return best
 

@@ -15,7 +15,7 @@
       emit        lane program to LLVM IR
       compile     LLVM IR to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
-    put back      small loops that stay go back into such calls
+    put back      small loops that stay go back into such calls, if anything is written
     clean up      what follows behind kernels is fused as XLA would have, donated arguments are
                   protected, computations nobody calls any more go
     fuse          with the option `fusion`: another strategy than XLA's on all that is left
@@ -116,16 +116,18 @@ def transform(
             forget_layouts(module)
             kernels.constrains_layouts = True
         with kernels.all_or_none():
-            result = _replace_all(kernels) if has_loops else None
+            result = _replace_all(kernels, goes_on=strategy is not None) if has_loops else None
         return result if strategy is None else _fuse(kernels, strategy) or result
 
 
-def _replace_all(kernels: Kernels) -> bytes | None:
-    """Replaces what loops of a module can run as kernels; None if there are none."""
+def _replace_all(kernels: Kernels, *, goes_on: bool) -> bytes | None:
+    """Replaces what loops of a module can run as kernels; None if there are none, and the module is
+    then only fit for use if it `goes_on`."""
     module = kernels.module
     take_out_loops(module)
     _replace_loops(kernels)
-    put_back_loops(module)
+    if kernels.has_any or goes_on:
+        put_back_loops(module)
     if not kernels.has_any:
         return None
     if kernels.backend.comes_after_layouts:

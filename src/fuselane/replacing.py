@@ -121,7 +121,7 @@ class Kernels:
         try:
             with budget.until(self.deadline):
                 xla_step_us = self._glance(loop, place)
-                program = self._form(loop, residuals)
+                program = self._form(loop, residuals, xla_step_us)
                 self._check_donation(loop)
                 planned = pick(program, self.backend)
                 program = planned.program
@@ -246,14 +246,42 @@ class Kernels:
         check_duration(loop, trip_count, step_us * trip_count)
         return step_us
 
-    def _form(self, loop: HloInstruction, residuals: Residuals | None = None) -> LaneProgram:
-        """Returns the lane program of a loop, verified if the user asked for it."""
-        program = form(self.module, loop, residuals)
+    def _form(
+        self,
+        loop: HloInstruction,
+        residuals: Residuals | None = None,
+        xla_step_us: float | None = None,
+    ) -> LaneProgram:
+        """Returns the lane program of a loop, verified if the user asked for it.
+
+        None is looked for that one thread would run, where its products alone take too long for
+        that.
+        """
+        highest = self._highest_gain(loop, xla_step_us)
+        is_any = highest is None or highest.ratio >= self.options.min_gain
+        try:
+            program = form(self.module, loop, residuals, one_thread=is_any)
+        except UnsupportedError as error:
+            if highest is None or is_any:
+                raise
+            raise UnsupportedError(replace(error.decision, numbers=highest.numbers())) from None
         if self.options.verify_hlo or self.options.verify:
             for rival in filter(None, (program, program.rival)):
                 for computation in reachable_computations([rival.region]):
                     verify_computation(computation)
         return program
+
+    def _highest_gain(self, loop: HloInstruction, xla_step_us: float | None) -> Gain | None:
+        """Returns a gain that no kernel of one thread exceeds; None if nothing is known of it."""
+        least_us = 0.0 if xla_step_us is None else self.backend.least_us(loop)
+        if xla_step_us is None or not least_us:
+            return None
+        return Gain(
+            trip_count=compute_trip_count(loop),
+            xla_step_us=xla_step_us,
+            kernel_step_us=least_us,
+            kernel_call_us=0.0,
+        )
 
     def _check_donation(self, loop: HloInstruction) -> None:
         """Refuses all loops of a module whose donated arguments are large."""

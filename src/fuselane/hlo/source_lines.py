@@ -70,22 +70,10 @@ class SourceLines:
     """
 
     def __init__(self, index: Message) -> None:
-        locations = [
-            SourceLine(
-                _by_id(index.file_names, location.file_name_id) or "",
-                location.line,
-                _by_id(index.function_names, location.function_name_id) or "",
-                location.end_line,
-                location.column,
-                location.end_column,
-            )
-            for location in index.file_locations
-        ]
-        self._frames = [
-            (_by_id(locations, frame.file_location_id), frame.parent_frame_id)
-            for frame in index.stack_frames
-        ]
+        self._index = index
+        self._frames = index.stack_frames
         self._found: dict[int, SourceLine | None] = {}
+        self._lines: dict[int, SourceLine | None] = {}
 
     def find(self, metadata: Message) -> SourceLine | None:
         """Returns the line that an OpMetadata points at, or None if it points at none.
@@ -112,14 +100,34 @@ class SourceLines:
     def stack(self, frame_id: int) -> list[SourceLine]:
         """Returns a stack frame and its callers, innermost first."""
         lines: list[SourceLine] = []
-        for _ in self._frames:
+        for _ in range(len(self._frames)):
             frame = _by_id(self._frames, frame_id)
             if frame is None:
                 break
-            line, frame_id = frame
+            line = self._line(frame.file_location_id)
             if line is not None:
                 lines.append(line)
+            frame_id = frame.parent_frame_id
         return lines
+
+    def _line(self, location_id: int) -> SourceLine | None:
+        """Returns a line by its id; few of a module's are asked for."""
+        if location_id not in self._lines:
+            index = self._index
+            location = _by_id(index.file_locations, location_id)
+            self._lines[location_id] = None if location is None else _read_line(location, index)
+        return self._lines[location_id]
+
+
+def _read_line(location: Message, index: Message) -> SourceLine:
+    return SourceLine(
+        _by_id(index.file_names, location.file_name_id) or "",
+        location.line,
+        _by_id(index.function_names, location.function_name_id) or "",
+        location.end_line,
+        location.column,
+        location.end_column,
+    )
 
 
 def _by_id(items: Sequence[_T], number: int) -> _T | None:

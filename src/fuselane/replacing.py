@@ -1,7 +1,8 @@
 """The kernels that take the place of a module's loops, each made stage by stage.
 
     glance      does XLA take long enough for the loop by estimate to look any further?
-    form        normal form, lanes, streams, guards: a lane program, or a reason why not
+    form        normal form, lanes, streams, guards: a lane program, or a reason why not; of those
+                that one thread would run none, if its products alone take too long
     choose      how to lay it out on this machine, and whether that beats XLA by estimate
     emit        lane program to LLVM IR
     compile     LLVM IR to machine code, unless the kernel cache has it
@@ -257,31 +258,26 @@ class Kernels:
         None is looked for that one thread would run, where its products alone take too long for
         that.
         """
-        highest = self._highest_gain(loop, xla_step_us)
-        is_any = highest is None or highest.ratio >= self.options.min_gain
+        xla_us = math.inf if xla_step_us is None else xla_step_us
+        least_us = 0.0 if xla_step_us is None else self.backend.least_us(loop)
+        one_thread = xla_us >= self.options.min_gain * least_us
         try:
-            program = form(self.module, loop, residuals, one_thread=is_any)
+            program = form(self.module, loop, residuals, one_thread=one_thread)
         except UnsupportedError as error:
-            if highest is None or is_any:
+            if one_thread:
                 raise
+            highest = Gain(
+                trip_count=compute_trip_count(loop),
+                xla_step_us=xla_us,
+                kernel_step_us=least_us,
+                kernel_call_us=0.0,
+            )
             raise UnsupportedError(replace(error.decision, numbers=highest.numbers())) from None
         if self.options.verify_hlo or self.options.verify:
             for rival in filter(None, (program, program.rival)):
                 for computation in reachable_computations([rival.region]):
                     verify_computation(computation)
         return program
-
-    def _highest_gain(self, loop: HloInstruction, xla_step_us: float | None) -> Gain | None:
-        """Returns a gain that no kernel of one thread exceeds; None if nothing is known of it."""
-        least_us = 0.0 if xla_step_us is None else self.backend.least_us(loop)
-        if xla_step_us is None or not least_us:
-            return None
-        return Gain(
-            trip_count=compute_trip_count(loop),
-            xla_step_us=xla_step_us,
-            kernel_step_us=least_us,
-            kernel_call_us=0.0,
-        )
 
     def _check_donation(self, loop: HloInstruction) -> None:
         """Refuses all loops of a module whose donated arguments are large."""

@@ -10,12 +10,13 @@
       run ahead   one that calls back or calls a library in some steps stays, and gets a loop
                   inside that does not
       glance      does XLA take long enough for it by estimate to look any further?
-      form        normal form, lanes, streams, guards: a lane program, or a reason why not
+      form        normal form, lanes, streams, guards: a lane program, or a reason why not; of
+                  those that one thread would run none, if its products alone take too long
       choose      how to lay it out on this machine, and whether that beats XLA by estimate
       emit        lane program to LLVM IR
       compile     LLVM IR to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
-    put back      small loops that stay go back into such calls
+    put back      small loops that stay go back into such calls, if anything is written
     clean up      what follows behind kernels is fused as XLA would have, donated arguments are
                   protected, computations nobody calls any more go
     fuse          with the option `fusion`: another strategy than XLA's on all that is left
@@ -105,27 +106,39 @@ def transform(
     has_loops = options.loops and peek.has_loops(data)
     if not has_loops and strategy is None:
         return None
+    with collector.paused():  # until after what is made in here is garbage
+        return _transform(data, options, log, backend or CpuBackend(options), strategy, has_loops)
+
+
+def _transform(
+    data: bytes,
+    options: Options,
+    log: DecisionLog,
+    backend: Backend,
+    strategy: Pipeline | None,
+    has_loops: bool,
+) -> bytes | None:
     deadline = budget.Deadline.after(options.max_compile_s)
-    with collector.paused():
-        with budget.until(deadline):
-            module = HloModule.from_bytes(data)
-        check(module, options)
-        backend = backend or CpuBackend(options)
-        kernels = Kernels(module, options, log, backend, deadline)
-        if not (backend.comes_after_layouts or has_layouts(module)):
-            forget_layouts(module)
-            kernels.constrains_layouts = True
-        with kernels.all_or_none():
-            result = _replace_all(kernels) if has_loops else None
-        return result if strategy is None else _fuse(kernels, strategy) or result
+    with budget.until(deadline):
+        module = HloModule.from_bytes(data)
+    check(module, options)
+    kernels = Kernels(module, options, log, backend, deadline)
+    if not (backend.comes_after_layouts or has_layouts(module)):
+        forget_layouts(module)
+        kernels.constrains_layouts = True
+    with kernels.all_or_none():
+        result = _replace_all(kernels, goes_on=strategy is not None) if has_loops else None
+    return result if strategy is None else _fuse(kernels, strategy) or result
 
 
-def _replace_all(kernels: Kernels) -> bytes | None:
-    """Replaces what loops of a module can run as kernels; None if there are none."""
+def _replace_all(kernels: Kernels, *, goes_on: bool) -> bytes | None:
+    """Replaces what loops of a module can run as kernels; None if there are none, and the module is
+    then only fit for use if it `goes_on`."""
     module = kernels.module
     take_out_loops(module)
     _replace_loops(kernels)
-    put_back_loops(module)
+    if kernels.has_any or goes_on:
+        put_back_loops(module)
     if not kernels.has_any:
         return None
     if kernels.backend.comes_after_layouts:

@@ -1,7 +1,8 @@
 """The kernels that take the place of a module's loops, each made stage by stage.
 
     glance      does XLA take long enough for the loop by estimate to look any further?
-    form        normal form, lanes, streams, guards: a lane program, or a reason why not
+    form        normal form, lanes, streams, guards: a lane program, or a reason why not; of those
+                that one thread would run none, if its products alone take too long
     choose      how to lay it out on this machine, and whether that beats XLA by estimate
     emit        lane program to LLVM IR
     compile     LLVM IR to machine code, unless the kernel cache has it
@@ -121,7 +122,7 @@ class Kernels:
         try:
             with budget.until(self.deadline):
                 xla_step_us = self._glance(loop, place)
-                program = self._form(loop, residuals)
+                program = self._form(loop, residuals, xla_step_us)
                 self._check_donation(loop)
                 planned = pick(program, self.backend)
                 program = planned.program
@@ -246,9 +247,32 @@ class Kernels:
         check_duration(loop, trip_count, step_us * trip_count)
         return step_us
 
-    def _form(self, loop: HloInstruction, residuals: Residuals | None = None) -> LaneProgram:
-        """Returns the lane program of a loop, verified if the user asked for it."""
-        program = form(self.module, loop, residuals)
+    def _form(
+        self,
+        loop: HloInstruction,
+        residuals: Residuals | None = None,
+        xla_step_us: float | None = None,
+    ) -> LaneProgram:
+        """Returns the lane program of a loop, verified if the user asked for it.
+
+        None is looked for that one thread would run, where its products alone take too long for
+        that.
+        """
+        xla_us = math.inf if xla_step_us is None else xla_step_us
+        least_us = 0.0 if xla_step_us is None else self.backend.least_us(loop)
+        one_thread = xla_us >= self.options.min_gain * least_us
+        try:
+            program = form(self.module, loop, residuals, one_thread=one_thread)
+        except UnsupportedError as error:
+            if one_thread:
+                raise
+            highest = Gain(
+                trip_count=compute_trip_count(loop),
+                xla_step_us=xla_us,
+                kernel_step_us=least_us,
+                kernel_call_us=0.0,
+            )
+            raise UnsupportedError(replace(error.decision, numbers=highest.numbers())) from None
         if self.options.verify_hlo or self.options.verify:
             for rival in filter(None, (program, program.rival)):
                 for computation in reachable_computations([rival.region]):

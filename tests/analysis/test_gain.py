@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from fuselane import pipeline, replacing
 from fuselane.analysis.gain import MIN_XLA_TIME_US, Gain
+from fuselane.backends import cpu
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, Reason
+from fuselane.lanes import form
+from tests.codegen.kernels import DEVICE
 from tests.lanes.loops import counting_loop, loop_of
 
 
@@ -87,7 +92,7 @@ def test_what_is_over_soon_is_not_brought_into_form(
     """Looking at a loop costs compile time; one of three steps over eight numbers is let go."""
     loops = []
 
-    def note(*arguments: object) -> None:
+    def note(*arguments: object, **_: object) -> None:
         loops.append(arguments)
         raise AssertionError
 
@@ -99,3 +104,22 @@ def test_what_is_over_soon_is_not_brought_into_form(
     (decision,) = log
     assert bool(loops) == is_looked_at
     assert (decision.reason is Reason.NOT_PROFITABLE) != is_looked_at
+
+
+def test_products_that_one_thread_takes_too_long_for_leave_a_loop_to_xla(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """XLA's library divides them among cores; what is in the way of lanes is the reason."""
+    square = "f32[256,256]"
+    body = f"y = {square} dot(e0, e0), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+    data = counting_loop(body, ["y"], [square]).to_bytes()
+    device = dataclasses.replace(DEVICE, unit_bits=256)
+    monkeypatch.setattr(cpu, "host_device", lambda: device)
+    monkeypatch.setattr(form, "share_lanes", lambda _: pytest.fail("nobody asked for it"))
+    log = DecisionLog()
+    assert pipeline.transform(data, Options(), log) is None
+    (entry,) = log
+    assert entry.decision.reason is Reason.CROSS_LANE
+    numbers = entry.decision.numbers
+    assert 0 < numbers["xla_us"] < Options().min_gain * numbers["kernel_us"]
+    assert numbers["gain"] == pytest.approx(numbers["xla_us"] / numbers["kernel_us"])

@@ -11,6 +11,7 @@ from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
 from fuselane.codegen.kernel_time import (
     estimate_kernel_call_us,
     estimate_kernel_step_us,
+    estimate_least_us,
     estimate_straight_us,
     is_in_rows,
     is_leaping,
@@ -21,7 +22,7 @@ from fuselane.device import DeviceDescription, describe
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import PrimitiveType, Shape
 from tests.codegen.kernels import form_program
-from tests.lanes.loops import counting_loop
+from tests.lanes.loops import counting_loop, loop_of
 
 COSTS: Final = MachineCosts()
 DEVICE: Final = describe(
@@ -535,3 +536,40 @@ def test_lanes_that_read_at_one_place_load_neighbours() -> None:
     assert program.num_lanes == 64
     loads = 200 * 64 / 8
     assert step_us(module) < loads * 10 * COSTS.kernel_cycle_us
+
+
+@pytest.mark.parametrize("unit_bits", [256, 512])
+@pytest.mark.parametrize("sizes", [("32,32", "32,32"), ("64,128", "128,64"), ("512,8", "8,512")])
+def test_no_kernel_of_one_thread_takes_less_than_its_products(
+    sizes: tuple[str, str], unit_bits: int
+) -> None:
+    left, right = (f"f32[{size}]" for size in sizes)
+    rows = f"f32[{sizes[0].split(',')[0]},{sizes[1].split(',')[1]}]"
+    body = f"""
+      d = {rows} dot(e0, e1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+      s = f32[] constant(0.5)
+      b = {rows} broadcast(s), dimensions={{}}
+      t = {rows} multiply(d, b)
+      total = {rows} add(e2, t)
+      x = {left} sine(e0)"""
+    module = counting_loop(body, ["x", "e1", "total"], [left, right, rows])
+    device = dataclasses.replace(DEVICE, vector_bits=512, unit_bits=unit_bits)
+    least_us = estimate_least_us(loop_of(module), COSTS, device)
+    assert 0 < least_us < step_us(module, device)
+
+
+def test_of_what_may_not_run_no_least_time_is_known() -> None:
+    assert estimate_least_us(loop_of(elementwise("sine", 64)), COSTS, DEVICE) == 0
+    more = """
+    product {
+      m = f32[64,64] parameter(0)
+      ROOT d = f32[64,64] dot(m, m), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    }
+    nothing { ROOT n = f32[64,64] parameter(0) }
+    """
+    body = """
+    is_odd = pred[] compare(i, one), direction=EQ
+    y = f32[64,64] conditional(is_odd, e0, e0), true_computation=product, false_computation=nothing
+    """
+    module = counting_loop(body, ["y"], ["f32[64,64]"], more=more)
+    assert estimate_least_us(loop_of(module), COSTS, DEVICE) == 0

@@ -211,6 +211,20 @@ def test_copies_change_apart() -> None:
     assert not copy.is_copy_of(other)
 
 
+def test_become() -> None:
+    """Everything of the other but its place; the two change apart."""
+    computation, p, a, b = _chain()
+    b.add_control_predecessor(a)
+    other = HloInstruction.create("slice", _F32, [_parameter()], name="new", dimensions=[3])
+    number = a.id
+    a.become(other)
+    assert (a.name, a.opcode, a.dimensions) == ("new", "slice", (3,))
+    assert (a.id, a.operands, a.users) == (number, [p], [b])
+    assert a.computation is computation and b.control_predecessors == (a,)
+    a.proto.dimensions[:] = [4]
+    assert (a.dimensions, other.dimensions) == ((4,), (3,))
+
+
 def test_dimensions_of_copies_change_apart() -> None:
     """Also where they have been read before."""
     operand = HloInstruction.create("iota", Shape.array(PrimitiveType.F32, [2, 3]))

@@ -285,3 +285,29 @@ def test_lanes_of_a_loop_of_scalars_are_looked_for_once(monkeypatch: pytest.Monk
         watch(module)
     program_of("y = f32[] sine(e0)", ["y"], ["f32[]"])
     assert looked == [lanes.__name__]
+
+
+SQUARED = "y = f32[32,32] dot(e0, e0), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+MOVED = """
+    row = f32[1,24] reshape(e0)
+    column = f32[24,1] reshape(e0)
+    b = f32[24,24] broadcast(e0), dimensions={0}
+    c = f32[24,24] broadcast(e0), dimensions={1}
+    apart = f32[24,24] subtract(b, c)
+    f0 = f32[] constant(0)
+    y = f32[24] reduce(apart, f0), dimensions={1}, to_apply=add_f32"""
+
+
+@pytest.mark.parametrize(("body", "shape"), [(SQUARED, "f32[32,32]"), (MOVED, "f32[24]")])
+def test_what_one_thread_would_run_is_left_out_on_demand(body: str, shape: str) -> None:
+    """Without lanes, and with lanes that see each other; the refusal says what is in the way."""
+    module = counting_loop(body, ["y"], [shape])
+    form(module, loop_of(module))
+    with pytest.raises(UnsupportedError) as caught:
+        form(module, loop_of(module), one_thread=False)
+    assert caught.value.decision.reason is Reason.CROSS_LANE
+
+
+def test_lanes_that_do_without_each_other_are_found_on_demand_as_well() -> None:
+    module = counting_loop("y = f32[64] sine(e0)", ["y"], ["f32[64]"])
+    assert form(module, loop_of(module), one_thread=False).num_lanes == 64

@@ -30,9 +30,9 @@ def test_nothing_is_collected_while_a_loop_is_compiled(monkeypatch: pytest.Monke
     """It is off while a loop is formed, and on again behind."""
     seen = []
 
-    def spy(*arguments: object) -> object:
+    def spy(*arguments: object, **keywords: object) -> object:
         seen.append(gc.isenabled())
-        return form(*arguments)  # type: ignore[arg-type]
+        return form(*arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(replacing, "form", spy)
 

@@ -83,15 +83,15 @@ def _run(
     for number, parameter in enumerate(computation.parameters):
         done[parameter] = max(arguments[number].values(), default=0.0)
     for instruction in computation.instructions:
-        if instruction.opcode == "parameter":
+        opcode, operands = instruction.opcode, instruction.operands
+        if opcode == "parameter":
             continue
-        operand = instruction.operands[0] if instruction.operands else None
-        if instruction.opcode == "get-tuple-element" and operand in computation.parameters:
-            number = computation.parameters.index(operand)
+        if opcode == "get-tuple-element" and operands[0].opcode == "parameter":
+            number = operands[0].parameter_number
             done[instruction] = arguments[number].get(instruction.tuple_index, 0.0)
             continue
-        starts = [done.get(value, 0.0) for value in instruction.operands]
-        if instruction.opcode == "fusion":
+        starts = [done.get(value, 0.0) for value in operands]
+        if opcode == "fusion":
             called = instruction.called_computations[0]
             inner = _run(called, {n: {0: start} for n, start in enumerate(starts)})
             done[instruction] = inner[called.root] + _passing(instruction)

@@ -233,7 +233,9 @@ class _Clock:
 
     def computation(self, computation: HloComputation) -> float:
         """Returns the time of one run of a computation."""
-        clock = replace(self, is_queued=_is_queued(computation))
+        clock = self
+        if not self.is_compiled:
+            clock = replace(self, is_queued=_is_queued(computation))
         return sum(clock.instruction(i) for i in computation.instructions)
 
     def instruction(self, instruction: HloInstruction) -> float:

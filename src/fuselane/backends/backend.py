@@ -49,6 +49,11 @@ class Backend(Protocol):
         """
         ...
 
+    def least_us(self, loop: HloInstruction) -> float:
+        """Returns less than one iteration takes any kernel that runs on one thread; 0 if nobody
+        knows."""
+        ...
+
     def plan(self, program: LaneProgram) -> Plan:
         """Returns how a kernel lays out its work."""
         ...

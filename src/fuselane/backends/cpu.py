@@ -13,6 +13,7 @@ from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.codegen.kernel_time import (
     estimate_kernel_call_us,
     estimate_kernel_step_us,
+    estimate_least_us,
     estimate_straight_us,
 )
 from fuselane.codegen.llvm import HostTarget, check_time, compile_object
@@ -57,6 +58,10 @@ class CpuBackend:
             is_compiled=is_compiled,
             num_cores=host_device().num_cores,
         )
+
+    def least_us(self, loop: HloInstruction) -> float:
+        """Returns less than the products of one iteration take one thread."""
+        return estimate_least_us(loop, load_costs(config.cache_dir()), host_device())
 
     def xla_straight_us(self, members: Sequence[HloInstruction]) -> float:
         """Returns XLA:CPU's time for kernels that it runs one after the other."""

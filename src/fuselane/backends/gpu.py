@@ -49,6 +49,11 @@ class GpuBackend:
         del is_compiled  # XLA:GPU compiles no whole loops
         return estimate_launched_step_us(loop, self.gpu)
 
+    def least_us(self, loop: HloInstruction) -> float:
+        """Returns 0: lanes that see each other have many threads here."""
+        del loop
+        return 0.0
+
     def plan(self, program: LaneProgram) -> Plan:
         """Returns the layout: lanes of a thread, threads of a block."""
         num_bytes = sum(copy.shape.byte_size for copy in program.shared)

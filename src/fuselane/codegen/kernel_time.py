@@ -8,16 +8,17 @@ from typing import Final
 from fuselane.analysis.cost import instruction_cost
 from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
-from fuselane.codegen.plan import Plan
+from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.row_accesses import count_row_accesses
-from fuselane.codegen.scalar_time import estimate_shared_us, estimate_waiting_us
+from fuselane.codegen.scalar_time import WIDE, estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
 from fuselane.codegen.vector_timing import PRODUCT
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.indexed import update_of
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.shape import WIDE_FLOATS, Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _LOADING: Final = 0.3
@@ -64,6 +65,35 @@ def estimate_kernel_step_us(
         return step
     # No other tile fills the time in which lanes that meet wait for each other.
     return max(step, estimate_waiting_us(program, plan, body, costs))
+
+
+def estimate_least_us(
+    loop: HloInstruction, costs: MachineCosts, device: DeviceDescription
+) -> float:
+    """Returns less than any kernel takes, on one thread, for the products of one step.
+
+    Args:
+        loop: A `while` of the user's module; of dots in branches, which may not be taken, and in
+            loops inside nothing is counted.
+        costs: Those of the machine.
+        device: Where the kernel would run.
+    """
+    bits = max(device.unit_bits, SHARED_BITS)
+    vectors = _count_product_bits(loop.body) / bits
+    return vectors * min(PRODUCT.work * costs.kernel_cycle_us, WIDE * costs.kernel_operation_us)
+
+
+def _count_product_bits(computation: HloComputation) -> float:
+    """Returns the size of all that the dots of floats in a computation and its fusions add up."""
+    size = 0.0
+    for instruction in computation.instructions:
+        if instruction.opcode == "fusion":
+            size += _count_product_bits(instruction.to_apply)
+        elif instruction.opcode == "dot" and instruction.shape.element_type in WIDE_FLOATS:
+            products = DotDimensions.of(instruction).contracted_size(instruction)
+            shape = instruction.shape
+            size += shape.num_elements * products * shape.element_type.bits
+    return size
 
 
 def estimate_kernel_call_us(

@@ -76,7 +76,7 @@ _SUM: Final = 0.35
 _LOOSE: Final = 1.5
 """The same of a product of a matrix without lanes, of which there are no vectors."""
 
-_WIDE: Final = 1.5
+WIDE: Final = 1.5
 """Vector operations that one product of vectors takes, with its loads: measured, 0.2 ns."""
 
 _FEW_PRODUCTS: Final = 60.0
@@ -185,7 +185,7 @@ def _work_us(
         case "dot":
             wide = _count_wide(instruction, program, plan)
             if wide is not None:
-                return (_WIDE * wide[0] + _FEW_PRODUCTS) * costs.kernel_operation_us
+                return (WIDE * wide[0] + _FEW_PRODUCTS) * costs.kernel_operation_us
             is_scalar = not program.has_lanes and is_looped_dot(instruction, program)
             return operations * costs.kernel_scalar_us * (_LOOSE if is_scalar else _PRODUCT)
         case "sort":

@@ -82,15 +82,16 @@ class HloComputation:
         """
         self = cls(proto, proto.id, proto.name)
         by_id: dict[int, HloInstruction] = {}
-        for message in proto.instructions:
+        messages = proto.instructions[:]
+        for message in messages:
             instruction = _read_instruction(message, by_id)
             instruction.computation = self
             by_id[instruction.id] = instruction
-        if len(by_id) != len(proto.instructions):
+        if len(by_id) != len(messages):
             raise VerificationError(f"Computation {self.name} has two instructions with one id.")
-        self.instructions.extend(by_id.values())
-        parameters = [i for i in self.instructions if i.opcode == "parameter"]
-        self.parameters.extend(sorted(parameters, key=_parameter_number))
+        self._instructions.extend(by_id.values())
+        parameters = [i for i in self._instructions if i.opcode == "parameter"]
+        self._parameters.extend(sorted(parameters, key=_parameter_number))
         self._root = by_id.get(proto.root_id)
         if self._root is None:
             raise VerificationError(f"Computation {self.name} has no root.")
@@ -100,13 +101,16 @@ class HloComputation:
 
     def connect_callees(self, computations: Mapping[int, HloComputation]) -> None:
         """Finds, by id, the computations that the instructions of a freshly read one call."""
-        for instruction in self.instructions:
-            ids = instruction.proto.called_computation_ids[:]
-            if not all(callee_id in computations for callee_id in ids):
+        for instruction in self._instructions:
+            ids = instruction.origin.called_computation_ids
+            if not ids:
+                continue
+            try:
+                instruction.called_computations = tuple([computations[i] for i in ids])
+            except KeyError:
                 raise VerificationError(
                     f"{instruction.name} calls a computation that is not there."
-                )
-            instruction.call(*[computations[i] for i in ids])
+                ) from None
 
     def write_to(self, message: Message) -> None:
         """Writes the computation, instructions in post order, into an empty HloComputationProto."""

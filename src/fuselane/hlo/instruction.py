@@ -369,6 +369,18 @@ class HloInstruction:
         self.called_computations = computations
         self._note_edit()
 
+    def become(self, other: HloInstruction) -> None:
+        """Takes opcode, attributes, called computations and name of one of the same shape, and
+        keeps its place: computation, id, operands, users and control edges."""
+        self.name, self.opcode = other.name, other.opcode
+        self.called_computations = other.called_computations
+        self.parameter_number = other.parameter_number
+        self._proto = other._proto
+        self._is_shared = other._is_shared = True
+        self._shape_in_proto = None
+        self._literal, self._dimensions = other._literal, other._dimensions
+        self._note_edit()
+
     def _note_edit(self) -> None:
         if self.computation is not None:
             self.computation.note_edit()

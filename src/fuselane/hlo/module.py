@@ -189,7 +189,7 @@ class HloModule:
 
         Frames inside JAX itself are passed over where there are others.
         """
-        return self._source_lines.find(instruction.proto.metadata)
+        return self._source_lines.find(instruction.metadata)
 
     @cached_property
     def _source_lines(self) -> SourceLines:
@@ -204,12 +204,14 @@ class _Ids:
     """
 
     def __init__(self, computations: Sequence[HloComputation]) -> None:
-        self._last = {
-            c.id: max(i.id for i in c.instructions) for c in computations if c.instructions
-        }
+        self._last: dict[int, int] = {}
+        self._as_read = {c.id: c for c in computations if c.instructions}
         self._last_computation = max((c.id for c in computations), default=0)
-        self._last_in_module = max(self._last.values(), default=0)
-        self._is_composite = not self._last or self._last_in_module >> _COMPUTATION_SHIFT > 0
+        known = self._as_read.values()
+        self._is_composite = not known or any(
+            i.id >> _COMPUTATION_SHIFT for c in known for i in c.instructions
+        )
+        self._last_in_module = 0 if self._is_composite else max(map(_last_id, known))
 
     def next_ids(self, computation: HloComputation, num: int) -> range:
         """Returns new ids for instructions of a computation."""
@@ -217,14 +219,23 @@ class _Ids:
             first = self._last_in_module + 1
             self._last_in_module += num
         else:
-            first = self._last.get(computation.id, (computation.id << _COMPUTATION_SHIFT) - 1) + 1
-            self._last[computation.id] = first + num - 1
+            if computation.id in self._as_read:
+                last = _last_id(self._as_read.pop(computation.id))
+            else:
+                last = self._last.get(computation.id, (computation.id << _COMPUTATION_SHIFT) - 1)
+            first = last + 1
+            self._last[computation.id] = last + num
         return range(first, first + num)
 
     def next_computation_id(self) -> int:
         """Returns a new computation id."""
         self._last_computation += 1
         return self._last_computation
+
+
+def _last_id(computation: HloComputation) -> int:
+    ids = (instruction.id for instruction in computation.instructions)
+    return max(ids, default=(computation.id << _COMPUTATION_SHIFT) - 1)
 
 
 def _numbered(name: str, taken: set[str], numbers: Iterator[int]) -> str:

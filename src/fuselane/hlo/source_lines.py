@@ -70,21 +70,7 @@ class SourceLines:
     """
 
     def __init__(self, index: Message) -> None:
-        locations = [
-            SourceLine(
-                _by_id(index.file_names, location.file_name_id) or "",
-                location.line,
-                _by_id(index.function_names, location.function_name_id) or "",
-                location.end_line,
-                location.column,
-                location.end_column,
-            )
-            for location in index.file_locations
-        ]
-        self._frames = [
-            (_by_id(locations, frame.file_location_id), frame.parent_frame_id)
-            for frame in index.stack_frames
-        ]
+        self._index = index
         self._found: dict[int, SourceLine | None] = {}
 
     def find(self, metadata: Message) -> SourceLine | None:
@@ -96,7 +82,7 @@ class SourceLines:
         """
         frame_id = metadata.stack_frame_id
         if frame_id not in self._found:
-            self._found[frame_id] = _choose(self.stack(frame_id))
+            self._found[frame_id] = self._choose(frame_id)
         found = self._found[frame_id]
         if found is None and metadata.source_file:
             return SourceLine(
@@ -111,29 +97,46 @@ class SourceLines:
 
     def stack(self, frame_id: int) -> list[SourceLine]:
         """Returns a stack frame and its callers, innermost first."""
-        lines: list[SourceLine] = []
-        for _ in self._frames:
-            frame = _by_id(self._frames, frame_id)
+        return [self._line(file, location) for file, location in self._locations(frame_id)]
+
+    def _locations(self, frame_id: int) -> list[tuple[str, Message]]:
+        """Returns the files and FileLocations of a stack frame and its callers, innermost first."""
+        index, found = self._index, []
+        for _ in range(len(index.stack_frames)):
+            frame = _by_id(index.stack_frames, frame_id)
             if frame is None:
                 break
-            line, frame_id = frame
-            if line is not None:
-                lines.append(line)
-        return lines
+            location = _by_id(index.file_locations, frame.file_location_id)
+            if location is not None:
+                found.append((_by_id(index.file_names, location.file_name_id) or "", location))
+            frame_id = frame.parent_frame_id
+        return found
+
+    def _line(self, file: str, location: Message) -> SourceLine:
+        return SourceLine(
+            file,
+            location.line,
+            _by_id(self._index.function_names, location.function_name_id) or "",
+            location.end_line,
+            location.column,
+            location.end_column,
+        )
+
+    def _choose(self, frame_id: int) -> SourceLine | None:
+        """Returns the line that tells most of a stack frame and its callers."""
+        stack = self._locations(frame_id)
+        program = list(itertools.takewhile(lambda frame: _RUNNERS not in frame[0], stack))
+        frames = [frame for frame in program if not _is_passed_over(frame[0])]
+        if not frames:
+            first = next(iter(program or stack), None)
+            return None if first is None else self._line(*first)
+        user = next((frame for frame in frames if not _INSTALLED.search(frame[0])), frames[0])
+        line = self._line(*user)
+        return line if user is frames[0] else replace(line, library=self._line(*frames[0]))
 
 
 def _by_id(items: Sequence[_T], number: int) -> _T | None:
     return items[number - 1] if 1 <= number <= len(items) else None
-
-
-def _choose(stack: Sequence[SourceLine]) -> SourceLine | None:
-    """Returns the line that tells most of a stack of calls, innermost first."""
-    program = list(itertools.takewhile(lambda frame: _RUNNERS not in frame.file, stack))
-    frames = [frame for frame in program if not _is_passed_over(frame.file)]
-    if not frames:
-        return next(iter(program or stack), None)
-    user = next((frame for frame in frames if not _INSTALLED.search(frame.file)), frames[0])
-    return user if user is frames[0] else replace(user, library=frames[0])
 
 
 def _is_passed_over(file: str) -> bool:

@@ -50,7 +50,11 @@ MIN_MEETING_LANES: Final = 16
 
 
 def form(
-    module: HloModule, loop: HloInstruction, residuals: Residuals | None = None
+    module: HloModule,
+    loop: HloInstruction,
+    residuals: Residuals | None = None,
+    *,
+    one_thread: bool = True,
 ) -> LaneProgram:
     """Returns the lane program of a `while`.
 
@@ -58,22 +62,27 @@ def form(
         module: The module the loop is in; it is not changed.
         loop: A `while` of any of its computations.
         residuals: What the loop may compute instead of reading it.
+        one_thread: Whether a program is of use that one thread runs, as it has no lanes, or lanes
+            that see each other.
     Raises:
         UnsupportedError: if there is none; its decision names the reason, the instruction and the
             user's source line.
     """
     try:
-        program = _form(loop, residuals)
+        program = _form(loop, residuals, one_thread)
     except UnsupportedError as error:
         raise UnsupportedError(_with_source(error.decision, module, loop)) from None
     if program.obstacle is None:
         return program
-    return replace(program, obstacle=_with_source(program.obstacle, module, loop))
+    obstacle = _with_source(program.obstacle, module, loop)
+    if not one_thread:
+        raise UnsupportedError(obstacle)
+    return replace(program, obstacle=obstacle)
 
 
-def _form(user_loop: HloInstruction, residuals: Residuals | None) -> LaneProgram:
+def _form(user_loop: HloInstruction, residuals: Residuals | None, one_thread: bool) -> LaneProgram:
     normal, num_recomputed = _normalise(user_loop, residuals)
-    program = _form_any(user_loop.name, Copies(normal))
+    program = _form_any(user_loop.name, Copies(normal), one_thread)
     rival = program.rival and replace(program.rival, num_recomputed=num_recomputed)
     return replace(program, num_recomputed=num_recomputed, rival=rival)
 
@@ -83,17 +92,17 @@ def _normalise(user_loop: HloInstruction, residuals: Residuals | None) -> tuple[
     return (normal, 0) if residuals is None else recompute(normal, residuals)
 
 
-def _form_any(name: str, copies: Copies) -> LaneProgram:
+def _form_any(name: str, copies: Copies, one_thread: bool) -> LaneProgram:
     normal = copies.get()
     if end_when_frozen(normal.region):
         try:
-            return _form_normal(name, copies, normal)
+            return _form_normal(name, copies, normal, one_thread)
         except UnsupportedError:
             normal = copies.get()
-    return _form_normal(name, copies, normal)
+    return _form_normal(name, copies, normal, one_thread)
 
 
-def _form_normal(name: str, copies: Copies, normal: NormalLoop) -> LaneProgram:
+def _form_normal(name: str, copies: Copies, normal: NormalLoop, one_thread: bool) -> LaneProgram:
     leaving = find_lanes(normal.region, with_leaving=True)
     for other, lanes in itertools.chain(
         spread_iterations(copies, leaving), part_lanes(copies, leaving)
@@ -105,11 +114,11 @@ def _form_normal(name: str, copies: Copies, normal: NormalLoop) -> LaneProgram:
     try:
         program = _form_found(name, copies, normal, leaving)
     except UnsupportedError:
-        shared = _form_shared(name, copies.get())
+        shared = _form_shared(name, copies.get()) if one_thread else None
         if shared is None:
             raise
         return shared
-    if program.num_lanes < MIN_MEETING_LANES:
+    if one_thread and program.num_lanes < MIN_MEETING_LANES:
         program = replace(program, rival=_form_shared(name, copies.get()))
     return program
 

@@ -28,22 +28,14 @@ def take_out_loops(module: HloModule) -> None:
     calls = [i for c in module.computations for i in c.instructions if is_small_call(i)]
     loops = [call for call in calls if _is_loop(call.to_apply)]
     for call in loops:
-        assert call.computation is not None, "it is in the module"
-        _take_out(call.computation, call)
+        call.become(call.to_apply.root)
+        call.proto.frontend_attributes.map.add(key=SMALL_CALL, value="true")
     if loops:
         module.remove_unused_computations()
 
 
 def _is_loop(callee: HloComputation) -> bool:
     return callee.root.opcode == "while" and callee.root.operands == callee.parameters
-
-
-def _take_out(computation: HloComputation, call: HloInstruction) -> None:
-    inside = call.to_apply.root
-    loop = computation.add(inside.clone(call.operands), before=call)
-    loop.name = inside.name
-    loop.proto.frontend_attributes.map.add(key=SMALL_CALL, value="true")
-    _take_place(loop, call)
 
 
 def put_back_loops(module: HloModule) -> None:

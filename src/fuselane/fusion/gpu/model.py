@@ -12,6 +12,7 @@ quarters of nanoseconds, and rounding decides ties.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple, final
 
@@ -69,16 +70,13 @@ class Kernel:
         opcodes: Of what it computes.
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
         is_plain: See `rules.is_plain`.
-        is_light: See `GpuRules.is_light`; False until found out.
-        is_even: Whether it reads evenly, see `ticks_won`; None until found out.
         width: Operands, repetitions included, and arrays among the results.
         cost: What it computes, reads and writes; this and all below is None until asked for.
         demands: What its reductions and transposes ask for.
         plan: How it is made.
         time: How long it takes.
-        reading: What reading its operands takes.
         places: Where it has each operand first.
-        even: What pairs with it are priced by where both read evenly; see `ticks_won`.
+        even: What pairs with it are priced by where both read evenly, see `ticks_won`.
         readings: What reading them takes in other kernels, by launch and share of the elements.
         won: How many ticks it takes longer alone than with one of its operands computed inside, by
             operand, as far as was asked.
@@ -91,15 +89,12 @@ class Kernel:
         "demands",
         "even",
         "instruction",
-        "is_even",
-        "is_light",
         "is_plain",
         "is_shaping",
         "opcodes",
         "places",
         "plan",
         "plans",
-        "reading",
         "readings",
         "refusals",
         "time",
@@ -112,13 +107,10 @@ class Kernel:
         self.opcodes = opcodes
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
         self.is_plain = is_plain(instruction, opcodes)
-        self.is_light = False
-        self.is_even: bool | None = None
         self.cost: KernelCost | None = None
         self.demands: Demands | None = None
         self.plan: Plan | None = None
         self.time: KernelTime | None = None
-        self.reading: _Reading | None = None
         self.places: dict[HloInstruction, int] | None = None
         self.even: _Even | None = None
         self.readings: dict[tuple[int, float | None], _Reading] = {}
@@ -167,7 +159,7 @@ class PerformanceModel:
         """Drops what depends on which instructions, equal in shape, are the operands of one."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.places = kernel.reading = kernel.even = kernel.is_even = None
+            kernel.places = kernel.even = None
             kernel.readings.clear()
 
     def exchange_operand(
@@ -176,7 +168,7 @@ class PerformanceModel:
         """Takes note that an operand of an instruction gave way to another of the same shape."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.even = kernel.is_even = None
+            kernel.even = None
             if kernel.places is not None:
                 kernel.places[new] = kernel.places.pop(old)
 
@@ -272,7 +264,8 @@ class PerformanceModel:
     def time_of(self, kernel: Kernel) -> KernelTime:
         """As `time`."""
         if kernel.time is None:
-            kernel.time = self._compute_time(kernel)
+            self._look(kernel)
+        assert kernel.time is not None
         return kernel.time
 
     def fused_ticks(
@@ -287,8 +280,7 @@ class PerformanceModel:
         operands, operands_of = cost.operands, of.instruction.operands
         place = places[of.instruction]
         share = operands[place].utilization
-        reading = into.reading if plan is into.plan else None
-        total, ticks, _ = reading or self._reading(into, running)
+        total, ticks, _ = self._reading(into, running)
         reading = of.readings.get((running.reading, share)) or self._reading(of, running, share)
         total_of, ticks_of, num_bytes_of = reading
         memory = total - ticks[place] + total_of + write
@@ -310,44 +302,69 @@ class PerformanceModel:
         computing = _compute_ticks(int(to_f32(computed)), running.flops_per_ns)
         return _overlap(computing, memory)
 
-    def ticks_won(self, of: Kernel, into: Kernel) -> int:
-        """Returns how many ticks a consumer takes longer alone than with an operand of it computed
-        inside.
+    def ticks_won(self, of: Kernel, users: Iterable[HloInstruction]) -> int:
+        """Returns how many ticks users of a kernel take longer alone than with it computed inside.
 
         Most kernels read evenly: they have arrays of one shape, each once, and read for each
-        element of their result the same one of each. Where both do, the operand's are read as the
-        consumer's are, once, and the rest of `fused_ticks` is the same for all of a consumer's
-        operands.
+        element of their result the same one of each. Where both do, the producer's are read as the
+        user's are, once, and the rest of `fused_ticks` is the same for all of a user's operands.
         """
-        operands, flops, total, others, _, _, running = into.even or self._even(into)
-        operands_of, flops_of, _, _, whole, each, running_of = of.even or self._even(of)
-        if not (operands and operands_of):
-            ticks = self.fused_ticks(of, into, self.plan_of(into, of))
-            return (into.time or self.time_of(into)).total - ticks
-        if running_of is not running:
-            key = running.reading, 1.0
-            whole, (each, *_), _ = of.readings.get(key) or self._reading(of, running, 1.0)
-        memory = others + whole
-        if not operands.isdisjoint(operands_of):
-            memory -= len(operands & operands_of) * each
-        computing = _compute_ticks(flops + flops_of, running.flops_per_ns)
-        return total - _overlap(computing, memory)
+        kernels, producer, total_won = self._kernels, of.instruction, 0
+        operands_of, flops_of, _, _, whole_of, each_of, running_of = of.even or self._even(of)
+        for user in users:
+            into = kernels.get(user) or self.kernel(user)
+            won = into.won.get(producer)
+            if won is not None:
+                total_won += won
+                continue
+            operands, flops, total, others, _, _, running = into.even or self._even(into)
+            if not (operands and operands_of):
+                total = (into.time or self.time_of(into)).total
+                ticks = self.fused_ticks(of, into, self.plan_of(into, of))
+            else:
+                whole, each = whole_of, each_of
+                if running_of is not running:
+                    operand = producer.operands[0]
+                    each = self._read_ticks(operand, operand.shape.byte_size, running)
+                    whole = each * len(operands_of)
+                memory = others + whole
+                if not operands.isdisjoint(operands_of):
+                    memory -= len(operands & operands_of) * each
+                computing = _compute_ticks(flops + flops_of, running.flops_per_ns)
+                ticks = _overlap(computing, memory)
+            won = into.won[producer] = total - ticks
+            total_won += won
+        return total_won
 
     def _even(self, kernel: Kernel) -> _Even:
         """Returns what `ticks_won` asks of a kernel."""
-        cost, operands = self.cost_of(kernel), kernel.instruction.operands
-        plan = self.plan_of(kernel)
-        is_simple = kernel.is_plain and not kernel.is_shaping and plan.is_steady
-        if not (is_simple and _is_even(kernel, cost)):
-            kernel.even = _UNEVEN
-        else:
-            flops, write, total = kernel.time or self.time_of(kernel)
-            running = plan.known or plan.running(self.gpu)
-            reading = kernel.reading or self._reading(kernel, running)
-            whole, each = reading.total, reading.ticks[0]
-            others = whole - each + write
-            kernel.even = _Even(frozenset(operands), flops, total, others, whole, each, running)
+        if kernel.even is None:
+            self._look(kernel)
+        assert kernel.even is not None
         return kernel.even
+
+    def _look(self, kernel: Kernel) -> None:
+        """Finds out how long a kernel takes, and whether it reads evenly."""
+        cost, plan = self.cost_of(kernel), self.plan_of(kernel)
+        running = plan.known or plan.running(self.gpu)
+        operands, places = kernel.instruction.operands, places_in(kernel)
+        is_simple = kernel.is_plain and not kernel.is_shaping and plan.is_steady
+        is_even = is_simple and _reads_evenly(kernel, cost)
+        each = 0
+        if is_even:
+            each = self._read_ticks(operands[0], operands[0].shape.byte_size, running)
+            memory = each * len(operands)
+        else:
+            memory, ticks, _ = self._reading(kernel, running)
+            if len(places) < len(operands):  # what occurs twice is read twice
+                memory = sum([ticks[places[operand]] for operand in operands])
+        flops, write = int(cost.flops), self._write_ticks(cost.bytes_written)
+        total = _overlap(_compute_ticks(flops, running.flops_per_ns), memory + write)
+        kernel.time = KernelTime(flops, write, total)
+        kernel.even = _UNEVEN
+        if is_even:
+            others = memory - each + write
+            kernel.even = _Even(frozenset(operands), flops, total, others, memory, each, running)
 
     def common_utilizations(
         self, producer: HloInstruction, consumer: HloInstruction
@@ -359,31 +376,11 @@ class PerformanceModel:
         self.cost_of(into)
         return {place_of: common for place_of, _, common in _shared(of, into)}
 
-    def _compute_time(self, kernel: Kernel) -> KernelTime:
-        cost = self.cost_of(kernel)
-        running = self.plan_of(kernel).running(self.gpu)
-        places = places_in(kernel)
-        reading = kernel.reading = self._reading(kernel, running)
-        memory = reading.total
-        if len(places) < len(cost.operands):  # what occurs twice is read twice
-            operands = kernel.instruction.operands
-            memory = sum([reading.ticks[places[operand]] for operand in operands])
-        flops = int(cost.flops)
-        write = self._write_ticks(cost.bytes_written)
-        computing = _compute_ticks(flops, running.flops_per_ns)
-        return KernelTime(flops, write, _overlap(computing, memory + write))
-
     def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> _Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
         key = running.reading, share
         reading = kernel.readings.get(key)
-        if reading is None and share is None and _is_even(kernel, self.cost_of(kernel)):
-            operand, num = kernel.instruction.operands[0], len(kernel.instruction.operands)
-            size = operand.shape.byte_size
-            ticks_of_each = self._read_ticks(operand, size, running)
-            reading = _Reading(ticks_of_each * num, [ticks_of_each] * num, [size] * num)
-            kernel.readings[key] = kernel.readings[running.reading, 1.0] = reading
-        elif reading is None:
+        if reading is None:
             operands = self.cost_of(kernel).operands
             num_bytes = [0] * len(operands)
             ticks = num_bytes.copy()
@@ -504,14 +501,8 @@ def _shared(of: Kernel, into: Kernel) -> list[tuple[int, int, float]]:
     return shared
 
 
-def _is_even(kernel: Kernel, cost: KernelCost) -> bool:
-    """Whether a kernel reads evenly, see `ticks_won`; the cost is its own."""
-    if kernel.is_even is None:
-        kernel.is_even = _reads_evenly(kernel, cost)
-    return kernel.is_even
-
-
 def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
+    """Whether a kernel reads evenly, see `ticks_won`; the cost is its own."""
     operands = kernel.instruction.operands
     if not operands or len(places_in(kernel)) < len(operands):
         return False

@@ -53,6 +53,7 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
     opcodes = [member.opcode for member in body.instructions]
     if len(set(opcodes)) == len(opcodes):
         return False
+    root = body.root
     alike: dict[object, list[HloInstruction]] = {}
     first: dict[HloInstruction, HloInstruction] = {}
     """For members that repeat another: which."""
@@ -69,7 +70,7 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
             continue
         for other in others:
             if _do_the_same(other, member, works):
-                if not member.is_root:
+                if member is not root:
                     first[member] = other
                 break
         else:

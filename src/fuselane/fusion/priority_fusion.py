@@ -20,15 +20,11 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.costs import fuse_cost
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_US
 from fuselane.fusion.gpu.emitters import Emitter
+from fuselane.fusion.gpu.kernel import Kernel, places_in
 from fuselane.fusion.gpu.kernel_cost import KernelCost
-from fuselane.fusion.gpu.model import (
-    LAUNCH,
-    TICKS_PER_US,
-    Kernel,
-    PerformanceModel,
-    places_in,
-)
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes
 from fuselane.fusion.gpu.rules import (

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_S, PerformanceModel, places_in
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S
+from fuselane.fusion.gpu.kernel import places_in
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction

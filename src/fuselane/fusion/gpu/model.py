@@ -254,16 +254,18 @@ class PerformanceModel:
         """Finds out how long a kernel takes, and whether it reads evenly."""
         cost, plan = self.cost_of(kernel), self.plan_of(kernel)
         running = plan.known or plan.running(self.gpu)
-        operands, places = kernel.instruction.operands, places_in(kernel)
+        operands = kernel.instruction.operands
+        distinct = frozenset(operands)
         is_simple = kernel.is_plain and not kernel.is_shaping and plan.is_steady
-        is_even = is_simple and _reads_evenly(kernel, cost)
+        is_even = is_simple and len(distinct) == len(operands) and _reads_evenly(kernel, cost)
         each = 0
         if is_even:
             each = self._read_ticks(operands[0], operands[0].shape.byte_size, running)
             memory = each * len(operands)
         else:
             memory, ticks, _ = self._reading(kernel, running)
-            if len(places) < len(operands):  # what occurs twice is read twice
+            if len(distinct) < len(operands):  # what occurs twice is read twice
+                places = places_in(kernel)
                 memory = sum([ticks[places[operand]] for operand in operands])
         flops, write = int(cost.flops), self._memory.write_ticks(cost.bytes_written)
         total = overlap(compute_ticks(flops, running.flops_per_ns), memory + write)
@@ -271,7 +273,7 @@ class PerformanceModel:
         kernel.even = UNEVEN
         if is_even:
             others = memory - each + write
-            kernel.even = Even(frozenset(operands), flops, total, others, memory, each, running)
+            kernel.even = Even(distinct, flops, total, others, memory, each, running)
 
     def common_utilizations(
         self, producer: HloInstruction, consumer: HloInstruction
@@ -314,9 +316,9 @@ class PerformanceModel:
 
 
 def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
-    """Whether a kernel reads evenly, see `ticks_won`; the cost is its own."""
+    """Whether a kernel of distinct operands reads evenly, see `ticks_won`; the cost is its own."""
     operands = kernel.instruction.operands
-    if not operands or len(places_in(kernel)) < len(operands):
+    if not operands:
         return False
     shape = operands[0].shape
     if shape.byte_size >= EXACT_IN_F32:

@@ -10,7 +10,8 @@ import pytest
 from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.explain.build import build_module
 from fuselane.explain.reasons_page import EXAMPLES, reasons_page
-from fuselane.fusion.rules import CpuRules, Edge
+from fuselane.fusion.cpu_rules import CpuRules
+from fuselane.fusion.rules import Edge
 from fuselane.xla.captured import XlaRefusal
 from tests.explain.modules import capture_text
 from tests.hlo import xla

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuselane.errors import OptionError
+from fuselane.fusion.cpu_rules import CpuRules
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.pipelines import (
     PASSES,
@@ -16,7 +17,6 @@ from fuselane.fusion.pipelines import (
     with_setting,
 )
 from fuselane.fusion.priority_fusion import PriorityFusion
-from fuselane.fusion.rules import CpuRules
 from tests.hlo.xla import module_of
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog
+from fuselane.fusion.gpu.durations import TICKS_PER_US
 from fuselane.fusion.gpu.emitters import Emitter, choose_emitter
-from fuselane.fusion.gpu.model import TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.rules import GpuRules
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form

@@ -14,10 +14,12 @@ from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.fuse import Fuser
 from fuselane.fusion.gpu import model as gpu_model
 from fuselane.fusion.gpu.costs import compute_cost, fuse_cost
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_US
 from fuselane.fusion.gpu.emitters import choose_emitter
+from fuselane.fusion.gpu.kernel import Kernel
 from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.launch import Launch, compute_launch
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, Kernel, PerformanceModel
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.gpu.rules import Demands, demands_of, is_fusible_on_gpu

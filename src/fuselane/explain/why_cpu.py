@@ -17,11 +17,11 @@ from fuselane.explain.emitters import get_wrapped
 from fuselane.explain.same_values import SameValues
 from fuselane.explain.units import plural
 from fuselane.explain.why_in_place import explain_in_place
+from fuselane.fusion.cpu_rules import CpuRules
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.growing import GrowingFusion
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.opcodes import is_expensive_on_cpu
-from fuselane.fusion.rules import CpuRules
 from fuselane.fusion.rules import Edge as RuleEdge
 from fuselane.fusion.traversal import sequential_computations, xla_post_order
 from fuselane.fusion.unduplicable import find_unduplicable

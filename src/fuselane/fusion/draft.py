@@ -115,13 +115,13 @@ def _reads(codes: tuple[int, ...]) -> Marks:
 
 def _thin(marks: Marks, inputs: Collection[int]) -> Marks:
     """Leaves the first of each input's marks where it is come by, and the last where it is read."""
-    marks = [mark for mark in marks if mark >> 1 in inputs]
-    places = range(len(marks))
-    last = dict(zip(marks, places, strict=True))
-    first = dict(zip(reversed(marks), reversed(places), strict=True))
-    return [
-        mark for place, mark in enumerate(marks) if (last if mark & 1 else first)[mark] == place
-    ]
+    kept: dict[int, None] = {}
+    for mark in marks:
+        if mark >> 1 in inputs:
+            if mark & 1:
+                kept.pop(mark, None)
+            kept[mark] = None
+    return list(kept)
 
 
 def _splice(marks: Marks, number: int, inner: Marks) -> None:

@@ -23,13 +23,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
+from fuselane.fusion.absorb import (
+    absorb,
+    computed_members,
+    members_and_uses,
+    read_inside,
+    read_once,
+)
 from fuselane.fusion.draft import Draft, Recipe, recipe_of, recipe_of_body
 from fuselane.fusion.intake import Intake
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
-from fuselane.hlo.transfer import add_copies, move_all
+from fuselane.hlo.transfer import add_copies
 from fuselane.hlo.tuples import element_of, tuple_of
 
 LOOP: Final = "kLoop"
@@ -105,7 +112,7 @@ class Fuser:
         self._end_intake()
         fusion = self._fusion_of(consumer, kind)
         is_kept = producer.is_root or producer.users != [fusion] or producer.control_successors
-        value = _absorb(fusion, producer, is_last=not is_kept)
+        value = absorb(fusion, producer, is_last=not is_kept)
         self._drop_if_unread(producer)
         return fusion, value
 
@@ -144,7 +151,7 @@ class Fuser:
             fusion, draft = self._start(consumer, kind)
         else:
             fusion = consumer
-            _read_once(fusion)
+            read_once(fusion)
             recipe = fusion.to_apply.fact(recipe_of_body)
             if recipe is None:
                 return None
@@ -174,8 +181,8 @@ class Fuser:
                 draft.make_body(shared=is_shared)
                 if is_shared:  # XLA orders operands by what the body would repeat
                     body = fusion.to_apply
-                    read = _members(body), draft.recipe.read
-                    body.remember(_members_and_uses, read)
+                    read = computed_members(body), draft.recipe.read
+                    body.remember(members_and_uses, read)
         self._drafts.clear()
 
     def take_in(
@@ -223,9 +230,9 @@ class Fuser:
         """
         self._end_intake()
         fusion = self._fusion_of(consumer, kind)
-        value = _absorb(fusion, producer, is_last=True)
+        value = absorb(fusion, producer, is_last=True)
         if value.opcode == "tuple":
-            _read_inside(fusion, producer, value)
+            read_inside(fusion, producer, value)
         producer.move_control_edges_to(fusion)
         first = self._return_also(fusion, value)
         self._redirect(producer, fusion, first)
@@ -253,7 +260,7 @@ class Fuser:
     def _fusion_of(self, consumer: HloInstruction, kind: str) -> HloInstruction:
         fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
         if fusion.to_apply not in self._changed:
-            _read_once(fusion)
+            read_once(fusion)
         self._note_kind(fusion, kind)
         return fusion
 
@@ -339,90 +346,3 @@ def has_several_results(instruction: HloInstruction) -> bool:
 def _results(value: HloInstruction) -> list[HloInstruction]:
     """Returns the values that a fusion's body makes a tuple of, or the only one."""
     return list(value.operands) if value.opcode == "tuple" else [value]
-
-
-def _read_once(fusion: HloInstruction) -> None:
-    """Gives a fusion one parameter for each operand, however often it has it."""
-    body, inside = fusion.to_apply, dict[HloInstruction, HloInstruction]()
-    for operand, parameter in zip(fusion.operands, body.parameters.copy(), strict=True):
-        if inside.setdefault(operand, parameter) is not parameter:
-            parameter.replace_all_uses_with(inside[operand])
-            body.drop_parameter(parameter)
-    if len(inside) < len(fusion.operands):
-        fusion.replace_operands(list(inside))
-
-
-def _absorb(fusion: HloInstruction, producer: HloInstruction, *, is_last: bool) -> HloInstruction:
-    """Moves a copy of an operand into a fusion's body; returns its value there.
-
-    Args:
-        fusion: What takes it in.
-        producer: The operand, or a sibling.
-        is_last: Whether it is needed no more, so that its body itself can be moved.
-    """
-    body = fusion.to_apply
-    number = len(body.parameters)
-    inside = dict(zip(fusion.operands, body.parameters, strict=True))
-    parameter = inside.pop(producer, None)
-    members, read = _contents(producer)
-    new = [operand for operand in dict.fromkeys(read) if operand not in inside]
-    parameters: list[HloInstruction] = []
-    for operand in new:
-        inside[operand] = made = HloInstruction.parameter(number + len(parameters), operand.shape)
-        parameters.append(made)
-    if producer.opcode == "fusion":
-        callee = producer.to_apply
-        outside = zip(callee.parameters, producer.operands, strict=True)
-        values, root = {p: inside[o] for p, o in outside if o in inside}, callee.root
-    else:
-        values, root = inside, producer
-    if is_last and producer.opcode == "fusion":
-        move_all(body, producer.to_apply, members, values, parameters)
-    else:
-        add_copies(body, members, values, parameters)
-    value = values.get(root, root)  # which may have moved
-    if parameter is not None:  # else the two are siblings
-        parameter.replace_all_uses_with(value)
-        body.drop_parameter(parameter)
-    fusion.exchange_operand(parameter and parameter.parameter_number, new)
-    return value
-
-
-def _read_inside(fusion: HloInstruction, producer: HloInstruction, value: HloInstruction) -> None:
-    """Makes a fusion that took a producer in read its results, elements of `value`, in there."""
-    body = fusion.to_apply
-    for operand in fusion.operands.copy():
-        if operand.opcode == "get-tuple-element" and operand.operands[0] is producer:
-            parameter = body.parameters[fusion.operands.index(operand)]
-            parameter.replace_all_uses_with(value.operands[operand.tuple_index])
-            body.drop_parameter(parameter)
-            fusion.exchange_operand(parameter.parameter_number, [])
-
-
-def _contents(
-    producer: HloInstruction,
-) -> tuple[list[HloInstruction], list[HloInstruction]]:
-    """Returns what a producer computes, and what it reads in the order in which a consumer gets it,
-    which is that of last use."""
-    if producer.opcode != "fusion":
-        return [producer], producer.operands
-    members, numbers = producer.to_apply.fact(_members_and_uses)
-    operands = producer.operands
-    return members, [operands[number] for number in numbers]
-
-
-def _members_and_uses(body: HloComputation) -> tuple[list[HloInstruction], list[int]]:
-    """Returns what a body computes, in post order, and the numbers of the parameters that are read,
-    the last use first."""
-    members = _members(body)
-    read = {
-        operand: None
-        for member in reversed(members)
-        for operand in member.operands
-        if operand.opcode == "parameter"
-    }
-    return members, [parameter.parameter_number for parameter in read]
-
-
-def _members(body: HloComputation) -> list[HloInstruction]:
-    return [member for member in body.post_order() if member.opcode != "parameter"]

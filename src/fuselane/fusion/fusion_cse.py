@@ -37,16 +37,23 @@ class FusionCse:
         changed, works = False, Works()
         for computation in sequential_computations(module):
             for instruction in computation.instructions:
-                if instruction.opcode == "fusion":
+                if instruction.opcode == "fusion" and not instruction.to_apply.fact(_is_done):
                     changed |= _remove_repetitions(instruction.to_apply, works)
                     instruction.to_apply.note_edit()  # costs may count repetitions
+                    instruction.to_apply.remember(_is_done, True)
         return changed
+
+
+def _is_done(body: HloComputation) -> bool:
+    """Whether a body was looked at; until it is edited, the answer is remembered."""
+    return False
 
 
 def _remove_repetitions(body: HloComputation, works: Works) -> bool:
     opcodes = [member.opcode for member in body.instructions]
     if len(set(opcodes)) == len(opcodes):
         return False
+    root = body.root
     alike: dict[object, list[HloInstruction]] = {}
     first: dict[HloInstruction, HloInstruction] = {}
     """For members that repeat another: which."""
@@ -63,7 +70,7 @@ def _remove_repetitions(body: HloComputation, works: Works) -> bool:
             continue
         for other in others:
             if _do_the_same(other, member, works):
-                if not member.is_root:
+                if member is not root:
                     first[member] = other
                 break
         else:

@@ -19,11 +19,12 @@ from heapq import heappop, heappush
 from typing import ClassVar, Final, Protocol, final
 
 from fuselane.boundary import BoundaryReason
+from fuselane.fusion.cpu_rules import CpuRules
 from fuselane.fusion.decision import FusionDecision, FusionLog, refuse
 from fuselane.fusion.fuse import Fuser
 from fuselane.fusion.growing import GrowingFusion
 from fuselane.fusion.opcodes import is_fusible
-from fuselane.fusion.rules import CpuRules, Edge
+from fuselane.fusion.rules import Edge
 from fuselane.fusion.traversal import sequential_computations, xla_post_order
 from fuselane.fusion.unduplicable import find_unduplicable
 from fuselane.hlo.computation import HloComputation

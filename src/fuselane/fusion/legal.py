@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
+from fuselane.fusion.cpu_rules import can_be_output_fused
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
 from fuselane.fusion.dissolve import inline, is_dissolvable
 from fuselane.fusion.fuse import LOOP, OUTPUT
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
-from fuselane.fusion.rules import can_be_output_fused, reason_of
+from fuselane.fusion.rules import reason_of
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction

@@ -24,8 +24,9 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.costs import fuse_cost
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_US
 from fuselane.fusion.gpu.early_model import compute_times
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.outputs import check_loop_shapes, check_slices, check_updates
 from fuselane.fusion.gpu.rules import GpuRules
 from fuselane.fusion.in_place import in_place_operands

@@ -12,7 +12,7 @@ which stay as they are.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, final
 
@@ -20,15 +20,11 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.costs import fuse_cost
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_US
 from fuselane.fusion.gpu.emitters import Emitter
+from fuselane.fusion.gpu.kernel import Kernel, places_in
 from fuselane.fusion.gpu.kernel_cost import KernelCost
-from fuselane.fusion.gpu.model import (
-    LAUNCH,
-    TICKS_PER_US,
-    Kernel,
-    PerformanceModel,
-    places_in,
-)
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.plans import Plan
 from fuselane.fusion.gpu.region import Opcodes
 from fuselane.fusion.gpu.rules import (
@@ -130,7 +126,7 @@ class _Queue:
     def _price(
         self,
         producer: HloInstruction,
-        new: Sequence[Kernel] = (),
+        new: Sequence[HloInstruction] = (),
         lost: int = 0,
         *,
         has_grown: bool = False,
@@ -154,12 +150,12 @@ class _Queue:
                 if not self._can_fuse(of):
                     return
                 time = of.time or self.model.time_of(of)
-                priority = LAUNCH + time.total + self._won(of, self._users(of))
+                priority = LAUNCH + time.total + self.model.ticks_won(of, producer.users)
             else:
                 is_fusible = not has_grown and self._can_fuse(of, new)
                 if not is_fusible and not self._can_fuse(of):
                     return
-                priority = before - lost + self._won(of, new)
+                priority = before - lost + self.model.ticks_won(of, new)
             if priority < 0:
                 self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
                 return
@@ -168,27 +164,21 @@ class _Queue:
             self.producers[producer.id] = producer
             heapq.heappush(self.heap, -(priority << _ID_BITS | producer.id))
 
-    def _users(self, of: Kernel) -> Iterator[Kernel]:
-        return map(self.model.kernel, of.instruction.users)
-
-    def _can_fuse(self, of: Kernel, users: Sequence[Kernel] | None = None) -> bool:
-        """Whether a producer can be fused into users of it but bitcasts, of which one is none; a
-        refusal is noted if no users are given, which means all of them."""
+    def _can_fuse(self, of: Kernel, new: Sequence[HloInstruction] = ()) -> bool:
+        """Whether a producer can be fused into its users, or those that are new, but for bitcasts;
+        of which one is none. If it is asked about all of them, a refusal is noted."""
         producer, is_read = of.instruction, False
-        is_light = of.is_light and not self.computation.has_root(producer)
-        if is_light and users is None and self.light.issuperset(producer.users):
+        users = new or producer.users
+        is_light = producer in self.light and not self.computation.has_root(producer)
+        if is_light and self.light.issuperset(users):
             return True
-        for into in self._users(of) if users is None else users:
-            if is_light and into.is_light:
-                is_read = True
-                continue
-            user = into.instruction
+        for user in users:
             if is_free_bitcast(user):
                 continue
             is_read = True
-            refusal = self._refusal(of, into)
+            refusal = self._refusal(of, self.model.kernel(user))
             if refusal is not None:
-                if users is None:
+                if not new:
                     self.log.note(self.options.name, producer, user, refusal)
                 return False
         if not is_read:
@@ -207,7 +197,6 @@ class _Queue:
     def _weigh(self, kernel: Kernel) -> None:
         """Finds out whether a kernel is light."""
         if kernel.is_plain and self.rules.is_light(kernel.width, self.model.cost_of(kernel)):
-            kernel.is_light = True
             self.light.add(kernel.instruction)
         else:
             self.light.discard(kernel.instruction)
@@ -233,16 +222,6 @@ class _Queue:
         emitters = model.plan_of(of).emission.emitter, model.plan_of(into, of).emission.emitter
         opcodes = of.opcodes | into.opcodes
         return self.rules.check(producer, user, opcodes, costs, demands, emitters)
-
-    def _won(self, of: Kernel, users: Iterable[Kernel]) -> int:
-        """Returns the ticks won by users of a producer that compute it themselves."""
-        model, producer, total = self.model, of.instruction, 0
-        for into in users:
-            won = into.won.get(producer)
-            if won is None:
-                won = into.won[producer] = model.ticks_won(of, into)
-            total += won
-        return total
 
     # Fusing.
 
@@ -282,15 +261,14 @@ class _Queue:
                 grown[user] = into.time.total
         for gone in users if producer.users else [producer, *users]:
             model.forget(gone)
-        updates: dict[HloInstruction, list[Kernel]] = {}
+        updates: dict[HloInstruction, list[HloInstruction]] = {}
         for fusion, (cost, opcodes, kept, demands) in new.items():
-            into = model.learn(fusion, cost, opcodes, kept, demands)
-            self._weigh(into)
+            self._weigh(model.learn(fusion, cost, opcodes, kept, demands))
             for operand in fusion.operands:
                 if operand in updates:
-                    updates[operand].append(into)
+                    updates[operand].append(fusion)
                 elif _may_be_fused(operand):
-                    updates[operand] = [into]
+                    updates[operand] = [fusion]
         for instruction in dict.fromkeys([*new, *updates]):
             changed, less = updates.get(instruction, ()), lost.get(instruction, 0)
             if changed and instruction in grown:

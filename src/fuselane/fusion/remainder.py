@@ -18,11 +18,12 @@ from typing import ClassVar, Final, final
 
 from fuselane.analysis.small_calls import is_small_call
 from fuselane.boundary import BoundaryReason
+from fuselane.fusion.cpu_rules import CpuRules, is_loop_fusible_on_cpu
 from fuselane.fusion.decision import FusionDecision, FusionLog, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.instruction_fusion import InstructionFusion, fuse_instructions
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
-from fuselane.fusion.rules import CpuRules, Edge, is_loop_fusible_on_cpu
+from fuselane.fusion.rules import Edge
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
+from fuselane.fusion.cpu_rules import is_loop_fusible_on_cpu
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.in_place import check_in_place
-from fuselane.fusion.rules import is_loop_fusible_on_cpu, reason_of
+from fuselane.fusion.rules import reason_of
 from fuselane.fusion.traversal import Reachability, sequential_computations
 from fuselane.fusion.values import Values
 from fuselane.hlo.computation import HloComputation

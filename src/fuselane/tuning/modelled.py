@@ -18,7 +18,8 @@ from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.xla_time import estimate_thunk_us
 from fuselane.explain.gpu_time import estimate_kernel_us
 from fuselane.explain.launches import Launch, find_launches
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_US, PerformanceModel
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_US
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.rules import is_fusible_on_gpu
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.module import HloModule

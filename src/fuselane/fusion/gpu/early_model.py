@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.fusion.gpu.model import LAUNCH, TICKS_PER_S, PerformanceModel, places_in
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S
+from fuselane.fusion.gpu.kernel import places_in
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
@@ -84,15 +86,16 @@ def _reading(
     seconds = 0.0
     common = {} if user is None else model.common_utilizations(producer, user)
     places = places_in(model.kernel(producer))
-    before, taken = (-1, 0.0), 0.0
+    size_before, bytes_before, taken = -1, 0.0, 0.0
     for operand in dict.fromkeys(producer.operands):
         place, size = places[operand], operand.shape.byte_size
         num_bytes = reads[place].bytes_read * share
         if place in common:
             num_bytes -= size * common[place]
         if num_bytes > 0:
-            if before != (size, num_bytes):  # most are alike
-                before, taken = (size, num_bytes), _read(size, round(num_bytes), gpu)
+            if size != size_before or num_bytes != bytes_before:  # most are alike
+                size_before, bytes_before = size, num_bytes
+                taken = _read(size, round(num_bytes), gpu)
             seconds += taken
     return seconds
 

@@ -8,8 +8,9 @@ from typing import Final
 import pytest
 
 from fuselane.boundary import BoundaryReason
+from fuselane.fusion.cpu_rules import CpuRules
 from fuselane.fusion.decision import FusionDecision
-from fuselane.fusion.rules import CpuRules, Edge
+from fuselane.fusion.rules import Edge
 from fuselane.hlo import HloModule
 from tests.hlo.xla import module_of
 

@@ -1,0 +1,111 @@
+"""How long computing and moving bytes takes on a GPU, in quarters of a nanosecond.
+
+XLA's own type for durations counts these, and rounding decides ties.
+
+Source: xla/service/gpu/model/gpu_performance_model_base.cc of 2026.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final, final
+
+from fuselane.fusion.gpu.kernel_cost import round_half_up, to_f32
+from fuselane.gpu import GpuDescription
+
+TICKS_PER_S: Final = 4e9
+TICKS_PER_US: Final = 4000
+LAUNCH: Final = TICKS_PER_US
+"""A kernel's launch takes a microsecond."""
+
+_L2_SPEEDUP: Final = 2.5
+_L1_SPEEDUP: Final = 8.0
+_OVERLAP: Final = 0.95
+_L1_BYTES: Final = 2 * 1024
+_TRANSACTION_BYTES: Final = 64
+_BYTES_PER_CLOCK: Final = 32
+
+
+@final
+class Memory:
+    """A GPU's memory and caches; what was asked is remembered."""
+
+    def __init__(self, gpu: GpuDescription) -> None:
+        self._gpu = gpu
+        self._bandwidth = to_f32(gpu.memory_bytes_per_s)
+        self._block_bandwidth = to_f32(to_f32(to_f32(gpu.clock_ghz) * 1e9) * _BYTES_PER_CLOCK)
+        self._reads: dict[tuple[int, int, int, int], int] = {}
+        self._writes: dict[int, int] = {}
+
+    def write_ticks(self, num_bytes: int) -> int:
+        """Returns the time to write so many bytes."""
+        ticks = self._writes.get(num_bytes)
+        if ticks is None:
+            ticks = _ticks_of_s(to_f32(to_f32(num_bytes) / self._bandwidth))
+            self._writes[num_bytes] = ticks
+        return ticks
+
+    def read_ticks(self, size: int, element: int, total: int, blocks: int) -> int:
+        """Returns the time to read an array.
+
+        Args:
+            size: Of the array in bytes.
+            element: Of one of its elements, if neighbouring threads read none that are neighbours;
+                else 0.
+            total: How many bytes are read, repetitions included.
+            blocks: Of threads that read it.
+        """
+        key = (size, element, total, blocks)
+        ticks = self._reads.get(key)
+        if ticks is None:
+            ticks = self._reads[key] = self._compute_read_ticks(*key)
+        return ticks
+
+    def _compute_read_ticks(self, size: int, element: int, total: int, blocks: int) -> int:
+        gpu = self._gpu
+        net = min(size, total)
+        share = element / _TRANSACTION_BYTES if element else 1.0
+        first = to_f32(gpu.memory_bytes_per_s * share)
+        again = self._bandwidth
+        if net < gpu.l2_bytes:
+            again = to_f32(again * _L2_SPEEDUP)
+            if net < _L1_BYTES * gpu.num_multiprocessors:
+                again = to_f32(again * _L1_SPEEDUP)
+        else:
+            again = to_f32(again * share)
+        most = to_f32(blocks * self._block_bandwidth)
+        ticks = _ticks_of_s(to_f32(to_f32(net) / min(first, most)))
+        if total > net:
+            ticks += _ticks_of_s(to_f32(to_f32(total - net) / min(again, most)))
+        return ticks
+
+
+@lru_cache(maxsize=1 << 16)
+def compute_ticks(flops: int, flops_per_ns: int) -> int:
+    """Returns the time of so many operations."""
+    return _scale(4, to_f32(to_f32(flops) / flops_per_ns))
+
+
+@lru_cache(maxsize=1 << 16)
+def _hidden(ticks: int) -> int:
+    """Returns how much of the shorter of computation and memory runs beside the other."""
+    return _scale(ticks, _OVERLAP)
+
+
+def overlap(computing: int, memory: int) -> int:
+    """Returns the time of a kernel that computes and moves bytes for so long."""
+    return computing + memory - _hidden(computing if computing < memory else memory)
+
+
+def _ticks_of_s(seconds: float) -> int:
+    """Returns the ticks of a number of seconds, halves rounded up."""
+    if seconds < 1.0:
+        return math.floor(seconds * TICKS_PER_S + 0.5)
+    whole = int(seconds)
+    return int(whole * TICKS_PER_S) + round_half_up((seconds - whole) * TICKS_PER_S)
+
+
+def _scale(ticks: int, factor: float) -> int:
+    """Returns a multiple of a duration, by the detour over seconds that XLA's durations take."""
+    return _ticks_of_s(ticks * factor / TICKS_PER_S)

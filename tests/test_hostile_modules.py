@@ -227,12 +227,12 @@ def test_what_is_done_in_time_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second loop is given up in the middle, the first one runs as a kernel."""
     seen: list[str] = []
 
-    def slow(module: Any, loop: Any, residuals: Any = None) -> Any:
+    def slow(module: Any, loop: Any, *others: Any, **named: Any) -> Any:
         seen.append(loop.name)
         if len(seen) == 2:
             while budget.remaining_s() >= 0:
                 pass
-        return form(module, loop, residuals)
+        return form(module, loop, *others, **named)
 
     monkeypatch.setattr(replacing, "form", slow)
     log = DecisionLog()

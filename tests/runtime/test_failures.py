@@ -58,7 +58,7 @@ def test_nothing_fails_without_injection() -> None:
     ids=repr,
 )
 def test_failures_of_every_kind(failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise failure
 
     monkeypatch.setattr(replacing, "form", fail)
@@ -67,8 +67,8 @@ def test_failures_of_every_kind(failure: BaseException, monkeypatch: pytest.Monk
 
 
 def test_endless_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
-    def recurse(*arguments: Any) -> Any:
-        return recurse(*arguments)
+    def recurse(*arguments: Any, **named: Any) -> Any:
+        return recurse(*arguments, **named)
 
     monkeypatch.setattr(replacing, "form", recurse)
     (message,) = run_with_warnings()
@@ -78,7 +78,7 @@ def test_endless_recursion(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_warnings_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program still runs where the user wants warnings to be exceptions."""
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError
 
     monkeypatch.setattr(replacing, "form", fail)

@@ -285,6 +285,15 @@ def test_stacked_outputs_are_streams(shape: tuple[int, ...]) -> None:
     check_loop(lambda z: repeat(step, z), random_complex(shape), streams=2)
 
 
+def test_a_lane_of_each_step() -> None:
+    """The parts of one lane leave the loop bit by bit, and are put together behind it."""
+
+    def step(z: jax.Array, _: None) -> Any:
+        return z * (0.9 + 0.3j), (z[2:3], z[5], z[:1].reshape(1, 1))
+
+    check_loop(lambda z: repeat(step, z), random_complex((61,)))
+
+
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_streams_in_and_out(is_reversed: bool) -> None:
     def program(z: jax.Array, rows: jax.Array) -> Any:

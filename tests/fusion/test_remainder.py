@@ -52,6 +52,14 @@ def test_a_lone_instruction_gets_a_fusion() -> None:
     assert opcodes(module) == ["fusion"]
 
 
+def test_pairs_of_floats_become_complex_outside_of_fusions() -> None:
+    """In one XLA ends the process: its emitters take a bitcast's elements one for one."""
+    module = module_of(TEXT % "n = f32[16] negate(y) c = c64[8] bitcast(n) ROOT a = f32[8] abs(c)")
+    fuse_remainder(module)
+    verify(module)
+    assert opcodes(module) == ["fusion", "bitcast", "fusion"]
+
+
 def test_fusions_of_xla_stay_apart() -> None:
     """Only what no fusion holds yet is a producer: XLA has decided about its own."""
     module = fused("""f = f32[16] fusion(y), kind=kLoop, calls=one

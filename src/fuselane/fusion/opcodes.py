@@ -65,8 +65,14 @@ def is_elementwise(instruction: HloInstruction) -> bool:
 
 
 def is_fusible(instruction: HloInstruction) -> bool:
-    """Whether an instruction may be part of any fusion at all."""
+    """Whether an instruction may be part of any fusion at all.
+
+    A bitcast of pairs of floats to complex numbers, which only Fuselane writes, may not: XLA's
+    emitters take a bitcast's elements one for one.
+    """
     opcode = instruction.opcode
+    if opcode == "bitcast":
+        return instruction.shape.num_elements == instruction.operands[0].shape.num_elements
     if opcode in _ALWAYS_FUSIBLE:
         return True
     if opcode == "rng":

@@ -175,6 +175,7 @@ class VectorBlock:
         self._carried = dict(self._find_carried(computation)) if only is None else {}
         self._invariant = set(self._find_invariant(computation)) if only is None else set()
         self._uses = self._find_uses()
+        self._values = [Value(o.reads, o.size, o.timing.temporaries) for o in self._operations]
         self._throughputs: dict[int, float] = {}
         self._waits: dict[int, float] = {}
 
@@ -440,9 +441,8 @@ class VectorBlock:
 
     def _count_spills(self, registers: float) -> tuple[float, float]:
         """Returns the registers stored and loaded in a step, per vector, by how many there are."""
-        values = [Value(o.reads, o.size, o.timing.temporaries) for o in self._operations]
         carried = {} if self._is_tiled else self._carried
-        return count_spills(values, self._uses, carried, self._invariant, registers)
+        return count_spills(self._values, self._uses, carried, self._invariant, registers)
 
 
 def _norm(*bounds: float) -> float:

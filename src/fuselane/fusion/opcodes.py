@@ -28,7 +28,7 @@ ELEMENTWISE: Final = opcodes(
 """Opcodes whose result elements each depend on the same element of every operand."""
 
 _ALWAYS_FUSIBLE: Final = ELEMENTWISE | opcodes(
-    "bitcast broadcast concatenate constant dynamic-slice dynamic-update-slice fusion gather "
+    "broadcast concatenate constant dynamic-slice dynamic-update-slice fusion gather "
     "get-tuple-element iota map pad reduce reduce-window reshape reverse slice transpose tuple"
 )
 _NEVER_FUSIBLE: Final = frozenset({"domain", "parameter", "while", "conditional", "call"})

@@ -219,12 +219,11 @@ class _Ids:
             first = self._last_in_module + 1
             self._last_in_module += num
         else:
-            if computation.id in self._as_read:
-                last = _last_id(self._as_read.pop(computation.id))
-            else:
-                last = self._last.get(computation.id, (computation.id << _COMPUTATION_SHIFT) - 1)
-            first = last + 1
-            self._last[computation.id] = last + num
+            as_read = self._as_read.pop(computation.id, None)
+            if as_read is not None and as_read.instructions:
+                self._last[computation.id] = _last_id(as_read)
+            first = self._last.get(computation.id, (computation.id << _COMPUTATION_SHIFT) - 1) + 1
+            self._last[computation.id] = first + num - 1
         return range(first, first + num)
 
     def next_computation_id(self) -> int:
@@ -234,8 +233,7 @@ class _Ids:
 
 
 def _last_id(computation: HloComputation) -> int:
-    ids = (instruction.id for instruction in computation.instructions)
-    return max(ids, default=(computation.id << _COMPUTATION_SHIFT) - 1)
+    return max(instruction.id for instruction in computation.instructions)
 
 
 def _numbered(name: str, taken: set[str], numbers: Iterator[int]) -> str:

@@ -13,9 +13,9 @@ from fuselane.fuzz import generate
 from fuselane.fuzz.build import Built
 from fuselane.fuzz.complexes import FUNCTIONS, parts_of_function
 from fuselane.fuzz.elementwise import RULES
-from fuselane.fuzz.generate import DTYPES, UNPARTITIONED, Choice, draw_program
+from fuselane.fuzz.generate import DTYPES, KINKED, UNPARTITIONED, Choice, draw_program
 from fuselane.fuzz.inputs import draw_inputs, lane_axes
-from fuselane.fuzz.kinds import MAX_PIECES, Value, is_floating, resize
+from fuselane.fuzz.kinds import MAX_PIECES, Value, is_floating, resize, without_sign_of_zero
 from fuselane.fuzz.operations import OPERATIONS
 from fuselane.fuzz.program import FIRST_CARRY, FIRST_STEP, Program, Slot, Step, all_steps
 from fuselane.fuzz.scenes import (
@@ -126,6 +126,19 @@ def test_near_operations_do_not_let_differences_grow(name: str) -> None:
         moves = [np.clip(x + generator.choice((-1e-3, 1e-3), x.size), -2, 2) for x in operands]
         farthest = np.max([np.abs(x - y) for x, y in zip(operands, moves, strict=True)], axis=0)
         assert np.all(np.abs(rule.near(*moves) - results) <= farthest * (1 + 1e-6) + 1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(NEAR_RULES.keys() - KINKED))
+def test_rounding_does_not_decide_a_near_gradient(name: str) -> None:
+    """Values that are all zero but for rounding have the same slope on both sides of it."""
+    rule = NEAR_RULES[name]
+    assert rule.near is not None
+    with jax.enable_x64(True):
+        slopes = [
+            jax.grad(rule.near, tuple(range(rule.arity)))(*[np.float64(x)] * rule.arity)
+            for x in (-1e-12, 1e-12)
+        ]
+    np.testing.assert_allclose(*slopes, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -250,3 +263,10 @@ def test_shrinking_finds_the_step_that_fails() -> None:
     assert step.operation == wanted and not step.body
     assert (smallest.steps, smallest.lanes, smallest.streams, smallest.results) == (1, (1,), (), ())
     assert len(smallest.carries) == 1
+
+
+def test_a_dot_has_no_zero_with_a_sign() -> None:
+    """Of nothing but -0, XLA's loops make zeros of either sign."""
+    zeros = np.array([-0.0, 0.0, -1.0], np.float32)
+    cleared = jax.jit(without_sign_of_zero)(zeros)
+    np.testing.assert_array_equal(np.signbit(cleared), [False, False, True])

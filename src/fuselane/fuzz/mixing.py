@@ -25,6 +25,7 @@ from fuselane.fuzz.kinds import (
     number,
     on_grid,
     resize,
+    without_sign_of_zero,
 )
 from fuselane.fuzz.program import Step
 
@@ -100,7 +101,7 @@ def contract(builder: Builder, step: Step) -> Value:
     if is_floating(left.dtype):
         arrays = [limit(array, 2) for array in arrays]
     made = jax.numpy.einsum(equation, *arrays, preferred_element_type=left.dtype)
-    return Value(on_grid(_squeezed(made)))
+    return Value(on_grid(without_sign_of_zero(_squeezed(made))))
 
 
 def _matrix(array: jax.Array, names: str) -> jax.Array:

@@ -30,6 +30,7 @@ from fuselane.fuzz.kinds import (
     to_near,
     without_denormals,
     without_nan,
+    without_sign_of_zero,
 )
 from fuselane.fuzz.program import NUMBER, Step
 
@@ -179,7 +180,7 @@ def dot(builder: Builder, step: Step) -> Value:
     else:
         found = fit(builder.exact(step.operands[2]), Kind.EXACT, dtype, (rows, count)).array
         array = lax.dot(limit(found, 2) if is_floating(dtype) else found, vector)
-    return Value(on_grid(array))
+    return Value(on_grid(without_sign_of_zero(array)))
 
 
 def sort(builder: Builder, step: Step) -> Value:

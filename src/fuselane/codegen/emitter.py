@@ -36,7 +36,6 @@ from fuselane.codegen.indexing import Element, Index, all_indices, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.rotations import mix, rotate
-from fuselane.codegen.rows import has_rows, store_rows
 from fuselane.codegen.schedule import Schedule, make_schedule, number_parts
 from fuselane.codegen.types import is_vector
 from fuselane.codegen.views import Views
@@ -292,10 +291,6 @@ class Emitter:
             max_unrolled: The most elements for which there is no loop; by default the emitter's.
         """
         limit = self.max_unrolled if max_unrolled is None else max_unrolled
-        is_long = source.size > limit and self.program.is_straight
-        if is_long and isinstance(target, Memory) and has_rows(target, self.place):
-            store_rows(self.place, target, source)
-            return
         store_window(self.place, target, source, (0,) * len(target.shape.dimensions), limit)
 
     def store(self, target: Stored, update: Array, starts: Sequence[Index]) -> None:

@@ -302,6 +302,14 @@ def unflatten(
     return tuple(reversed(index))
 
 
+def shift(builder: ir.IRBuilder, index: Element, starts: Sequence[Index]) -> Element:
+    """Returns the index in a whole array of an index in a window of it."""
+    return tuple(
+        LANE if at is None else add(builder, at, start)
+        for at, start in zip(index, starts, strict=True)
+    )
+
+
 def without_lane(index: Element) -> tuple[Index, ...]:
     """Returns the index with the lane dimension left out."""
     return tuple(coordinate for coordinate in index if coordinate is not None)

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Memory, Place, Scratch, new_scratch, widen
+from fuselane.codegen.arrays import Array, Memory, Place, Scratch, Written, new_scratch, widen
 from fuselane.codegen.cuts import per_dimension
-from fuselane.codegen.indexing import Index, i64
+from fuselane.codegen.indexing import LANE, Index
 from fuselane.codegen.loops import emit_for_each
-from fuselane.codegen.memory import element_pointer, in_cases
+from fuselane.codegen.memory import in_cases
 from fuselane.codegen.squares import Lines, side_of_squares, store_columns, turn_in, turn_out
+from fuselane.hlo.shape import Shape
 
 
 def has_rows(memory: Memory, place: Place) -> bool:
@@ -30,52 +31,66 @@ def has_rows(memory: Memory, place: Place) -> bool:
     return _side(memory, place) > 0
 
 
-def load_rows(place: Place, source: Memory, target: Scratch | None = None) -> Scratch:
-    """Returns a copy in scratch memory, where the lanes of the block are neighbours.
+def are_rows(memory: Memory, window: Shape, starts: Sequence[Index], place: Place) -> bool:
+    """Whether the elements of a window of an array do: every lane's, of each run all or none."""
+    lane = memory.lane or 0
+    is_whole = window.dimensions[lane:] == memory.shape.dimensions[lane:]
+    return is_whole and not any(map(indexing.varies, starts)) and has_rows(memory, place)
+
+
+def load_rows(place: Place, source: Memory, target: Scratch, starts: Sequence[Index]) -> None:
+    """Copies whole runs to scratch memory, where the lanes of the block are neighbours.
 
     Args:
         place: Where the code goes, with the block.
         source: Memory that has rows.
-        target: Where the copy goes; by default there is memory for this block alone.
+        target: Where the copy goes, of the shape of what is copied.
+        starts: Where that starts in the source, within bounds.
     """
-    builder, element = place.builder, source.shape.element_type
-    if target is None:
-        target = new_scratch(place, source.shape, source.lane)
+    builder = place.builder
     side, run = _side(source, place), _run(source)
 
     def move(index: tuple[Index, ...]) -> None:
         outer, first = index[0], _first(builder, index[1], side, run)
-        rows = Lines(_address(place, source, outer, first), element, run)
+        rows = _rows(place, source, target.shape, starts, outer, first)
         start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
         columns = _columns(builder, target, start)
         in_cases(builder, place.block, lambda block: turn_in(builder, rows, columns, block))
 
-    emit_for_each(builder, (_num_outer(source), math.ceil(run / side)), move)
-    return target
+    emit_for_each(builder, (_num_outer(target.shape, source), math.ceil(run / side)), move)
 
 
-def store_rows(place: Place, target: Memory, source: Array) -> None:
-    """Stores every element of an array to memory that has rows."""
-    builder, element = place.builder, target.shape.element_type
+def store_rows(place: Place, target: Memory, source: Array, starts: Sequence[Index]) -> None:
+    """Stores whole runs.
+
+    Args:
+        place: Where the code goes, with the block.
+        target: Memory that has rows.
+        source: What is stored; each element may be worked out of the one that it replaces.
+        starts: Where it goes in the target, within bounds.
+    """
+    builder, shape = place.builder, source.shape
     side, run = _side(target, place), _run(target)
-    minor = target.shape.dimensions[-1]
-    if isinstance(source, Scratch) or minor < side:
+    minor = shape.dimensions[-1]
+    *outer_cuts, minor_cuts = per_dimension(source)
+    stops = [*(cut for cut in minor_cuts if 0 < cut < minor), minor]
+    # Squares that overlap would read what has been written.
+    is_changed = target.written is Written.ANY_TIME and any(stop % side for stop in stops)
+    if isinstance(source, Scratch) or minor < side or is_changed:
         scratch = source if isinstance(source, Scratch) else _in_scratch(place, source)
 
         def move_flat(index: tuple[Index, ...]) -> None:
             outer, first = index[0], _first(builder, index[1], side, run)
             start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
             columns = _columns(builder, scratch, start)
-            rows = Lines(_address(place, target, outer, first), element, run)
+            rows = _rows(place, target, shape, starts, outer, first)
             in_cases(builder, place.block, lambda block: turn_out(builder, columns, rows, block))
 
-        emit_for_each(builder, (_num_outer(target), math.ceil(run / side)), move_flat)
+        emit_for_each(builder, (_num_outer(shape, target), math.ceil(run / side)), move_flat)
         return
-    *outer_cuts, minor_cuts = per_dimension(source)
-    stops = [*(cut for cut in minor_cuts if 0 < cut < minor), minor]
     begin = 0
     for stop in stops:
-        _store_part(place, target, source, (begin, stop), outer_cuts)
+        _store_part(place, target, source, starts, (begin, stop), outer_cuts)
         begin = stop
 
 
@@ -83,11 +98,12 @@ def _store_part(
     place: Place,
     target: Memory,
     source: Array,
+    starts: Sequence[Index],
     limits: tuple[int, int],
     cuts: Sequence[Sequence[int]],
 ) -> None:
     """Stores the elements between two indices of the minor-most dimension."""
-    builder, element = place.builder, target.shape.element_type
+    builder, shape = place.builder, source.shape
     side, run = _side(target, place), _run(target)
     begin, stop = limits
     size = stop - begin
@@ -95,7 +111,7 @@ def _store_part(
 
     def put(number: int, index: tuple[Index, ...]) -> None:
         at = indexing.with_lane((*index, number), source.lane)
-        target.put(place, at, source.get(place, at))
+        target.put(place, indexing.shift(builder, at, starts), source.get(place, at))
 
     if size < side:
         for number in range(begin, stop):
@@ -116,7 +132,7 @@ def _store_part(
         start = indexing.add(builder, first, begin)
         position = indexing.flatten(builder, (*others, start), source.dimensions)
         outer, rest = indexing.divide(builder, position, run)
-        rows = Lines(_address(place, target, outer, rest), element, run)
+        rows = _rows(place, target, shape, starts, outer, rest)
         in_cases(
             builder,
             place.block,
@@ -139,9 +155,9 @@ def _run(memory: Memory) -> int:
     return memory.strides[memory.lane or 0]
 
 
-def _num_outer(memory: Memory) -> int:
-    """Returns how many runs a lane has."""
-    return math.prod(memory.shape.dimensions[: memory.lane])
+def _num_outer(window: Shape, memory: Memory) -> int:
+    """Returns how many runs a lane has in a window."""
+    return math.prod(window.dimensions[: memory.lane])
 
 
 def _first(builder: ir.IRBuilder, chunk: Index, side: int, run: int) -> Index:
@@ -149,14 +165,29 @@ def _first(builder: ir.IRBuilder, chunk: Index, side: int, run: int) -> Index:
     return indexing.clamp(builder, indexing.multiply(builder, chunk, side), 0, run - side)
 
 
-def _address(place: Place, memory: Memory, outer: Index, first: Index) -> ir.Value:
-    """Returns the address of an element of a run of the block's first lane."""
-    builder, run = place.builder, _run(memory)
-    lanes = memory.shape.dimensions[memory.lane or 0]
-    base = indexing.multiply(builder, outer, lanes * run)
-    lane = indexing.multiply(builder, place.block.offset, run)
-    offset = indexing.add(builder, indexing.add(builder, base, lane), first)
-    return element_pointer(builder, memory.pointer, i64(offset), memory.shape.element_type)
+def _rows(
+    place: Place,
+    memory: Memory,
+    window: Shape,
+    starts: Sequence[Index],
+    outer: Index,
+    first: Index,
+) -> Lines:
+    """Returns the runs of a window of the block's lanes, from an element on.
+
+    Args:
+        place: Where the code goes, with the block.
+        memory: What the window is of.
+        window: Its shape.
+        starts: Where it starts.
+        outer: Which run of each lane.
+        first: Which element of it.
+    """
+    builder, lane = place.builder, memory.lane or 0
+    before = indexing.unflatten(builder, outer, window.dimensions[:lane])
+    inside = [0] * (window.rank - lane - 2)
+    index = indexing.shift(builder, (*before, LANE, *inside, first), starts)
+    return Lines(memory.address(place, index), memory.shape.element_type, _run(memory))
 
 
 def _columns(builder: ir.IRBuilder, scratch: Scratch, start: Index) -> Lines:

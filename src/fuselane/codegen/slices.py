@@ -12,7 +12,7 @@ from fuselane.codegen.emitter import Elemental, Emitter
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.liveness import overwritable
 from fuselane.codegen.types import integer_constant, is_vector, vector_of, width_of
-from fuselane.codegen.windows import shift, window_position
+from fuselane.codegen.windows import window_position
 from fuselane.errors import CodegenError
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
@@ -28,7 +28,7 @@ def dynamic_slice(emitter: Emitter, instruction: HloInstruction) -> Elemental:
     window = instruction.dynamic_slice_sizes
     starts = clamped_starts(emitter, instruction, 1, window)
     operand = emitter.addressable(emitter.array(instruction.operands[0]), starts)
-    return lambda index: operand.get(emitter.place, shift(emitter.place, index, starts))
+    return lambda index: operand.get(emitter.place, indexing.shift(emitter.builder, index, starts))
 
 
 def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array:

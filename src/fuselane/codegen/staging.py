@@ -14,7 +14,7 @@ from typing import Final
 from fuselane.codegen.arrays import Array, Memory
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.plan import Plan
-from fuselane.codegen.rows import has_rows, load_rows
+from fuselane.codegen.rows import has_rows
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _READ_IN_PART: Final = frozenset({"dynamic-slice", "gather", "slice"})
@@ -41,7 +41,7 @@ def with_rows_staged(
         if program.is_straight:
             is_wanted = _is_read_whole(program, element)
         if is_wanted and has_rows(array, block.place):
-            staged[element.index] = load_rows(block.place, array)
+            staged[element.index] = block.in_scratch(array, max_unrolled=1)
     return staged
 
 

@@ -26,7 +26,7 @@ from fuselane.codegen.frame import Frame
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.partials import Folding
-from fuselane.codegen.rows import has_rows, load_rows
+from fuselane.codegen.rows import has_rows
 from fuselane.codegen.schedule import Step
 from fuselane.codegen.staging import with_rows_staged
 from fuselane.codegen.sweeps import Sweep, cut_into_sweeps, order_of
@@ -166,7 +166,7 @@ class TiledLoop:
                 source = block.array(loop.operands[0].operands[element.index])
                 block.copy(source, self._view(element, start))
             for element, rows in self.rows.items():
-                load_rows(block.place, rows, self._view(element, start))
+                block.copy(rows, self._view(element, start), max_unrolled=1)
 
         self._for_each_block(enter)
         self.folding.start()

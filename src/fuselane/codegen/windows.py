@@ -18,6 +18,7 @@ from fuselane.codegen.cuts import per_dimension
 from fuselane.codegen.independent import mark_independent
 from fuselane.codegen.indexing import LANE, Element, Index
 from fuselane.codegen.loops import emit_for_each
+from fuselane.codegen.rows import are_rows, has_rows, load_rows, store_rows
 
 
 def store_window(
@@ -42,8 +43,9 @@ def store_window(
             first = replace(place.block.on_its_own, is_first=ir.Constant(ir.IntType(1), 1))
             store_window(replace(place, block=first), target, update, starts, max_unrolled)
         return
-    small = update.size <= max_unrolled
-    if small and isinstance(target, Memory) and _store_by_runs(place, target, update, starts):
+    builder, is_small = place.builder, update.size <= max_unrolled
+    store_whole = _store_by_runs if is_small else _store_by_rows
+    if store_whole(place, target, update, starts):
         return
 
     filled = []
@@ -51,35 +53,44 @@ def store_window(
     def move(index: tuple[Index, ...]) -> None:
         at = indexing.with_lane(index, update.lane)
         value = update.get(place, at)
-        target.put(place, shift(place, indexing.with_lane(index, target.lane), starts), value)
+        into = indexing.shift(builder, indexing.with_lane(index, target.lane), starts)
+        target.put(place, into, value)
         filled.append(place.builder.block)
 
     cuts = per_dimension(update)
-    emit_for_each(place.builder, update.dimensions, move, max_unrolled=max_unrolled, cuts=cuts)
+    emit_for_each(builder, update.dimensions, move, max_unrolled=max_unrolled, cuts=cuts)
     if isinstance(target, Scratch) and place.block.width == 1:
         mark_independent(place.builder.module, filled)
 
 
-def _store_by_runs(place: Place, target: Memory, update: Array, starts: Sequence[Index]) -> bool:
+def _store_by_rows(place: Place, target: Stored, update: Array, starts: Sequence[Index]) -> bool:
+    if update.lane != target.lane:
+        return False
+    if isinstance(target, Memory) and are_rows(target, update.shape, starts, place):
+        store_rows(place, target, update, starts)
+        return True
+    is_all = update.shape.dimensions == target.shape.dimensions
+    if isinstance(target, Scratch) and isinstance(update, Memory) and is_all:
+        if has_rows(update, place):
+            load_rows(place, update, target, starts)
+            return True
+    return False
+
+
+def _store_by_runs(place: Place, target: Stored, update: Array, starts: Sequence[Index]) -> bool:
+    if not isinstance(target, Memory):
+        return False
     run = target.run(place.block)
     if run == 1 or update.size % run:
         return False
     positions = [update.flat(place, number) for number in range(update.size)]
-    shifted = [shift(place, at, starts) for at in positions]
+    shifted = [indexing.shift(place.builder, at, starts) for at in positions]
     if [target.place_in_run(at) for at in shifted] != list(range(run)) * (update.size // run):
         return False
     values = [update.get(place, at) for at in positions]
     for first in range(0, update.size, run):
         target.put_run(place, shifted[first], values[first : first + run])
     return True
-
-
-def shift(place: Place, index: Element, starts: Sequence[Index]) -> Element:
-    """Returns the index in the whole array of an index in its window."""
-    return tuple(
-        LANE if at is None else indexing.add(place.builder, at, start)
-        for at, start in zip(index, starts, strict=True)
-    )
 
 
 def window_position(

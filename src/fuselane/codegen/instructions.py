@@ -64,6 +64,8 @@ def emit_instruction(emitter: Emitter, instruction: HloInstruction) -> None:
         emit_scatter(emitter, instruction)
     elif opcode == "dynamic-update-slice" and not emitter.is_made_anew(instruction):
         emitter.values[instruction] = slices.dynamic_update_slice(emitter, instruction)
+    elif opcode == "dynamic-slice" and slices.takes_rows(emitter, instruction):
+        emitter.values[instruction] = slices.take_rows(emitter, instruction)
     else:
         emitter.store_parts(instruction)
         with emitter.stored_for_loops(instruction):

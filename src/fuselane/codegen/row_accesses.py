@@ -72,6 +72,14 @@ def find_rows_to_stage(program: LaneProgram, lanes: int, max_bytes: int) -> dict
     return found
 
 
+def is_read_whole(value: HloInstruction) -> bool:
+    """Whether something reads all of a value, and not only parts that it takes out of it."""
+    return any(
+        is_read_whole(reader) if reader.opcode == "reshape" else reader.opcode not in _TAKING
+        for reader in value.users
+    )
+
+
 def _has_rows(shape: Shape, lane: int, lanes: int) -> bool:
     side = _ROW_BYTES // shape.element_type.byte_size
     return shape.strides[lane] >= side and lanes % side == 0

@@ -31,11 +31,10 @@ def has_rows(memory: Memory, place: Place) -> bool:
     return _side(memory, place) > 0
 
 
-def are_rows(memory: Memory, window: Shape, starts: Sequence[Index], place: Place) -> bool:
-    """Whether the elements of a window of an array do: every lane's, of each run all or none."""
+def are_rows(memory: Memory, window: Shape, place: Place) -> bool:
+    """Whether the elements of a window do: those of all lanes, of each run all or none."""
     lane = memory.lane or 0
-    is_whole = window.dimensions[lane:] == memory.shape.dimensions[lane:]
-    return is_whole and not any(map(indexing.varies, starts)) and has_rows(memory, place)
+    return window.dimensions[lane:] == memory.shape.dimensions[lane:] and has_rows(memory, place)
 
 
 def load_rows(place: Place, source: Memory, target: Scratch, starts: Sequence[Index]) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fuselane.codegen import folding, indexing
-from fuselane.codegen.arrays import Array, Scratch, Stored, View, choose
+from fuselane.codegen.arrays import Array, Memory, Scratch, Stored, View, choose, new_scratch
 from fuselane.codegen.emitter import Elemental, Emitter
-from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.liveness import overwritable
+from fuselane.codegen.row_accesses import is_read_whole
+from fuselane.codegen.rows import are_rows, load_rows
 from fuselane.codegen.types import integer_constant, is_vector, vector_of, width_of
 from fuselane.codegen.windows import window_position
 from fuselane.errors import CodegenError
@@ -29,6 +31,27 @@ def dynamic_slice(emitter: Emitter, instruction: HloInstruction) -> Elemental:
     starts = clamped_starts(emitter, instruction, 1, window)
     operand = emitter.addressable(emitter.array(instruction.operands[0]), starts)
     return lambda index: operand.get(emitter.place, indexing.shift(emitter.builder, index, starts))
+
+
+def takes_rows(emitter: Emitter, instruction: HloInstruction) -> bool:
+    """Whether a dynamic-slice takes whole runs out of memory, of more elements than registers hold
+    and read all of them: these are turned round before they are read."""
+    taken, *starts = map(emitter.array, instruction.operands)
+    if not isinstance(taken, Memory) or any(start.lane is not None for start in starts):
+        return False
+    size = residual_size(instruction.shape.dimensions, taken.lane)
+    is_long = size > emitter.max_unrolled and is_read_whole(instruction)
+    return is_long and are_rows(taken, instruction.shape, emitter.place)
+
+
+def take_rows(emitter: Emitter, instruction: HloInstruction) -> Scratch:
+    """Emits such a dynamic-slice; see `codegen.rows`."""
+    taken = emitter.array(instruction.operands[0])
+    assert isinstance(taken, Memory), "rows are in memory"
+    starts = clamped_starts(emitter, instruction, 1, instruction.dynamic_slice_sizes)
+    rows = new_scratch(emitter.place, instruction.shape, taken.lane)
+    load_rows(emitter.place, taken, rows, starts)
+    return rows
 
 
 def dynamic_update_slice(emitter: Emitter, instruction: HloInstruction) -> Array:

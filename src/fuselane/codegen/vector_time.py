@@ -25,6 +25,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.indexed_state import MAX_SELECTED, values_in_memory
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.lookahead import Lookahead
+from fuselane.codegen.products import find_products
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.spills import Value, count_spills
 from fuselane.codegen.vector_timing import NOTHING, PRODUCT, Timing, timing_of
@@ -58,8 +59,10 @@ _SMALL_DOT: Final = 64
 _DOT_PRODUCT: Final = 1.1
 _DOT_WEIGHT: Final = 1.55
 _DOT_REST: Final = 0.35
+_SUMMED_PRODUCT: Final = 1.3
 """A product of a dot, in products: alone, for each pass through the units, and where loads of
-weights bound it, per vector."""
+weights bound it, per vector. One of those that are summed over the lanes, with what puts a
+vector's entries together now and then (`codegen.products`), for each pass."""
 
 _PARTS: Final = frozenset({"dynamic-slice", "dynamic-update-slice"})
 _INDEXING: Final = _PARTS | {"gather", "scatter"}
@@ -159,6 +162,9 @@ class VectorBlock:
         self._operations: list[_Operation] = []
         self._numbers: dict[HloInstruction, int] = {}
         self._view_loads: dict[HloInstruction, int] = {}
+        is_outermost = computation is program.loop.instruction.body
+        products = find_products(program) if is_outermost else ()
+        self._folds = {product.fold.operands[0]: product.fold for product in products}
         loops = program.loops.values()
         self._loop = next((o for o in loops if o.instruction.body is computation), None)
         self._in_memory = set(self._find_in_memory())
@@ -257,6 +263,11 @@ class VectorBlock:
                 return _Operation(size=self._size(instruction))
         lane = self._program.lane_dimensions.get
         operations = instruction_cost(instruction, lane, lambda _: None)
+        if instruction in self._folds:
+            return None
+        if instruction in self._folds.values():
+            factor = _SUMMED_PRODUCT * self._unit.passes * self._width(instruction.shape)
+            return _Operation(timing=Timing(PRODUCT.work * factor * operations, 0), reads=reads)
         return self._compute(instruction, reads, operations) if operations else None
 
     def _run(

@@ -64,9 +64,9 @@ def store_window(
 
 
 def _store_by_rows(place: Place, target: Stored, update: Array, starts: Sequence[Index]) -> bool:
-    if update.lane != target.lane:
+    if update.lane != target.lane or any(map(indexing.varies, starts)):
         return False
-    if isinstance(target, Memory) and are_rows(target, update.shape, starts, place):
+    if isinstance(target, Memory) and are_rows(target, update.shape, place):
         store_rows(place, target, update, starts)
         return True
     is_all = update.shape.dimensions == target.shape.dimensions

@@ -157,6 +157,91 @@ def test_rows_read_and_written_in_place(lanes: int, options: Settings) -> None:
     assert compiled.program.loop.elements[1].kind is ElementKind.STREAM
 
 
+def long_rows(lanes: int, length: int, dtype: str = "f32", steps: int = 6) -> HloModule:
+    """Returns a loop that reads and writes a long row of each lane in a step."""
+    row, rows = f"{dtype}[{lanes},{length}]", f"{dtype}[{steps},{lanes},{length}]"
+    step = f"{dtype}[1,{lanes},{length}]"
+    body = f"""
+      x1 = {step} dynamic-slice(e1, i, zero, zero), dynamic_slice_sizes={{1,{lanes},{length}}}
+      x = {row} reshape(x1)
+      turned = {row} reverse(x), dimensions={{1}}
+      y = {row} add(e0, turned)
+      double = {row} add(y, y)
+      y1 = {step} reshape(double)
+      last = s32[] constant({steps - 1})
+      back = s32[] subtract(last, i)
+      ys = {rows} dynamic-update-slice(e2, y1, back, zero, zero)"""
+    return counting_loop(body, ["y", "e1", "ys"], [row, rows, rows], trip_count=steps)
+
+
+def long_rows_step(i: int, c: NumpyArray, xs: NumpyArray, ys: NumpyArray) -> Sequence[NumpyArray]:
+    y = c + xs[i, :, ::-1]
+    return y, xs, replace_row(ys, len(ys) - 1 - i, y + y)
+
+
+@layouts
+@pytest.mark.parametrize("length", [64, 100])
+def test_long_rows_stream_in_and_out(lanes: int, options: Settings, length: int) -> None:
+    """Whole squares of each lane's elements, and a last one that is cut short."""
+    xs, ys = some([6, lanes, length], seed=1), some([6, lanes, length], seed=2)
+    module = long_rows(lanes, length)
+    compiled = check(module, long_rows_step, 6, some([lanes, length]), xs, ys, **options)
+    assert compiled.program.loop.elements[3].kind is ElementKind.STREAM
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("f64", np.float64), ("s8", np.int8), ("s64", int)])
+def test_long_rows_of_other_types(name: str, dtype: type) -> None:
+    lanes, length = 37, 70
+    xs, ys = (some([6, lanes, length], dtype, seed=seed) for seed in (1, 2))
+    module = long_rows(lanes, length, name)
+    check(module, long_rows_step, 6, some([lanes, length], dtype), xs, ys)
+
+
+@layouts
+@pytest.mark.parametrize("inner", ["5,30", "2,70", "3,7"])
+@pytest.mark.parametrize("outer", ["", "2,"])
+def test_long_rows_of_several_dimensions(
+    lanes: int, options: Settings, inner: str, outer: str
+) -> None:
+    dimensions = f"{outer}{lanes},{inner}"
+    rows, step = f"s32[6,{dimensions}]", f"s32[1,{dimensions}]"
+    zeros = ", zero" * (dimensions.count(",") + 1)
+    body = f"""
+      x = {step} dynamic-slice(e0, i{zeros}), dynamic_slice_sizes={{1,{dimensions}}}
+      turned = {step} reverse(x), dimensions={{{dimensions.count(",") + 1}}}
+      y = {step} subtract(turned, x)
+      ys = {rows} dynamic-update-slice(e1, y, i{zeros})"""
+    module = counting_loop(body, ["e0", "ys"], [rows, rows], trip_count=6)
+
+    def step_of(i: int, xs: NumpyArray, ys: NumpyArray) -> Sequence[NumpyArray]:
+        return xs, replace_row(ys, i, xs[i][..., ::-1] - xs[i])
+
+    shape = [6, *map(int, dimensions.split(","))]
+    check(module, step_of, 6, some(shape, np.int32), some(shape, np.int32, seed=1), **options)
+
+
+def test_long_rows_are_neither_gathered_nor_scattered() -> None:
+    text = compile_loop(long_rows(64, 64)).code.ir
+    assert "gather" not in text and "scatter" not in text
+
+
+@layouts
+@pytest.mark.parametrize("length", [64, 70])
+def test_long_rows_changed_where_they_are(lanes: int, options: Settings, length: int) -> None:
+    """No element is made of one that has been changed already."""
+    rows, step = f"s32[6,{lanes},{length}]", f"s32[1,{lanes},{length}]"
+    body = f"""
+      x = {step} dynamic-slice(e0, i, zero, zero), dynamic_slice_sizes={{1,{lanes},{length}}}
+      y = {step} add(x, x)
+      ys = {rows} dynamic-update-slice(e0, y, i, zero, zero)"""
+    module = counting_loop(body, ["ys"], [rows], trip_count=6)
+
+    def step_of(i: int, ys: NumpyArray) -> Sequence[NumpyArray]:
+        return [replace_row(ys, i, 2 * ys[i])]
+
+    check(module, step_of, 6, some([6, lanes, length], np.int32), **options)
+
+
 @layouts
 def test_streams_all_lanes_share(lanes: int, options: Settings) -> None:
     """Weights read step by step, and a log of the weights, which only one block may write."""

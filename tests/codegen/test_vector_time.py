@@ -64,6 +64,25 @@ def test_blocks_of_a_tile_do_not_wait_for_each_other() -> None:
     assert tiled.cycles(2) < 1.5 * tiled.cycles(1)
 
 
+def test_products_summed_over_lanes_take_about_as_long_as_those_of_a_dot() -> None:
+    rows, matrix = "f32[4096,64]", "f32[64,64]"
+    dot = "y = {shape} dot(e0, {other}), lhs_contracting_dims={{{d}}}, rhs_contracting_dims={{0}}"
+    forward = dot.format(shape=rows, other="e1", d=1)
+    summed = f"""
+      {dot.format(shape=matrix, other="e2", d=0)}
+      total = {matrix} add(e1, y)
+      back = {rows} negate(e0)"""
+    ways = [
+        counting_loop(forward, ["y", "e1"], [rows, matrix], trip_count=100),
+        counting_loop(summed, ["back", "total", "e2"], [rows, matrix, rows], trip_count=100),
+    ]
+    programs = [form_program(module) for module in ways]
+    one, other = (
+        VectorBlock(p, p.loop.instruction.body, UNIT, is_tiled=True).cycles(4) for p in programs
+    )
+    assert one < other < 1.4 * one
+
+
 def test_values_that_do_not_fit_are_stored_and_loaded() -> None:
     body, names = several(14, "negate")
     crowded = block(body, names)

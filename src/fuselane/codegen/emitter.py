@@ -19,7 +19,6 @@ from llvmlite import ir
 from fuselane.codegen import folding
 from fuselane.codegen.arrays import (
     Array,
-    Memory,
     Place,
     Registers,
     Scratch,

@@ -69,12 +69,12 @@ def _store_by_rows(place: Place, target: Stored, update: Array, starts: Sequence
     if isinstance(target, Memory) and are_rows(target, update.shape, place):
         store_rows(place, target, update, starts)
         return True
-    is_all = update.shape.dimensions == target.shape.dimensions
-    if isinstance(target, Scratch) and isinstance(update, Memory) and is_all:
-        if has_rows(update, place):
-            load_rows(place, update, target, starts)
-            return True
-    return False
+    if not isinstance(target, Scratch) or not isinstance(update, Memory):
+        return False
+    is_all = update.shape.dimensions == target.shape.dimensions and has_rows(update, place)
+    if is_all:
+        load_rows(place, update, target, starts)
+    return is_all
 
 
 def _store_by_runs(place: Place, target: Stored, update: Array, starts: Sequence[Index]) -> bool:

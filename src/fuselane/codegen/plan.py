@@ -12,6 +12,7 @@ from typing import Final, final
 from fuselane.analysis.cost import instruction_cost
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.made_in_front import find_made_in_front
 from fuselane.codegen.products import factor_bytes
 from fuselane.codegen.row_accesses import find_rows_to_stage
 from fuselane.codegen.schedule import inner_runs, needs_lanes
@@ -61,7 +62,7 @@ _MIN_DOT_SHARE: Final = 0.3
 _VECTORS_PER_DOT: Final = 2
 _MAX_UNROLLED_BESIDE_DOTS: Final = 16
 _MAX_STAGED_BYTES: Final = 1 << 19
-"""Rows of a tile that are kept turned round: half of what a call has on its stack."""
+"""What a tile keeps of what never changes: half of what a call has on its stack."""
 
 
 @final
@@ -113,8 +114,8 @@ class Plan:
     avoids_masks: Whether whole blocks have code without masks, as the processor is slow at them.
     is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
         by side work on lanes side by side. Tiles are of lane blocks of one lane then.
-    staged: Indices of the loop's elements whose rows are turned round in front of it, so that the
-        lanes of a tile are neighbours.
+    staged: Indices of the loop's elements of which a tile keeps what never changes: rows, turned
+        round so that lanes are neighbours, and what the region makes for each lane.
     """
 
     width: int
@@ -205,14 +206,16 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     bits = _element_bits(program)
     vector_bits = options.vector_bits or device.vector_bits
     lanes, passes = vector_bits // bits, math.ceil(vector_bits / device.unit_bits)
-    rows = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
-    work = replace(work, state_bytes=work.state_bytes + sum(rows.values()))
+    in_registers = _fits_registers(work, device) and not program.meetings
+    kept = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
+    if not (in_registers or program.is_straight):
+        kept |= find_made_in_front(program)
+    work = replace(work, state_bytes=work.state_bytes + sum(kept.values()))
     trips = program.loop.trip_count
     total = (math.inf if trips is None else trips) * program.num_lanes / lanes * work.lane_ops
     threads = min(device.num_cores, options.threads or device.num_cores)
     if total < _MIN_PARALLEL_OPS:
         threads = 1
-    in_registers = _fits_registers(work, device) and not program.meetings
     max_unrolled = max_unrolled_for(program, work, keeps_large=False)
     unit = VectorUnit(
         lanes=lanes,
@@ -249,7 +252,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         tile_vectors = num_vectors
     tile_vectors = min(tile_vectors, num_vectors)
     num_tiles = math.ceil(num_vectors / tile_vectors)
-    fits = sum(rows.values()) * width * tile_vectors <= _MAX_STAGED_BYTES
+    fits = sum(kept.values()) * width * tile_vectors <= _MAX_STAGED_BYTES
     return Plan(
         width=width,
         vector_lanes=lanes,
@@ -263,7 +266,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         block_cycles=block_cycles(unroll),
         passes=passes,
         avoids_masks=not device.has_masked_memory,
-        staged=frozenset(rows) if fits else frozenset(),
+        staged=frozenset(kept) if fits else frozenset(),
     )
 
 

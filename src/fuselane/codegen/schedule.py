@@ -48,6 +48,17 @@ def results_of(step: Step) -> tuple[HloInstruction, ...]:
     return (step,) if isinstance(step, HloInstruction) else step.results
 
 
+def steps_for(values: Iterable[HloInstruction], steps: Sequence[Step]) -> list[Step]:
+    """Returns those of some steps in order that values need."""
+    needed = set(values)
+    found = []
+    for step in reversed(steps):
+        if not needed.isdisjoint(results_of(step)):
+            found.append(step)
+            needed.update(operand for part in parts_of(step) for operand in part.operands)
+    return found[::-1]
+
+
 def number_parts(steps: Iterable[Step]) -> dict[HloInstruction, int]:
     """Numbers the instructions of steps in order; what stands there several times by the last."""
     parts = itertools.chain.from_iterable(map(parts_of, steps))

@@ -11,7 +11,7 @@ for each tile                                 state: scratch, [elements, lanes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import final
 
@@ -27,7 +27,7 @@ from fuselane.codegen.indexing import i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.partials import Folding
 from fuselane.codegen.rows import has_rows
-from fuselane.codegen.schedule import Step
+from fuselane.codegen.schedule import Step, steps_for
 from fuselane.codegen.staging import with_rows_staged
 from fuselane.codegen.sweeps import Sweep, cut_into_sweeps, order_of
 from fuselane.codegen.types import memory_type
@@ -103,6 +103,7 @@ class TiledLoop:
         self.program = frame.program
         self.loop = frame.program.loop
         self.builder = frame.builder
+        self._operands = self.loop.instruction.operands[0].operands
         self.state = [
             e
             for e in self.loop.elements
@@ -114,8 +115,7 @@ class TiledLoop:
         wanted = [output.tuple_index for output in self.program.outputs]
         self.folding = Folding(emitter, frame.plan, list(zip(wanted, outputs, strict=True)))
         self.scratch = {element.index: self._allocate(element) for element in self.state}
-        self.rows = self._find_rows()
-        self.turned = {element.index: self._allocate(element) for element in self.rows}
+        self.staged = {e.index: self._allocate(e) for e in self._find_staged()}
         self.per_lane_prologue: Sequence[Step] = ()
         emitter.carries(self.loop, self.scratch)
 
@@ -138,16 +138,14 @@ class TiledLoop:
         count = size * self.frame.plan.pitch
         return self.frame.allocate(memory_type(element.shape.element_type), count)
 
-    def _find_rows(self) -> dict[LoopElement, Memory]:
-        """Returns the invariants that are to be turned round, and where these are."""
-        operands = self.loop.instruction.operands[0].operands
-        staged = [e for e in self.loop.elements if e.index in self.frame.plan.staged]
-        arrays = {element: self.emitter.array(operands[element.index]) for element in staged}
-        return {
-            element: array
-            for element, array in arrays.items()
-            if isinstance(array, Memory) and has_rows(array, self.emitter.place)
-        }
+    def _find_staged(self) -> Iterator[LoopElement]:
+        """Yields the invariants that are turned round, or made, once for the whole tile."""
+        for element in self.loop.elements:
+            if element.index in self.frame.plan.staged:
+                array = self.emitter.values.get(self._operands[element.index])
+                is_row = isinstance(array, Memory) and has_rows(array, self.emitter.place)
+                if array is None or is_row:
+                    yield element
 
     def _emit_entry(self) -> None:
         loop = self.loop.instruction
@@ -163,10 +161,13 @@ class TiledLoop:
         def enter(block: Emitter, start: ir.Value) -> None:
             emit_steps(block, per_lane)
             for element in self.state:
-                source = block.array(loop.operands[0].operands[element.index])
+                source = block.array(self._operands[element.index])
                 block.copy(source, self._view(element, start))
-            for element, rows in self.rows.items():
-                block.copy(rows, self._view(element, start), max_unrolled=1)
+            for element in self.loop.elements:
+                if element.index in self.staged:
+                    source = block.array(self._operands[element.index])
+                    limit = 1 if isinstance(source, Memory) else None
+                    block.copy(source, self._view(element, start), limit)
 
         self._for_each_block(enter)
         self.folding.start()
@@ -249,22 +250,23 @@ class TiledLoop:
         self, block: Emitter, arrays: Sequence[Array], start: ir.Value
     ) -> list[Array]:
         """Adds the invariants that the region makes per lane, such as an iota over the lanes, and
-        those that are turned round."""
-        operands = self.loop.instruction.operands[0].operands
-        late = [
-            e.index
+        those that are there for the whole tile."""
+        late = {
+            self._operands[e.index]: e.index
             for e in self.loop.elements
-            if e.kind is ElementKind.INVARIANT and operands[e.index] not in self.emitter.values
-        ]
+            if e.kind is ElementKind.INVARIANT
+            and e.index not in self.staged
+            and self._operands[e.index] not in self.emitter.values
+        }
         current = list(arrays)
-        if late:
-            emit_steps(block, self.per_lane_prologue)
-        for index in late:
-            current[index] = block.array(operands[index])
+        emit_steps(block, steps_for(late, self.per_lane_prologue))
+        for operand, index in late.items():
+            current[index] = block.array(operand)
         if self.program.is_straight:
             return with_rows_staged(block, self.program, current, self.frame.plan)
-        for element in self.rows:
-            current[element.index] = self._view(element, start)
+        for element in self.loop.elements:
+            if element.index in self.staged:
+                current[element.index] = self._view(element, start)
         return current
 
     def _uniform_roots(self, arrays: list[Array]) -> list[Array]:
@@ -297,7 +299,7 @@ class TiledLoop:
         return Scratch(
             shape=element.shape,
             lane=element.lane_dimension,
-            pointer=(self.scratch | self.turned)[element.index],
+            pointer=(self.scratch | self.staged)[element.index],
             pitch=self.frame.plan.pitch,
             start=start,
         )

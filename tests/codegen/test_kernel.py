@@ -113,6 +113,26 @@ def test_more_elements_than_registers(lanes: int, options: Settings) -> None:
 
 
 @layouts
+def test_a_few_numbers_read_by_a_loop_over_many(lanes: int, options: Settings) -> None:
+    """An outer product: no selection among the numbers of each factor, they are loaded."""
+    factor, square = f"f32[{lanes},7]", f"f32[{lanes},7,7]"
+    body = f"""
+      rows = {square} broadcast(e0), dimensions={{0,1}}
+      columns = {square} broadcast(e1), dimensions={{0,2}}
+      product = {square} multiply(rows, columns)
+      y = {square} add(e2, product)
+      back = {factor} negate(e0)"""
+    module = counting_loop(body, ["back", "e1", "y"], [factor, factor, square], trip_count=3)
+
+    def step(i: int, a: NumpyArray, b: NumpyArray, y: NumpyArray) -> Sequence[NumpyArray]:
+        return -a, b, y + a[:, :, None] * b[:, None]
+
+    arguments = (some([lanes, 7]), some([lanes, 7], seed=1), some([lanes, 7, 7], seed=2))
+    compiled = check(module, step, 3, *arguments, **options)
+    assert not re.search(r" select .* x float>", compiled.code.ir)
+
+
+@layouts
 def test_streams_in_and_out(lanes: int, options: Settings) -> None:
     """Rows are read and written; the memory written to holds rubbish before."""
     rows, row = f"f32[6,{lanes}]", f"f32[{lanes}]"

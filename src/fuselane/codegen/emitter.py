@@ -218,10 +218,12 @@ class Emitter:
         """While this lasts, operands in registers are in memory if a loop over more elements than
         there are registers reads them: at an index that counts, it would select among all."""
         held: dict[HloInstruction, Binding] = {}
+        # A GPU keeps such memory far away.
+        most = 1 if self.has_vectors else MAX_SELECTED
         if residual_size(instruction.shape.dimensions, self.lane(instruction)) > self.max_unrolled:
             for operand in instruction.operands:
                 array = self.values[operand]
-                if isinstance(array, Registers) and array.size > MAX_SELECTED:
+                if isinstance(array, Registers) and array.size > most:
                     held[operand] = array
                     self.values[operand] = self.in_scratch(array)
         yield

@@ -61,8 +61,10 @@ def compute_trip_count(loop: HloInstruction) -> int | None:
 
 def get_known_trip_count(loop: HloInstruction) -> int | None:
     """Returns the trip count that XLA attached to a `while`, or None."""
+    if not loop.backend_config:
+        return None
     try:
-        config = json.loads(loop.backend_config or b"{}")
+        config = json.loads(loop.backend_config)
         return int(config["known_trip_count"]["n"])
     except (ValueError, KeyError, TypeError):
         return None

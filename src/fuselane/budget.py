@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -51,15 +50,27 @@ class _Current(threading.local):
 _current: Final = _Current()
 
 
-@contextmanager
-def until(deadline: Deadline) -> Iterator[None]:
+@final
+class _Until:
+    """A `with` block with a deadline; a class, as each loop that is looked at enters several."""
+
+    __slots__ = ("_before", "_deadline")
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        self._before = _current.deadline
+        if self._deadline.processor_s < self._before.processor_s:
+            _current.deadline = self._deadline
+
+    def __exit__(self, *_: object) -> None:
+        _current.deadline = self._before
+
+
+def until(deadline: Deadline) -> AbstractContextManager[None]:
     """Sets the deadline of this thread inside a `with` block, if it has no earlier one."""
-    before = _current.deadline
-    _current.deadline = min(deadline, before, key=lambda each: each.processor_s)
-    try:
-        yield
-    finally:
-        _current.deadline = before
+    return _Until(deadline)
 
 
 def remaining_s() -> float:

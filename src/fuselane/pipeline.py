@@ -171,12 +171,13 @@ def _visit(
         The computations that what stays calls, each with where it runs.
     """
     called = []
-    residuals = kernels.find_residuals(computation) or {}
+    sequential = [i for i in computation.instructions if i.opcode in _SEQUENTIAL_OPCODES]
+    residuals = (len(sequential) > 1 and kernels.find_residuals(computation)) or {}
     first = list(residuals)  # they may compute what others stack
-    for instruction in [*first, *(i for i in computation.instructions if i not in residuals)]:
+    for instruction in [*first, *(i for i in sequential if i not in residuals)]:
         if kernels.is_out_of_time:
             break
-        if instruction.opcode not in _SEQUENTIAL_OPCODES or not instruction.computation:
+        if not instruction.computation:
             continue
         if is_reference(instruction) or is_small_call(instruction):
             continue

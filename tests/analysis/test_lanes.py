@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fuselane.analysis.dimension_rules import matching_dimensions
+from fuselane.analysis.dimension_rules import find_classes, matching_dimensions
 from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.analysis.meeting_lanes import find_meeting_lanes
 from fuselane.decisions import Decision, Reason
+from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.normalise import normalise
 from tests.lanes.loops import counting_loop, loop_of
 
@@ -434,3 +436,15 @@ def test_every_array_has_an_entry() -> None:
     region = normalise(loop_of(module)).region
     lanes = find_lanes(region).lane_dimensions
     assert {i for i in all_instructions(region) if i.shape.is_array} == set(lanes)
+
+
+def test_an_opcode_without_a_rule_is_refused_by_name() -> None:
+    region = HloComputation.create("region")
+    shape = Shape.array(PrimitiveType.F32, (8,))
+    parameter = region.add(HloInstruction.parameter(0, shape))
+    region.root = region.add(HloInstruction.create("unheard-of", shape, [parameter]))
+    with pytest.raises(UnsupportedError) as refused:
+        find_classes(region)
+    decision = refused.value.decision
+    assert decision.reason is Reason.UNSUPPORTED_OPCODE
+    assert "`unheard-of`" in decision.sentence

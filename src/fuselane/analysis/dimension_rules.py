@@ -68,7 +68,7 @@ def assign_class(classes: DimensionClasses, instruction: HloInstruction) -> None
     elif opcode != "tuple":
         rule = _RULES.get(opcode)
         if rule is None:
-            raise refuse(Reason.UNSUPPORTED_OPCODE, instruction, opcode=opcode)
+            raise refuse(Reason.UNSUPPORTED_OPCODE, instruction)
         classes.nodes[instruction] = rule(classes, instruction)
 
 

@@ -32,8 +32,8 @@ def check_duration(loop: HloInstruction, trip_count: int, xla_us: float) -> None
         UnsupportedError: if it takes less than MIN_XLA_TIME_US.
     """
     if xla_us < MIN_XLA_TIME_US:
-        error = refuse(Reason.NOT_PROFITABLE, loop, detail=_describe_time(xla_us, trip_count))
-        raise UnsupportedError(replace(error.decision, numbers={"xla_us": xla_us}))
+        detail = _describe_time(xla_us, trip_count)
+        raise refuse(Reason.NOT_PROFITABLE, loop, detail=detail, numbers={"xla_us": xla_us})
 
 
 def is_over_soon(refused: LoopDecision) -> bool:
@@ -103,8 +103,8 @@ class Gain:
         """
         if obstacle is not None:
             return UnsupportedError(replace(obstacle, numbers=self.numbers()))
-        error = refuse(Reason.NOT_PROFITABLE, loop, detail=self._describe())
-        return UnsupportedError(replace(error.decision, numbers=self.numbers()))
+        detail = self._describe()
+        return refuse(Reason.NOT_PROFITABLE, loop, detail=detail, numbers=self.numbers())
 
     @property
     def _is_over_soon(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fuselane.decisions import Reason
@@ -10,18 +11,26 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
 
-def refuse(reason: Reason, instruction: HloInstruction, **details: Any) -> UnsupportedError:
+def refuse(
+    reason: Reason,
+    instruction: HloInstruction,
+    *,
+    numbers: Mapping[str, float] | None = None,
+    **details: Any,
+) -> UnsupportedError:
     """Returns the error that refuses a loop because of one of its instructions.
 
     Args:
         reason: Why.
         instruction: The culprit, of the user's module or of a region made from it.
+        numbers: What was measured or estimated, by name with its unit at the end.
         details: What the braces of the reason's sentence stand for.
     """
     decision = reason.decide(
         instruction=instruction.name,
         opcode=instruction.opcode,
         source=source_line(instruction),
+        numbers=numbers,
         **details,
     )
     return UnsupportedError(decision)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, final
 
 import numpy as np
@@ -61,9 +62,13 @@ def compute_trip_count(loop: HloInstruction) -> int | None:
 
 def get_known_trip_count(loop: HloInstruction) -> int | None:
     """Returns the trip count that XLA attached to a `while`, or None."""
+    return _read_trip_count(loop.backend_config)
+
+
+@lru_cache(maxsize=256)  # each look at a loop asks several times
+def _read_trip_count(backend_config: bytes) -> int | None:
     try:
-        config = json.loads(loop.backend_config or b"{}")
-        return int(config["known_trip_count"]["n"])
+        return int(json.loads(backend_config)["known_trip_count"]["n"])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -234,9 +234,9 @@ class _Clock:
     def computation(self, computation: HloComputation) -> float:
         """Returns the time of one run of a computation."""
         clock = self
-        if not self.is_compiled:
-            clock = replace(self, is_queued=_is_queued(computation))
-        return sum(clock.instruction(i) for i in computation.instructions)
+        if not self.is_compiled and _is_queued(computation) != self.is_queued:
+            clock = replace(self, is_queued=not self.is_queued)
+        return sum([clock.instruction(i) for i in computation.instructions])
 
     def instruction(self, instruction: HloInstruction) -> float:
         """Returns the time of one run of an instruction, loops and branches included."""
@@ -445,8 +445,10 @@ def _num_matrices(dot: HloInstruction) -> int:
 
 def _num_tasks(instruction: HloInstruction) -> int:
     """Returns into how many parts XLA splits a thunk, from what it has noted down."""
+    if not instruction.backend_config:
+        return 1
     try:
-        config = json.loads(instruction.backend_config or b"{}")
+        config = json.loads(instruction.backend_config)
         return math.prod(int(n) for n in config.get("outer_dimension_partitions", ()))
     except (ValueError, TypeError, AttributeError):
         return 1

@@ -36,19 +36,11 @@ class DotDimensions:
     @staticmethod
     def of(dot: HloInstruction) -> DotDimensions:
         """Returns the dimension numbers of a dot instruction."""
-        numbers = dot.origin.dot_dimension_numbers
         left, right = dot.operands
-        return DotDimensions.create(
-            left_rank=left.shape.rank,
-            right_rank=right.shape.rank,
-            left_batch=tuple(numbers.lhs_batch_dimensions),
-            right_batch=tuple(numbers.rhs_batch_dimensions),
-            left_contracting=tuple(numbers.lhs_contracting_dimensions),
-            right_contracting=tuple(numbers.rhs_contracting_dimensions),
-        )
+        numbers = dot.origin.dot_dimension_numbers.SerializeToString()
+        return _read(numbers, left.shape.rank, right.shape.rank)
 
     @staticmethod
-    @lru_cache(maxsize=1024)  # estimates ask again and again
     def create(
         *,
         left_rank: int,
@@ -87,3 +79,17 @@ class DotDimensions:
         """Returns how many products each element of the result is the sum of."""
         sizes = dot.operands[0].shape.dimensions
         return math.prod(sizes[d] for d in self.left_contracting)
+
+
+@lru_cache(maxsize=1024)  # estimates ask again and again
+def _read(numbers: bytes, left_rank: int, right_rank: int) -> DotDimensions:
+    """Returns the dimension numbers of a serialized DotDimensionNumbers."""
+    message = DotDimensionNumbers.FromString(numbers)
+    return DotDimensions.create(
+        left_rank=left_rank,
+        right_rank=right_rank,
+        left_batch=tuple(message.lhs_batch_dimensions),
+        right_batch=tuple(message.rhs_batch_dimensions),
+        left_contracting=tuple(message.lhs_contracting_dimensions),
+        right_contracting=tuple(message.rhs_contracting_dimensions),
+    )

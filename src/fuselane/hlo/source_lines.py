@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar, final
 
@@ -99,18 +98,18 @@ class SourceLines:
         """Returns a stack frame and its callers, innermost first."""
         return [self._line(file, location) for file, location in self._locations(frame_id)]
 
-    def _locations(self, frame_id: int) -> list[tuple[str, Message]]:
-        """Returns the files and FileLocations of a stack frame and its callers, innermost first."""
-        index, found = self._index, []
-        for _ in range(len(index.stack_frames)):
-            frame = _by_id(index.stack_frames, frame_id)
+    def _locations(self, frame_id: int) -> Iterator[tuple[str, Message]]:
+        """Yields the files and FileLocations of a stack frame and its callers, innermost first."""
+        frames, locations = self._index.stack_frames, self._index.file_locations
+        names = self._index.file_names
+        for _ in range(len(frames)):
+            frame = _by_id(frames, frame_id)
             if frame is None:
                 break
-            location = _by_id(index.file_locations, frame.file_location_id)
+            location = _by_id(locations, frame.file_location_id)
             if location is not None:
-                found.append((_by_id(index.file_names, location.file_name_id) or "", location))
+                yield _by_id(names, location.file_name_id) or "", location
             frame_id = frame.parent_frame_id
-        return found
 
     def _line(self, file: str, location: Message) -> SourceLine:
         return SourceLine(
@@ -124,15 +123,24 @@ class SourceLines:
 
     def _choose(self, frame_id: int) -> SourceLine | None:
         """Returns the line that tells most of a stack frame and its callers."""
-        stack = self._locations(frame_id)
-        program = list(itertools.takewhile(lambda frame: _RUNNERS not in frame[0], stack))
-        frames = [frame for frame in program if not _is_passed_over(frame[0])]
-        if not frames:
-            first = next(iter(program or stack), None)
-            return None if first is None else self._line(*first)
-        user = next((frame for frame in frames if not _INSTALLED.search(frame[0])), frames[0])
-        line = self._line(*user)
-        return line if user is frames[0] else replace(line, library=self._line(*frames[0]))
+        first = innermost = user = None
+        for frame in self._locations(frame_id):
+            first = first or frame
+            if _RUNNERS in frame[0]:
+                break
+            if _is_passed_over(frame[0]):
+                continue
+            innermost = innermost or frame
+            if not _INSTALLED.search(frame[0]):
+                user = frame
+                break
+        chosen = user or innermost or first
+        if chosen is None:
+            return None
+        line = self._line(*chosen)
+        if innermost is None or chosen is innermost:
+            return line
+        return replace(line, library=self._line(*innermost))
 
 
 def _by_id(items: Sequence[_T], number: int) -> _T | None:

@@ -82,7 +82,8 @@ def _clone(
         clone = instruction.clone([made[operand] for operand in instruction.operands])
         for predecessor in instruction.control_predecessors:
             clone.add_control_predecessor(made[predecessor])
-        clone.call(*[callees[callee] for callee in clone.called_computations])
+        if clone.called_computations:
+            clone.call(*[callees[callee] for callee in clone.called_computations])
         clone.computation = copy
         made[instruction] = clone
     copy.instructions.extend(made.values())

@@ -51,6 +51,8 @@ _MINOR: Final = 1.1
 """How much more a class counts whose elements are neighbours in memory."""
 
 _OWNERS: Final = frozenset({"while", "conditional"})
+_NO_ARRAYS: Final = _OWNERS | {"parameter", "tuple"}
+_NOT_COMPUTED: Final = _OWNERS | {"get-tuple-element"}
 
 Lane = int | None
 _OperandLanes = Sequence[list[Lane] | None]
@@ -221,7 +223,7 @@ class _Sharing:
 
     def _possible(self, value: HloInstruction, wanted: Lane) -> tuple[int, ...]:
         """Returns the dimensions along which the lanes of a value may lie."""
-        if value.opcode in ("tuple", "parameter", *_OWNERS) or is_leaf(value):
+        if value.opcode in _NO_ARRAYS or is_leaf(value):
             return ()
         if value.opcode == "get-tuple-element":
             owner = value.operands[0]
@@ -295,7 +297,7 @@ class _Sharing:
             source = value.operands[0]
             possible = self._possible(source, None)
             return [next((d for d in possible if d in value.dimensions), None), None]
-        if value.opcode in ("get-tuple-element", *_OWNERS) or is_leaf(value):
+        if value.opcode in _NOT_COMPUTED or is_leaf(value):
             return [None] * len(value.operands)
         if value.shape.is_tuple:
             lane = next(iter(self._possible(value, None)), None)

@@ -115,21 +115,22 @@ def test_more_elements_than_registers(lanes: int, options: Settings) -> None:
 @layouts
 def test_a_few_numbers_read_by_a_loop_over_many(lanes: int, options: Settings) -> None:
     """An outer product: no selection among the numbers of each factor, they are loaded."""
-    factor, square = f"f32[{lanes},7]", f"f32[{lanes},7,7]"
+    factors, square = f"f32[4,{lanes},7]", f"f32[{lanes},7,7]"
     body = f"""
-      rows = {square} broadcast(e0), dimensions={{0,1}}
-      columns = {square} broadcast(e1), dimensions={{0,2}}
+      x1 = f32[1,{lanes},7] dynamic-slice(e0, i, zero, zero), dynamic_slice_sizes={{1,{lanes},7}}
+      x = f32[{lanes},7] reshape(x1)
+      z = f32[{lanes},7] negate(x)
+      rows = {square} broadcast(x), dimensions={{0,1}}
+      columns = {square} broadcast(z), dimensions={{0,2}}
       product = {square} multiply(rows, columns)
-      y = {square} add(e2, product)
-      back = {factor} negate(e0)"""
-    module = counting_loop(body, ["back", "e1", "y"], [factor, factor, square], trip_count=3)
+      y = {square} add(e1, product)"""
+    module = counting_loop(body, ["e0", "y"], [factors, square], trip_count=4)
 
-    def step(i: int, a: NumpyArray, b: NumpyArray, y: NumpyArray) -> Sequence[NumpyArray]:
-        return -a, b, y + a[:, :, None] * b[:, None]
+    def step(i: int, xs: NumpyArray, y: NumpyArray) -> Sequence[NumpyArray]:
+        return xs, y - xs[i, :, :, None] * xs[i, :, None]
 
-    arguments = (some([lanes, 7]), some([lanes, 7], seed=1), some([lanes, 7, 7], seed=2))
-    compiled = check(module, step, 3, *arguments, **options)
-    assert not re.search(r" select .* x float>", compiled.code.ir)
+    compiled = check(module, step, 4, some([4, lanes, 7]), some([lanes, 7, 7], seed=2), **options)
+    assert not re.search(r" select +i1 .* x float>", compiled.code.ir)
 
 
 @layouts

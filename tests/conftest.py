@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import os
+import tempfile
 from typing import Final
 
 import pytest
@@ -18,6 +20,14 @@ _has_gpu_extra = functools.cache(gpu_extra.is_installed)
 
 _OBJECTS: Final = 20_000
 """That are made before cyclic garbage is looked for; Python looks after 700."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps tests out of the user's cache, where costs of this machine may lie."""
+    if "FUSELANE_CACHE_DIR" not in os.environ:
+        directory = tempfile.TemporaryDirectory(prefix="fuselane-tests-")
+        os.environ["FUSELANE_CACHE_DIR"] = directory.name
+        config.add_cleanup(directory.cleanup)
 
 
 def pytest_collection_finish() -> None:

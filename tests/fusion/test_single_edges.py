@@ -58,6 +58,18 @@ def test_an_edge_that_returns_the_producer() -> None:
     assert not any(i.opcode == "sine" for i in module.entry.instructions)
 
 
+def test_edges_are_those_of_one_loop() -> None:
+    """A value of another shape than its consumer's is not returned from there."""
+    module = module_of("""HloModule m
+      ENTRY main { x = f32[4] parameter(0) p = f32[4] sine(x) q = f32[4] negate(p)
+      c = f32[8] concatenate(p, p), dimensions={0}
+      ROOT t = (f32[8], f32[4]) tuple(c, q) }""")
+    p, q, c = (number_of(module, name) for name in "pqc")
+    returned = {(e.producer, e.consumer) for e in edges_around(module) if e.returned}
+    assert returned == {(p, q)}
+    assert FuseEdge(producer=p, consumer=c) in set(edges_around(module))
+
+
 def test_siblings() -> None:
     """Both in one kernel."""
     module = module_of(MODULE)

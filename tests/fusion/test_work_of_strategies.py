@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from fuselane.fusion import draft
 from fuselane.fusion.gpu import costs
 from fuselane.fusion.gpu.model import PerformanceModel
-from fuselane.fusion.pipelines import PIPELINES, run_pipeline
+from fuselane.fusion.pipelines import PIPELINES, parse_pipeline, run_pipeline
 from fuselane.hlo import HloInstruction, HloModule
 from tests.hlo.xla import module_of
 
@@ -60,6 +61,35 @@ def test_work_grows_with_the_module(
     assert taken[0]["copy_with"] >= 100
     for key, before in taken[0].items():
         assert taken[1][key] < 4 * before + 100, key
+
+
+def rows(num: int) -> HloModule:
+    """A matrix, to which a multiple of the sums of its rows is added again and again."""
+    body = [
+        f"sum{n} = f32[64] reduce(v{n}, zero), dimensions={{1}}, to_apply=add"
+        f" half{n} = f32[] constant({n}.5) halves{n} = f32[64] broadcast(half{n}), dimensions={{}}"
+        f" part{n} = f32[64] multiply(sum{n}, halves{n})"
+        f" wide{n} = f32[64,128] broadcast(part{n}), dimensions={{0}}"
+        f" v{n + 1} = f32[64,128] add(wide{n}, v{n})"
+        for n in range(num)
+    ]
+    return module_of(
+        "HloModule m add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = f32[] add(a, b) }"
+        " ENTRY main { v0 = f32[64,128] parameter(0) zero = f32[] constant(0) "
+        f"{' '.join(body)} ROOT r = f32[64,128] negate(v{num}) }}"
+    )
+
+
+def test_few_bodies_are_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a kernel that ends in a sum is made is told without its body, which constants go into
+    before it is made."""
+    counts: Counter[str] = Counter()
+    monkeypatch.setattr(draft, "_build", _counted(draft._build, counts))
+    module = rows(20)
+    run_pipeline(parse_pipeline("priority-fusion"), module)
+    kernels = [i for i in module.entry.instructions if i.opcode == "fusion"]
+    assert len(kernels) > 20
+    assert counts["_build"] < 2 * len(kernels)
 
 
 def _counted(function: Any, counts: Counter[str]) -> Any:

@@ -108,6 +108,13 @@ def test_going_on() -> None:
     assert [report.num_asked for report in reports] == [1, 2, 3]
 
 
+def test_one_function_twice() -> None:
+    """What JAX remembers of a function's first search does not keep XLA from showing it again."""
+    step = jax.jit(make())
+    first, second = (fuselane.tune(step, X, metric="modelled", questions=0) for _ in range(2))
+    assert first == second
+
+
 def test_tuned_is_used_and_right(own_cache: Path) -> None:
     """The program is fused as was found best; another one as without."""
     fused, single = num_kernels(), num_kernels(fusion="none")

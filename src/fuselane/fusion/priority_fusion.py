@@ -114,9 +114,11 @@ class _Queue:
             producer = self.producers[rank & _ID]
             if self.priority.get(producer) == rank >> _ID_BITS:
                 self._fuse_into_users(producer, self.priority.pop(producer))
+        grown = self._fuse_constants()
         self.fuser.make_bodies(self.model.may_share)
+        for fusion in grown:  # its cost is of before
+            self.model.forget(fusion)
         self.model.leave_costs()
-        self._fuse_constants()
         if self.changed:
             self.fuser.finish()
         return self.changed
@@ -291,14 +293,17 @@ class _Queue:
         self.changed = True
         return fusion
 
-    def _fuse_constants(self) -> None:
+    def _fuse_constants(self) -> list[HloInstruction]:
+        """Fuses scalar constants into all their users; returns the fusions."""
+        grown: list[HloInstruction] = []
         constants = [i for i in xla_post_order(self.computation) if is_small_constant(i)]
         for constant in constants:
             for user in list(constant.users):
                 if check_pair(constant, user) is None and self._is_outside_scatter(constant, user):
                     detail = f"`{constant.name}` is a constant of one element."
                     emitter = self.model.plan(user, constant).emission.emitter
-                    self._fuse(constant, user, allow(detail), emitter)
+                    grown.append(self._fuse(constant, user, allow(detail), emitter))
+        return grown
 
     def _is_outside_scatter(self, constant: HloInstruction, user: HloInstruction) -> bool:
         has_scatter = "scatter" in self.model.opcodes(user)  # else the body need not be looked at

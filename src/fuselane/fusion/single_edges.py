@@ -9,6 +9,7 @@ Kernels and values are named by numbers that stay, see `fusion.values`. A kernel
 value it returns. `edges_around` and `splits_of` name all there are in a module.
 
 Does not handle: producers with several results as operands; what reads them can be their sibling.
+Results of several shapes in one kernel, which XLA:GPU computes around a reduction.
 """
 
 from __future__ import annotations
@@ -88,6 +89,13 @@ class FuseEdge:
         if is_operand and not self.returned:
             refusal = check_in_place(producer, consumer)
             return refusal or allow(f"`{producer.name}` is computed in `{consumer.name}`.")
+        if _extent(producer) != _extent(consumer):
+            sizes = f"{list(_extent(producer))} and {list(_extent(consumer))}"
+            return refuse(
+                BoundaryReason.LOOP_SHAPES,
+                f"One loop cannot compute the results of `{producer.name}` and `{consumer.name}`,"
+                f" of the shapes {sizes}.",
+            )
         reach = Reachability(computation.post_order())
         users = [user for user in producer.users if user is not consumer]
         if any(reach.is_reachable(u, consumer) for u in users) or reach.is_reachable(
@@ -171,7 +179,8 @@ def edges_around(module: HloModule) -> Iterator[FuseEdge]:
                 for consumer in kernels:
                     ends = values.outputs[producer][0], values.outputs[consumer][0]
                     yield FuseEdge(producer=ends[0], consumer=ends[1])
-                    if len(producer.users) > 1 or producer.is_root:
+                    is_shared = len(producer.users) > 1 or producer.is_root
+                    if is_shared and _extent(producer) == _extent(consumer):
                         yield FuseEdge(producer=ends[0], consumer=ends[1], returned=True)
             for at, left in enumerate(kernels):
                 for right in kernels[at + 1 :]:

@@ -162,7 +162,7 @@ class HloComputation:
         return self._parameters
 
     def postpone(self, edit: Callable[[], None]) -> None:
-        """Has an edit made once anybody looks at the computation; the root's opcode stays."""
+        """Has an edit made once anybody looks at the computation; the root stays."""
         self.catch_up()
         self._postponed = edit
 
@@ -195,6 +195,11 @@ class HloComputation:
     def root(self, instruction: HloInstruction) -> None:
         self._root = instruction
         self._facts.clear()
+
+    def peek_root(self) -> HloInstruction:
+        """Returns the root without making a postponed edit, which leaves it the root, and its
+        opcode and shape; what it reads may not be there yet."""
+        return self.root if self._root is None else self._root
 
     def has_root(self, instruction: HloInstruction) -> bool:
         """Whether `instruction` is the root; False before one is set."""

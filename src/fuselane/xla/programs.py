@@ -7,6 +7,7 @@ each is recorded with the arguments of its first call, and how long its calls to
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,11 @@ Executable = Callable[[Arrays], Arrays]
 
 _MAX_ARGUMENT_BYTES: Final = 2**31
 """Of all arguments that are recorded for a script."""
+
+_compilation: Final[Any] = jax.make_user_context(None)  # type: ignore[no-untyped-call]
+"""Part of the key under which JAX looks up what it has compiled."""
+
+_numbers: Final = itertools.count()
 
 _SIDE_EFFECTS: Final = ("ordered_effects", "unordered_effects", "host_callbacks")
 
@@ -55,7 +61,7 @@ class Program:
         Raises:
             RuntimeError: if XLA refuses.
         """
-        with not_persistent():
+        with not_persistent(), _compilation(next(_numbers)):
             executable = self.compiled_by(compiler_options or {})
         return CompiledProgram(self, executable)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, final
 
 from fuselane.fusion.fuse import INPUT, LOOP
-from fuselane.fusion.gpu.region import Region
+from fuselane.fusion.gpu.region import Region, is_custom, result_of
 from fuselane.fusion.gpu.shapes import is_bitcast_transpose, tiled_transpose, unnested_form
-from fuselane.fusion.opcodes import is_elementwise
+from fuselane.fusion.opcodes import is_elementwise, opcodes
 from fuselane.hlo.instruction import HloInstruction
 
 MAX_CONCATENATED: Final = 4
@@ -64,10 +64,14 @@ class Emission(NamedTuple):
 
 def choose_emitter(region: Region) -> Emission:
     """Returns how XLA:GPU would make a kernel of a region."""
-    roots = tuple(region.roots)
     consumer = region.consumer
-    if consumer.opcode == "fusion" and consumer.fusion_kind == "kCustom":
+    if is_custom(consumer):
+        roots = tuple(region.roots)
         return Emission(Emitter.CUSTOM, roots, roots)
+    result = result_of(consumer)
+    if result.opcode in _JOINING and region.opcodes.isdisjoint(_SEARCHED_FOR):
+        return Emission(Emitter.LOOP, (result,), (result,))
+    roots = tuple(region.roots)
     if HEROIC.isdisjoint(region.opcodes):
         return Emission(Emitter.LOOP, roots, roots)
     heroes = tuple(find_hero(region, root) for root in roots)
@@ -122,6 +126,13 @@ HEROIC: Final = frozenset({"reduce", "transpose", "concatenate", "scatter"})
 """Opcodes without which any kernel is a loop."""
 
 _SEARCHED: Final = (("transpose", _is_tiled_transpose), ("concatenate", _is_concatenate))
+_SEARCHED_FOR: Final = frozenset(opcode for opcode, _ in _SEARCHED)
+
+_JOINING: Final = opcodes(
+    "add and atan2 clamp compare complex divide maximum minimum multiply or power remainder select "
+    "shift-left shift-right-arithmetic shift-right-logical subtract xor"
+)
+"""Opcodes of several operands, behind which no hero is but those that are searched for."""
 
 
 def _find_unique(

@@ -98,6 +98,12 @@ def roots_of(instruction: HloInstruction) -> list[HloInstruction]:
     return root.operands if root.opcode == "tuple" else [root]
 
 
+def result_of(instruction: HloInstruction) -> HloInstruction:
+    """Returns the member whose value is the result, which may be a tuple; what it reads may not be
+    there yet."""
+    return instruction.to_apply.peek_root() if instruction.opcode == "fusion" else instruction
+
+
 def opcodes_of(instruction: HloInstruction) -> Opcodes:
     """Returns the opcodes of what a fusion computes, or that of another instruction."""
     if instruction.opcode != "fusion":

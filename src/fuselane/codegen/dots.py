@@ -15,7 +15,7 @@ multiply. Small ones are unrolled altogether. What all lanes share goes by `code
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -27,11 +27,12 @@ from fuselane.codegen.dot_shape import Block, DotShape, Run, split
 from fuselane.codegen.dot_sums import emit_sums
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import Element, Index
+from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.literals import Literal
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.types import call_intrinsic, constant
 from fuselane.codegen.wide_dots import choose_side, dense_array, emit_wide_dot
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import LaneProgram
 
@@ -51,6 +52,31 @@ def is_looped_dot(dot: HloInstruction, program: LaneProgram) -> bool:
     has_weights = None in (shape.left_lane, shape.right_lane)
     limit = _MAX_UNROLLED_WEIGHTS if has_weights else _MAX_UNROLLED_PRODUCTS
     return shape.num_products > limit
+
+
+def count_result_bytes(program: LaneProgram, max_registers: int) -> int:
+    """Returns the scratch memory that a lane's results of dots take, each of which has its own.
+
+    Args:
+        program: With the dots.
+        max_registers: Results of no more elements may be kept in registers, and do not count.
+    """
+    num_bytes = 0
+    for dot in find_dots(program.loop.instruction.body):
+        lane, shape = program.lane_dimensions.get(dot), dot.shape
+        size = residual_size(shape.dimensions, lane)
+        if lane is not None and size > max_registers:
+            num_bytes += size * shape.element_type.byte_size
+    return num_bytes
+
+
+def find_dots(computation: HloComputation) -> Iterator[HloInstruction]:
+    """Yields the dots of a computation and of loops in it."""
+    for instruction in computation.instructions:
+        if instruction.opcode == "dot":
+            yield instruction
+        elif instruction.opcode == "while":
+            yield from find_dots(instruction.body)
 
 
 def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:

@@ -26,6 +26,7 @@ from fuselane.codegen.dots import count_result_bytes, is_looped_dot
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import CpuEntry, KernelEntry
 from fuselane.codegen.frame import Frame
+from fuselane.codegen.function import KernelFunction
 from fuselane.codegen.heavy_loops import leave_light_loops
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
@@ -140,7 +141,11 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
     if plan.width == 1:
         leave_light_loops(module)
     if bounds_checks:
-        guard(module, frame.regions, f"the kernel of {program.name}")
+        regions = dict(frame.regions)
+        for function in module.functions:
+            if isinstance(function, KernelFunction):
+                regions.update(function.regions)
+        guard(module, regions, f"the kernel of {program.name}")
     return KernelCode(
         ir=str(module),
         symbol=SYMBOL,

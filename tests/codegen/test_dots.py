@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +29,9 @@ from tests.codegen.kernels import (
     layouts,
 )
 from tests.lanes.loops import counting_loop
+
+TRIPS = 300
+"""So many that weights are packed."""
 
 SMALL_DEVICE = replace(DEVICE, vector_bits=256, num_vector_registers=16)
 
@@ -236,6 +241,53 @@ def test_large_weights_are_expected_to_be_slow() -> None:
     assert time_per_product(256, 2) < 1.1 * small
     assert time_per_product(512, 1) > 1.4 * small
     assert time_per_product(256, 4) > 1.4 * small
+
+
+def alike(lanes: int, count: int) -> Any:
+    """Returns a loop over a chain of products of matrices, by weights and by one per lane."""
+    per_lane = "lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}"
+    by_weights = "lhs_contracting_dims={2}, rhs_contracting_dims={0}"
+    names = ["e0", *(f"d{n}" for n in range(2 * count))]
+    lines = [
+        f"{new} = f32[L,7,7] dot({old}, e1), {per_lane}, rhs_contracting_dims={{1}}"
+        if number % 2
+        else f"{new} = f32[L,7,7] dot({old}, e2), {by_weights}"
+        for number, (old, new) in enumerate(itertools.pairwise(names))
+    ]
+    shapes = ["f32[L,7,7]", "f32[L,7,7]", "f32[7,7]"]
+    return loop("\n".join(lines), shapes, [names[-1], "e1", "e2"], TRIPS, L=lanes)
+
+
+@layouts
+@pytest.mark.parametrize("bounds_checks", [False, True])
+def test_dots_alike_are_calls(lanes: int, options: Settings, bounds_checks: bool) -> None:
+    """Signed permutations, so that long chains stay exact."""
+    rng = np.random.default_rng(0)
+    turns = np.stack([np.eye(7, dtype=np.float32)[rng.permutation(7)] for _ in range(lanes)])
+    weights = -np.eye(7, dtype=np.float32)[rng.permutation(7)]
+
+    def step(i: int, x: NumpyArray, turns: NumpyArray, weights: NumpyArray) -> Any:
+        for _ in range(4):
+            x = x @ weights @ turns
+        return x, turns, weights
+
+    check(
+        alike(lanes, 4),
+        step,
+        TRIPS,
+        few([lanes, 7, 7]),
+        turns,
+        weights,
+        bounds_checks=bounds_checks,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, 0), (4, 4)])
+def test_few_dots_alike_are_no_calls(count: int, expected: int) -> None:
+    text = compile_loop(alike(64, count)).code.ir
+    calls = re.findall(r'call void @"?(fuselane\.dot\.\w+)', text)
+    assert sorted(Counter(calls).values()) == [expected] * (2 if expected else 0)
 
 
 def test_shared_dots_are_computed_once_per_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -778,6 +779,19 @@ def test_tiles_too_large_for_a_stack_are_made_smaller() -> None:
 def test_lanes_too_large_for_a_stack_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="or more values at once, more than 16,384"):
         compile_loop(large_state(30_000), unroll=1)
+
+
+def test_dots_too_large_for_a_stack_are_refused_before_any_is_emitted() -> None:
+    """The refusal tells of all of them, not of as many as there is room for."""
+    shape, numbers = "f32[64,32,32]", "lhs_batch_dims={0}, rhs_batch_dims={0}"
+    numbers += ", lhs_contracting_dims={2}, rhs_contracting_dims={1}"
+    names = ["e0", *(f"d{n}" for n in range(80))]
+    body = "\n".join(
+        f"{name} = {shape} dot({before}, e0), {numbers}"
+        for before, name in itertools.pairwise(names)
+    )
+    with pytest.raises(UnsupportedError, match="needs 81,920 or more values"):
+        compile_loop(counting_loop(body, ["d79"], [shape]))
 
 
 def test_same_kernel_every_time() -> None:

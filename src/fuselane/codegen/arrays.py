@@ -345,6 +345,11 @@ class Scratch(Array):
     pitch: int
     start: ir.Value | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        return self.size * self.pitch * self.shape.element_type.byte_size
+
     def get(self, place: Place, index: Element) -> ir.Value:
         """See `Array.get`: a load."""
         if any(map(indexing.varies, index)):

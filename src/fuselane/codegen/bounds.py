@@ -215,6 +215,8 @@ def _access_of(instruction: ir.Instruction) -> _Access | None:
             case ["llvm", "masked", "store" | "scatter"]:
                 value, pointer, _, mask = operands
                 return _masked(pointer, mask, value.type)
+        if not instruction.callee.is_declaration:  # whose own accesses are guarded
+            return None
     is_address_only = isinstance(
         instruction,
         ir.instructions.GEPInstr

@@ -93,6 +93,11 @@ class Frame:
         ir.IRBuilder(self._first_block).branch(self._body)
         remove_unused(self.builder.function)
 
+    def check_room(self, num_bytes: int) -> None:
+        """Refuses what will need at least so much scratch memory, if that is more than there is."""
+        if num_bytes > self.entry.max_stack_bytes + self._max_scratch_bytes:
+            raise self._refusal(num_bytes)
+
     def allocate(self, element: ir.Type, count: int) -> ir.Value:
         """Returns the address of uninitialised scratch memory that lives as long as the call.
 

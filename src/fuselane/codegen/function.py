@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 from llvmlite import ir
+
+from fuselane.codegen.bounds import Region
 
 
 @final
 class KernelFunction(ir.Function):  # type: ignore[misc]
-    """A function of a module; see the module's head."""
+    """A function of a module; see the module's head.
+
+    Attributes:
+        regions: The memory that its arguments are addresses of.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.regions: dict[ir.Value, Region] = {}
 
     def descr_body(self, buf: list[str]) -> None:
         """Adds the text of all blocks to a list."""

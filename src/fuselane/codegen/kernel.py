@@ -22,10 +22,11 @@ from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_
 from fuselane.codegen.arrays import Memory, Partial
 from fuselane.codegen.bounds import guard
 from fuselane.codegen.control import emit_body, emit_loop, emit_steps
-from fuselane.codegen.dots import is_looped_dot
+from fuselane.codegen.dots import count_result_bytes, is_looped_dot
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import CpuEntry, KernelEntry
 from fuselane.codegen.frame import Frame
+from fuselane.codegen.function import KernelFunction
 from fuselane.codegen.heavy_loops import leave_light_loops
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
@@ -140,7 +141,11 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
     if plan.width == 1:
         leave_light_loops(module)
     if bounds_checks:
-        guard(module, frame.regions, f"the kernel of {program.name}")
+        regions = dict(frame.regions)
+        for function in module.functions:
+            if isinstance(function, KernelFunction):
+                regions.update(function.regions)
+        guard(module, regions, f"the kernel of {program.name}")
     return KernelCode(
         ir=str(module),
         symbol=SYMBOL,
@@ -158,6 +163,8 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
 def emit_kernel(program: LaneProgram, plan: Plan, entry: KernelEntry) -> Frame:
     """Emits the body of a kernel's function and ends it."""
     frame = Frame(program, plan, entry)
+    most = max(plan.max_unrolled, plan.vectors_in_registers)
+    frame.check_room(plan.width * count_result_bytes(program, most))
     with unless_over(frame) if plan.gpu is None else nullcontext():
         panels: Mapping[HloInstruction, Panels] = {}
         if plan.width > 1 and plan.gpu is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from llvmlite import ir
@@ -10,7 +9,7 @@ from llvmlite import ir
 from fuselane.analysis.cost import UNKNOWN_TRIP_COUNT
 from fuselane.codegen.arrays import Array, View
 from fuselane.codegen.dot_shape import DotShape, Run, split
-from fuselane.codegen.dots import is_looped_dot
+from fuselane.codegen.dots import find_dots, is_looped_dot
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Index, add
@@ -20,7 +19,6 @@ from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.plan import Plan
 from fuselane.codegen.types import memory_type
-from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.program import ElementKind, LaneProgram
 
@@ -46,7 +44,7 @@ def pack_weights(emitter: Emitter, plan: Plan) -> dict[HloInstruction, Panels]:
     if trips * plan.num_tiles * plan.tile_vectors < _MIN_USES:
         return panels
     num_bytes = 0
-    for dot in _dots(program.loop.instruction.body):
+    for dot in find_dots(program.loop.instruction.body):
         for number, operand in enumerate(dot.operands):
             path = _path_from_outside(operand, program)
             if path is None or not _has_panels(dot, number, program):
@@ -63,18 +61,10 @@ def count_weight_bytes(program: LaneProgram) -> int:
     """Returns the bytes of all weights that looped dots of a program read and its lanes share."""
     return sum(
         operand.shape.byte_size
-        for dot in _dots(program.loop.instruction.body)
+        for dot in find_dots(program.loop.instruction.body)
         for number, operand in enumerate(dot.operands)
         if _has_panels(dot, number, program)
     )
-
-
-def _dots(computation: HloComputation) -> Iterator[HloInstruction]:
-    for instruction in computation.instructions:
-        if instruction.opcode == "dot":
-            yield instruction
-        elif instruction.opcode == "while":
-            yield from _dots(instruction.body)
 
 
 def _has_panels(dot: HloInstruction, number: int, program: LaneProgram) -> bool:

@@ -36,6 +36,12 @@ class Panels:
     shape: DotShape
     outputs: int
 
+    @property
+    def num_bytes(self) -> int:
+        """What they take."""
+        elements = self.shape.batch.size * self.outputs * self.shape.contracting.size
+        return elements * self.shape.sum_type.byte_size
+
     def get(self, place: Place, b: Index, start: Index, n: Index, size: int, k: Index) -> ir.Value:
         """Returns element k of output `start + n`, in the panel of `size` outputs from `start`."""
         pointer = self._address(place, b, start, n, size, k)

@@ -56,8 +56,9 @@ _MAX_PARTIAL_SUMS: Final = 4
 _MIN_LONG_SUM: Final = 16
 
 _MIN_CALLS: Final = 4
-"""Dots alike of which one function is made. With 130 products of complex matrices of 4x4 (optimal
-control of a quantum system) the code is a third, LLVM takes 0.3 of its time, the kernel 0.74."""
+"""Dots alike of which one function is made. With 80 products of real matrices of 4x4 (optimal
+control of a quantum system) the code is a third, LLVM takes 0.3 of its time, the kernel 0.7 to
+0.9."""
 
 
 def is_looped_dot(dot: HloInstruction, program: LaneProgram) -> bool:

@@ -411,6 +411,27 @@ def test_long_rows_of_uniform_arrays_are_made_vectors() -> None:
     assert mixing(32, 512) == pytest.approx(4 * mixing(8, 512), rel=0.1)
 
 
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+def test_short_floats_are_widened_and_narrowed(half: str) -> None:
+    """With lanes and without; moving them takes no longer."""
+
+    def uniform(element: str) -> float:
+        shape = f"{element}[32,512]"
+        sums = "".join(f"sum{k + 1} = {shape} add(sum{k}, e0)\n" for k in range(8))
+        body = f"sum0 = {shape} reverse(e0), dimensions={{0,1}}\n{sums}y = {shape} add(sum8, e0)"
+        return scalars(body, shape)
+
+    def lanes(element: str, opcode: str) -> float:
+        shape = f"{element}[4096]"
+        body = "\n".join(f"y{k} = {shape} {opcode}(e{k})" for k in range(4))
+        names = [f"y{k}" for k in range(4)]
+        return step_us(counting_loop(body, names, [shape] * 4, trip_count=MANY))
+
+    assert uniform(half) > 1.5 * uniform("f32")
+    assert lanes(half, "floor") > 1.5 * lanes("f32", "floor")
+    assert lanes(half, "negate") == pytest.approx(lanes("f32", "negate"), rel=0.2)
+
+
 def test_streams_that_all_lanes_share_are_not_copied() -> None:
     """A number of each step that lanes meet for, written down: however many there are."""
 

@@ -19,7 +19,7 @@ from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.schedule import inner_runs, needs_lanes
-from fuselane.codegen.vector_timing import Timing, timing_of
+from fuselane.codegen.vector_timing import Timing, is_half, timing_of
 from fuselane.codegen.views import Views
 from fuselane.codegen.wide_dots import choose_side, count_wide_work
 from fuselane.hlo.computation import HloComputation
@@ -93,6 +93,11 @@ _STREAMS: Final = 2.0
 """How often what is stored passes: another array is read for it, and it is written."""
 
 _NUM_STEPS: Final = 3
+
+
+_WIDENED: Final = 4.0
+"""How much longer an operation on floats of 16 bits takes than one on integers: registers hold half
+as many, and they are converted there and back."""
 
 
 def operation_us(instruction: HloInstruction, costs: MachineCosts) -> float:
@@ -236,8 +241,12 @@ def _find_scalar(instructions: Collection[HloInstruction]) -> Collection[HloInst
 
 def _vector_share(value: HloInstruction, plan: Plan) -> float:
     """Returns which part of a vector operation an operation on an element is, of an array that LLVM
-    makes vectors of; half of that is what loads and stores take, beside cheap operations."""
+    makes vectors of; half of that is what loads and stores take, beside cheap operations.
+
+    Floats of 16 bits are widened for each operation, and its result is narrowed."""
     share = 2 * max(value.shape.element_type.bits, _MIN_BITS) / SHARED_BITS
+    if is_half(value):
+        share *= _WIDENED
     if value.shape.num_elements > plan.max_unrolled:
         share *= 1 + _ROW_END / next(size for size in value.shape.dimensions[::-1] if size > 1)
     return share

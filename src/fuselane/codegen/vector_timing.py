@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.hlo.instruction import HloInstruction
 
 _INSTRUCTIONS_PER_WORK: Final = 2.2
@@ -101,10 +102,30 @@ _INTEGERS: Final[Mapping[str, Timing]] = {
 _LOGICAL_OPCODES: Final = frozenset({"and", "compare", "not", "or", "select", "xor"})
 _CONVERSIONS: Final = frozenset({"ceil", "convert", "floor", "round-nearest-even"})
 _SUMS: Final = frozenset({"add", "subtract"})
+_ROUNDED: Final = ELEMENTWISE_OPCODES - _LOGICAL_OPCODES - {"abs", "convert", "negate"}
+"""What makes new numbers, of those that go element by element."""
 
 
 def timing_of(instruction: HloInstruction) -> Timing:
     """Returns the timing of an instruction's operation on one register of its elements.
+
+    Floats of 16 bits are widened for each operation, and its result is narrowed.
+    """
+    timing = _timing_in_registers(instruction)
+    if not is_half(instruction) or instruction.opcode not in _ROUNDED:
+        return timing
+    work, latency = 2 * _CONVERSION.work, 2 * _CONVERSION.latency
+    return Timing(timing.work + work, timing.latency + latency, timing.temporaries)
+
+
+def is_half(value: HloInstruction) -> bool:
+    """Whether a value is made of floats of 16 bits."""
+    shape = value.shape
+    return shape.is_array and shape.element_type.is_floating and shape.element_type.bits == 16
+
+
+def _timing_in_registers(instruction: HloInstruction) -> Timing:
+    """Returns the timing of an operation whose operands and result are as registers have them.
 
     A product that only a sum needs is part of the sum: the two are fused.
     """

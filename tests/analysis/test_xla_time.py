@@ -139,6 +139,20 @@ def test_work_grows_with_size_and_opcode() -> None:
     assert double > 2 * small
 
 
+def test_short_floats_are_converted() -> None:
+    """BF16 by instructions of its own, F16 in every operation but functions, which are of F32."""
+
+    def body_us(body: str, shape: str = "f32[4096]") -> float:
+        return step_us(simple(body, shape))
+
+    single = body_us("y = f32[4096] floor(e0)")
+    assert body_us("y = f16[4096] floor(e0)", "f16[4096]") > single, "of half the size"
+    narrowed = "n = bf16[4096] convert(e0)\ny = f32[4096] convert(n)"
+    assert body_us(narrowed) > 4 * single
+    function = body_us("y = f32[4096] exponential(e0)")
+    assert body_us("y = f16[4096] exponential(e0)", "f16[4096]") < 1.5 * function
+
+
 def test_large_arrays_come_from_memory() -> None:
     count = CACHED_BYTES // 4
     inside, outside = (

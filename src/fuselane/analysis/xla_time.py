@@ -35,7 +35,7 @@ from fuselane.analysis.while_loops import compute_trip_count, is_invariant
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.shape import PrimitiveType, Shape
 
 _FUNCTIONS: Final[Mapping[str, tuple[float, float]]] = {
     "erf": (1.0, 9.0),
@@ -101,6 +101,11 @@ _TURNING: Final = frozenset({"copy", "transpose"})
 _VECTOR_BITS: Final = 256
 _SINGLE_BITS: Final = 32
 _INTEGER_DIVISION: Final = 4.0
+_HALF_BITS: Final = 16
+_NARROWED: Final = {PrimitiveType.BF16: 9.0}
+_WIDENED: Final = {PrimitiveType.F16: 4.0}
+"""How much longer than an operation on f32 a conversion to BF16 takes XLA, which in its modules
+stands behind each operation, and an operation on F16: measured, 0.23 and 0.1 ns an element."""
 
 _IN_ORDER_THUNKS: Final = 8
 _IN_ORDER_BYTES: Final = 512
@@ -341,6 +346,9 @@ class _Clock:
         element = instruction.operands[-1].shape.element_type
         if not element.is_complex:
             kind = instruction.shape.element_type
+            if kind.bits == _HALF_BITS and kind.is_floating:
+                times = _NARROWED if opcode == "convert" else _WIDENED
+                return self._real(opcode, _SINGLE_BITS, count * times.get(kind, 1.0))
             return self._real(opcode, kind.bits, count, is_floating=kind.is_floating)
         real = _COMPLEX.get(opcode, {opcode: 2.0})
         bits = element.bits // 2

@@ -95,7 +95,7 @@ _STREAMS: Final = 2.0
 _NUM_STEPS: Final = 3
 
 
-_WIDENED: Final = 4.0
+_WIDENED: Final = 6.0
 """How much longer an operation on floats of 16 bits takes than one on integers: registers hold half
 as many, and they are converted there and back."""
 

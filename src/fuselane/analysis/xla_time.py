@@ -347,8 +347,7 @@ class _Clock:
         if not element.is_complex:
             kind = instruction.shape.element_type
             if kind.bits == _HALF_BITS and kind.is_floating:
-                times = _NARROWED if opcode == "convert" else _WIDENED
-                return self._real(opcode, _SINGLE_BITS, count * times.get(kind, 1.0))
+                return self._real(opcode, _SINGLE_BITS, count * _half_times(opcode, kind))
             return self._real(opcode, kind.bits, count, is_floating=kind.is_floating)
         real = _COMPLEX.get(opcode, {opcode: 2.0})
         bits = element.bits // 2
@@ -407,6 +406,14 @@ def _is_integer_division(instruction: HloInstruction) -> bool:
         and instruction.shape.element_type.is_integral
         and instruction.operands[1].opcode != "constant"
     )
+
+
+def _half_times(opcode: str, kind: PrimitiveType) -> float:
+    """Returns how much longer than on F32 an operation on floats of 16 bits takes."""
+    if opcode == "convert":
+        return _NARROWED.get(kind, 1.0)
+    is_function = opcode in _FUNCTIONS or opcode in _CALLS
+    return 1.0 if is_function else _WIDENED.get(kind, 1.0)
 
 
 def _share(instruction: HloInstruction) -> float:

@@ -49,7 +49,9 @@ class PricedMerger:
         max_consumers: How many kernels may compute the same.
         max_arrays: Large arrays that one kernel may read and write.
         max_instructions: How much one kernel may compute.
-        min_gain: Times the consumers take with it, those they and it take by themselves, at least.
+        min_gain: Factor by which all have to get faster.
+        min_shared_bytes: What makes arrays this large is compared as in one kernel with a consumer,
+            which returns them to the others, as `shared-work` makes it.
     """
 
     name: ClassVar[str] = "priced-merger"
@@ -57,6 +59,7 @@ class PricedMerger:
     max_arrays: int = 12
     max_instructions: int = 200
     min_gain: float = 1.1
+    min_shared_bytes: int = 256
 
     def run(self, module: HloModule, log: FusionLog) -> bool:
         """Merges what is worth it; returns whether anything was."""
@@ -163,6 +166,9 @@ class _Walk:
             sum(estimate_thunk_us(kernel, _COSTS, footprint=footprint) for kernel in several)
             for several in (kernels, merged)
         )
+        size = producer.shape.byte_size
+        if size >= self.options.min_shared_bytes:
+            apart_us -= _COSTS.thunk_us + _COSTS.moving_us(size, footprint)
         numbers = {"unfused_us": apart_us, "fused_us": merged_us, "users": float(len(users))}
         detail = (
             f"`{producer.name}` and what reads it take {apart_us:.3g} us, and {merged_us:.3g} us"

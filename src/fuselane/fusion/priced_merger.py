@@ -32,6 +32,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.transfer import clone_computation
+from fuselane.hlo.tuples import tuple_of
 
 _NAMING: Final = frozenset({"bitcast", "get-tuple-element"})
 """Opcodes of other names for arrays."""
@@ -50,8 +51,8 @@ class PricedMerger:
         max_arrays: Large arrays that one kernel may read and write.
         max_instructions: How much one kernel may compute.
         min_gain: Factor by which all have to get faster.
-        min_shared_bytes: What makes arrays this large is compared as in one kernel with a consumer,
-            which returns them to the others, as `shared-work` makes it.
+        min_shared_bytes: What makes an array this large has to get faster than it is in one kernel
+            with a consumer that returns the array to the others, as `shared-work` makes it.
     """
 
     name: ClassVar[str] = "priced-merger"
@@ -162,13 +163,17 @@ class _Walk:
         """Returns whether consumers that compute a kernel's value take less time than all apart."""
         kernels = [producer, *users]
         footprint = sum(a.shape.byte_size for a in {a for k in kernels for a in (k, *k.operands)})
-        apart_us, merged_us = (
-            sum(estimate_thunk_us(kernel, _COSTS, footprint=footprint) for kernel in several)
-            for several in (kernels, merged)
-        )
-        size = producer.shape.byte_size
-        if size >= self.options.min_shared_bytes:
-            apart_us -= _COSTS.thunk_us + _COSTS.moving_us(size, footprint)
+
+        def time_us(several: Sequence[HloInstruction]) -> float:
+            return sum(estimate_thunk_us(k, _COSTS, footprint=footprint) for k in several)
+
+        apart_us, merged_us = time_us(kernels), time_us(merged)
+        for place, user in enumerate(users):
+            if self._may_share(producer, user):
+                joined = _merged(producer, user, is_returned=True)
+                others = [*users[:place], *users[place + 1 :]]
+                apart_us = min(apart_us, time_us([joined, *others]))
+                joined.replace_operands([])
         numbers = {"unfused_us": apart_us, "fused_us": merged_us, "users": float(len(users))}
         detail = (
             f"`{producer.name}` and what reads it take {apart_us:.3g} us, and {merged_us:.3g} us"
@@ -179,13 +184,25 @@ class _Walk:
         saved_us = (apart_us - merged_us) / len(users)  # for each, as each gets a step in the log
         return allow(detail, saved_us=saved_us, **numbers)
 
+    def _may_share(self, producer: HloInstruction, user: HloInstruction) -> bool:
+        """Whether `shared-work` may make one kernel of the two, with both results."""
+        is_large = producer.shape.byte_size >= self.options.min_shared_bytes
+        return is_large and producer.backend_config == user.backend_config
 
-def _merged(producer: HloInstruction, consumer: HloInstruction) -> HloInstruction:
-    """Returns a consumer that computes a producer inside of it, as an instruction of its own."""
+
+def _merged(
+    producer: HloInstruction, consumer: HloInstruction, *, is_returned: bool = False
+) -> HloInstruction:
+    """Returns a consumer that computes a producer inside of it, and perhaps returns what it makes
+    as well, as an instruction of its own."""
     body = clone_computation(consumer.to_apply)
     fusion = consumer.clone(consumer.operands, called_computations=[body])
     read_once(fusion)
-    absorb(fusion, producer, is_last=False)
+    value = absorb(fusion, producer, is_last=False)
+    if is_returned:
+        results = body.root.operands if body.root.opcode == "tuple" else [body.root]
+        body.root = body.add(tuple_of([*results, value]))
+        fusion.shape = body.root.shape
     body.sort()
     share(body)
     body.remove_dead_instructions()

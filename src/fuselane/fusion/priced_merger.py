@@ -53,6 +53,8 @@ class PricedMerger:
         min_gain: Factor by which all have to get faster.
         min_shared_bytes: What makes an array this large has to get faster than it is in one kernel
             with a consumer that returns the array to the others, as `shared-work` makes it.
+        max_cached_bytes: Arrays of so many bytes together are priced as if they stayed in caches,
+            some of which the cores share, so that little is gained by not reading them again.
     """
 
     name: ClassVar[str] = "priced-merger"
@@ -61,6 +63,7 @@ class PricedMerger:
     max_instructions: int = 200
     min_gain: float = 1.1
     min_shared_bytes: int = 256
+    max_cached_bytes: int = 32 << 20
 
     def run(self, module: HloModule, log: FusionLog) -> bool:
         """Merges what is worth it; returns whether anything was."""
@@ -163,6 +166,8 @@ class _Walk:
         """Returns whether consumers that compute a kernel's value take less time than all apart."""
         kernels = [producer, *users]
         footprint = sum(a.shape.byte_size for a in {a for k in kernels for a in (k, *k.operands)})
+        if footprint <= self.options.max_cached_bytes:
+            footprint = 0
 
         def time_us(several: Sequence[HloInstruction]) -> float:
             return sum(estimate_thunk_us(k, _COSTS, footprint=footprint) for k in several)

@@ -144,7 +144,7 @@ def test_consumers_are_limited(limit: int, count: int) -> None:
         ({"max_instructions": 5}, 3),
     ],
 )
-def test_kernels_are_limited(options: dict[str, int], count: int) -> None:
+def test_kernels_are_limited(options: dict[str, Any], count: int) -> None:
     """Each reader would read two arrays, write one, and hold two kernels' instructions."""
     module, log = merge(f"{APART} {READERS} {TWO}", **options)
     assert len(kernels(module)) == count

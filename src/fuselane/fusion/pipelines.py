@@ -24,6 +24,7 @@ from fuselane.fusion.horizontal_loop_fusion import HorizontalLoopFusion
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.lane_kernels import LaneKernels
 from fuselane.fusion.multi_output_fusion import MultiOutputFusion
+from fuselane.fusion.priced_merger import PricedMerger
 from fuselane.fusion.priority_fusion import PriorityFusion
 from fuselane.fusion.shared_work import SharedWork
 from fuselane.fusion.single_edges import FuseEdge, SplitKernel
@@ -118,12 +119,14 @@ PIPELINES: Final[dict[str, Pipeline]] = {
             )
         ),
     ),
-    "fuselane": (LaneKernels(), SharedWork()),
+    "fuselane": (LaneKernels(), PricedMerger(), SharedWork()),
 }
 """The named pipelines: what the paper "Operator Fusion in XLA" describes, and XLA after it."""
 
 
-_REFINING: Final = frozenset({FuseEdge.name, LaneKernels.name, SharedWork.name, SplitKernel.name})
+_REFINING: Final = frozenset(
+    {FuseEdge.name, LaneKernels.name, PricedMerger.name, SharedWork.name, SplitKernel.name}
+)
 """Passes that go on from XLA's fusions instead of doing without them."""
 
 
@@ -200,6 +203,7 @@ PASSES: Final[dict[str, FusionPass]] = {
     InstructionFusion.name: InstructionFusion(),
     LaneKernels.name: LaneKernels(),
     MultiOutputFusion.name: MultiOutputFusion(),
+    PricedMerger.name: PricedMerger(),
     PriorityFusion.name: PriorityFusion(),
     SharedWork.name: SharedWork(),
     SplitKernel.name: SplitKernel(),

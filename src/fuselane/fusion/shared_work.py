@@ -15,7 +15,7 @@ handle: reductions, updates in place, kernels over different index spaces, bodie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
@@ -23,15 +23,17 @@ from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.dissolve import share
+from fuselane.fusion.elementwise_kernels import (
+    index_space,
+    is_elementwise_kernel,
+    large_arrays,
+)
 from fuselane.fusion.fuse import LOOP, Fuser
-from fuselane.fusion.opcodes import ELEMENTWISE
 from fuselane.fusion.traversal import Reachability
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-from fuselane.hlo.shape import Shape
 
-_MEMBERS: Final = ELEMENTWISE | {"bitcast", "broadcast", "constant", "iota", "parameter", "tuple"}
 _COSTS: Final = MachineCosts()
 
 
@@ -72,11 +74,11 @@ class _Walk:
         self.has_changed = False
 
     def run(self) -> bool:
-        kernels = [i for i in self.computation.post_order() if can_be_joined(i)]
+        kernels = [i for i in self.computation.post_order() if is_elementwise_kernel(i)]
         if len(kernels) < 2:
             return False
         self.reach = Reachability(self.computation.post_order())
-        self.spaces = {kernel: _space(kernel) for kernel in kernels}
+        self.spaces = {kernel: index_space(kernel) for kernel in kernels}
         for kernel in kernels:
             self._grow(kernel)
         if self.has_changed:
@@ -110,7 +112,7 @@ class _Walk:
     def _partners(self, kernel: HloInstruction) -> Iterator[HloInstruction]:
         """Yields the kernels over the same index space that read what it reads or makes."""
         arrays = [kernel, *kernel.operands, *(u for u in kernel.users if u.shape.is_array)]
-        space = _space(kernel)
+        space = index_space(kernel)
         for array in dict.fromkeys(arrays):
             if array.shape.is_array and array.shape.byte_size < self.options.min_shared_bytes:
                 continue
@@ -126,7 +128,7 @@ class _Walk:
         if kernel.backend_config != other.backend_config:
             detail = f"XLA runs `{kernel.name}` and `{other.name}` on different numbers of threads."
             return refuse(BoundaryReason.LOOP_SHAPES, detail)
-        arrays = _arrays(kernel) | _arrays(other)
+        arrays = large_arrays(kernel) | large_arrays(other)
         size = len(kernel.to_apply.instructions) + len(other.to_apply.instructions)
         if len(arrays) > options.max_arrays or size > options.max_instructions:
             detail = f"The kernel would go through {len(arrays)} arrays in {size} instructions."
@@ -137,7 +139,7 @@ class _Walk:
                 limit=options.max_arrays,
                 instructions=size,
             )
-        shared = _arrays(kernel) & _arrays(other)
+        shared = large_arrays(kernel) & large_arrays(other)
         saved = sum(array.shape.byte_size for array in shared)
         footprint = sum(array.shape.byte_size for array in arrays)
         saved_us = _COSTS.thunk_us + _COSTS.moving_us(saved, footprint)
@@ -168,35 +170,6 @@ class _Walk:
         body.remove_dead_instructions()
         self.has_changed = True
         del self.spaces[kernel], self.spaces[other]
-        if can_be_joined(joined):
-            self.spaces[joined] = _space(joined)
+        if is_elementwise_kernel(joined):
+            self.spaces[joined] = index_space(joined)
         return joined
-
-
-def can_be_joined(instruction: HloInstruction) -> bool:
-    """Whether an instruction is an elementwise kernel, with one or several results."""
-    if instruction.opcode != "fusion" or instruction.fusion_kind != LOOP:
-        return False
-    if instruction.control_predecessors or instruction.control_successors:
-        return False
-    return all(inner.opcode in _MEMBERS for inner in instruction.to_apply.instructions)
-
-
-def _space(kernel: HloInstruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the sizes and the layout that a kernel's loop goes by."""
-    shape: Shape = kernel.shape.tuple_shapes[0] if kernel.shape.is_tuple else kernel.shape
-    return shape.dimensions, shape.minor_to_major
-
-
-def _arrays(kernel: HloInstruction) -> set[HloInstruction]:
-    """Returns the arrays a kernel reads and writes that are as large as its results."""
-    size = max(shape.num_elements for shape in _results(kernel.shape))
-    made: Sequence[HloInstruction] = [kernel]
-    if kernel.shape.is_tuple:
-        made = [user for user in kernel.users if user.opcode == "get-tuple-element"]
-    arrays = (array for array in (*kernel.operands, *made) if array.shape.is_array)
-    return {array for array in arrays if array.shape.num_elements >= size}
-
-
-def _results(shape: Shape) -> tuple[Shape, ...]:
-    return shape.tuple_shapes or (shape,)

@@ -9,6 +9,7 @@ from fuselane.fusion.lane_kernels import LaneKernels
 from fuselane.fusion.pipelines import PIPELINES, Pipeline, parse_pipeline
 from fuselane.fusion.plan import read_plan
 from fuselane.fusion.plan_fusion import PlanFusion
+from fuselane.fusion.priced_merger import PricedMerger
 from fuselane.fusion.shared_work import SharedWork
 
 _PLAN_ENDING: Final = ".json"
@@ -25,7 +26,7 @@ def find_strategy(text: str) -> Pipeline:
     return parse_pipeline(text)
 
 
-_FOR_CPUS: Final = (LaneKernels, SharedWork)
+_FOR_CPUS: Final = (LaneKernels, PricedMerger, SharedWork)
 
 
 def is_for_cpus(strategy: Pipeline) -> bool:

@@ -520,6 +520,16 @@ def test_a_division_by_a_constant_is_none() -> None:
     assert known < unknown / 2
 
 
+def test_single_integers_are_divided_by_a_constant_in_a_few_operations() -> None:
+    """By the upper half of a product; vectors have no such product."""
+
+    def taken(opcode: str) -> float:
+        body = f"a = s32[] {opcode}(i, c)\ny = s32[] xor(a, e0)"
+        return scalars(f"c = s32[] constant(97)\n{body}", "s32[]")
+
+    assert taken("subtract") < taken("remainder") < 3 * taken("subtract")
+
+
 def test_a_row_written_by_all_lanes_together_is_no_larger_than_it_is() -> None:
     """Of a stream with a thousand rows."""
     row = """s = f32[24] reduce(e0, f0), dimensions={0}, to_apply=add_f32

@@ -19,7 +19,7 @@ from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.schedule import inner_runs, needs_lanes
-from fuselane.codegen.vector_timing import Timing, is_half, timing_of
+from fuselane.codegen.vector_timing import Timing, is_half, is_known, timing_of
 from fuselane.codegen.views import Views
 from fuselane.codegen.wide_dots import choose_side, count_wide_work
 from fuselane.hlo.computation import HloComputation
@@ -46,6 +46,9 @@ computed for each element of such an array."""
 _SHORT_ROOT: Final = Timing(8.5, 25)
 """An inverse root of scalars, in kernels without lanes: a root and a quotient, which do not branch.
 Two of them in a chain of a quaternion filter take 10 ns less of a step's 48."""
+
+_SHORT_DIVISION: Final = Timing(1.2, 8)
+"""A quotient or remainder of single integers by a constant, measured among up to eight others."""
 
 _IN_MEMORY: Final = 1.5
 """Scalar operations that loads, stores and indices take of what is done to an element of an array
@@ -197,7 +200,7 @@ def _work_us(
             return operations * costs.kernel_scalar_us * _EXCHANGE
     shape = instruction.shape
     is_small = shape.num_elements < _INDEPENDENT
-    cycles = _INDEXED_CYCLES.get(instruction.opcode, timing_of(instruction).work)
+    cycles = _INDEXED_CYCLES.get(instruction.opcode, _timing(instruction, program).work)
     is_indexed = instruction.opcode in _INDEXED_CYCLES
     if instruction.opcode == "scatter" and _takes_extremum(instruction):
         cycles += _EXTREMUM_CYCLES
@@ -347,9 +350,7 @@ def _latency_cycles(
     )
     if not count:
         return 0.0, 0.0
-    timing = timing_of(instruction)
-    if instruction.opcode == "rsqrt" and not program.has_lanes:
-        timing = _SHORT_ROOT
+    timing = _timing(instruction, program)
     length = timing.instructions * count
     match instruction.opcode:
         case "reduce":
@@ -365,3 +366,17 @@ def _latency_cycles(
         case "sort" | "reduce-window":
             return 0.0, length
     return timing.latency, length
+
+
+def _timing(instruction: HloInstruction, program: LaneProgram) -> Timing:
+    """Returns the timing of one operation of an instruction, on scalars if it makes few."""
+    opcode, shape = instruction.opcode, instruction.shape
+    if opcode == "rsqrt" and not program.has_lanes:
+        return _SHORT_ROOT
+    is_division = opcode in ("divide", "remainder") and shape.element_type.is_integral
+    is_single = is_division and shape.num_elements < _INDEPENDENT
+    return (
+        _SHORT_DIVISION
+        if is_single and is_known(instruction.operands[1])
+        else timing_of(instruction)
+    )

@@ -57,6 +57,7 @@ LAYERS: Final = FOUNDATION | {
     "explain": {"analysis", "fusion", "hlo", "xla.captured", *FOUNDATION},
     "backends": {
         "analysis.gpu_time",
+        "analysis.machine_costs",
         "analysis.refusal",
         "analysis.xla_time",
         "codegen",
@@ -90,6 +91,7 @@ LAYERS: Final = FOUNDATION | {
         *FOUNDATION,
     },
     "pipeline": {
+        "analysis.brief_loops",
         "analysis.dispatch",
         "analysis.gain",
         "analysis.small_calls",

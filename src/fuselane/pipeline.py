@@ -2,7 +2,9 @@
 
     quick look    is there a `while` at all? most modules end here, after a search in their bytes,
                   unless they are to be fused anew
-    parse         bytes to HLO objects
+    brief loops   are all over before a kernel could pay, as those of random keys are? so, too, end
+                  many modules, of which nothing but the message is read
+    parse         message to HLO objects
     take out      small loops leave the calls that XLA:CPU has put them into
     residuals     what one loop stacks for another that may as well compute it
     for each `while`, outermost first; the loops inside one that stays get their chance after it
@@ -38,6 +40,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fuselane import budget, collector, peek
+from fuselane.analysis.brief_loops import find_brief_loops
 from fuselane.analysis.dispatch import remove_dispatch_mark
 from fuselane.analysis.gain import is_over_soon
 from fuselane.analysis.small_calls import is_small_call, is_small_loop
@@ -49,7 +52,8 @@ from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.remainder import fuse_remainder
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.module import HloModule
+from fuselane.hlo.module import HloModule, read_message
+from fuselane.hlo.proto import Message
 from fuselane.hlo.verifier import verify
 from fuselane.lanes.ahead import Ahead, forget_trip_count, insert_ahead, undo_ahead
 from fuselane.lanes.checked_loop import is_reference
@@ -119,8 +123,11 @@ def _transform(
     has_loops: bool,
 ) -> bytes | None:
     deadline = budget.Deadline.after(options.max_compile_s)
+    message = read_message(data)
+    if strategy is None and _leaves_brief_loops(message, options, log, backend):
+        return None
     with budget.until(deadline):
-        module = HloModule.from_bytes(data)
+        module = HloModule.from_proto(message)
     check(module, options)
     kernels = Kernels(module, options, log, backend, deadline)
     if not (backend.comes_after_layouts or has_layouts(module)):
@@ -129,6 +136,20 @@ def _transform(
     with kernels.all_or_none():
         result = _replace_all(kernels, goes_on=strategy is not None) if has_loops else None
     return result if strategy is None else _fuse(kernels, strategy) or result
+
+
+def _leaves_brief_loops(
+    message: Message, options: Options, log: DecisionLog, backend: Backend
+) -> bool:
+    """Leaves a module to XLA, and records why, if all its loops are over before a kernel could pay;
+    returns whether it did."""
+    looks_closer = options.verify or options.verify_hlo or options.min_gain == 0
+    if looks_closer or not isinstance(backend, CpuBackend):
+        return False
+    brief = find_brief_loops(message, backend.costs)
+    for decision in brief or ():
+        log.append(decision)
+    return brief is not None
 
 
 def _replace_all(kernels: Kernels, *, goes_on: bool) -> bytes | None:

@@ -32,7 +32,7 @@ def check_duration(loop: HloInstruction, trip_count: int, xla_us: float) -> None
         UnsupportedError: if it takes less than MIN_XLA_TIME_US.
     """
     if xla_us < MIN_XLA_TIME_US:
-        detail = _describe_time(xla_us, trip_count)
+        detail = describe_time(xla_us, trip_count)
         raise refuse(Reason.NOT_PROFITABLE, loop, detail=detail, numbers={"xla_us": xla_us})
 
 
@@ -116,12 +116,13 @@ class Gain:
             kernel += f", as a thread has no registers for about {self.spilled:,.0f} values"
         if self.trip_count is None:
             return f"XLA takes about {_us(self.xla_us)} an iteration, {kernel}"
-        time = _describe_time(self.xla_us, self.trip_count)
+        time = describe_time(self.xla_us, self.trip_count)
         return time if self._is_over_soon else f"{time}, {kernel}"
 
 
-def _describe_time(xla_us: float, trip_count: int) -> str:
-    return f"XLA takes about {_us(xla_us)} for all its {trip_count:,} iterations"
+def describe_time(xla_us: float, trip_count: int, how: str = "about") -> str:
+    """Returns what a refusal says of XLA's time for all iterations of a loop."""
+    return f"XLA takes {how} {_us(xla_us)} for all its {trip_count:,} iterations"
 
 
 def _us(time: float) -> str:

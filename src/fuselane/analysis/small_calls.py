@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.proto import Message
 
 SMALL_CALL: Final = "xla_cpu_small_call"
 """The front-end attribute of such a call; of a loop while it is outside (`lanes.small_calls`)."""
@@ -21,13 +22,15 @@ SMALL_CALL: Final = "xla_cpu_small_call"
 
 def is_small_call(instruction: HloInstruction) -> bool:
     """Whether an instruction calls a computation that XLA compiles into one function."""
-    return instruction.opcode == "call" and _is_marked(instruction)
+    return instruction.opcode == "call" and is_marked(instruction.origin)
 
 
 def is_small_loop(instruction: HloInstruction) -> bool:
     """Whether an instruction is a loop that was taken out of such a call."""
-    return instruction.opcode == "while" and _is_marked(instruction)
+    return instruction.opcode == "while" and is_marked(instruction.origin)
 
 
-def _is_marked(instruction: HloInstruction) -> bool:
-    return instruction.frontend_attributes.get(SMALL_CALL, "").lower() == "true"
+def is_marked(message: Message) -> bool:
+    """Whether the HloInstructionProto of a call or loop has XLA's mark of a small call."""
+    attributes = message.frontend_attributes.map
+    return any(a.key == SMALL_CALL and a.value.lower() == "true" for a in attributes)

@@ -21,11 +21,13 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 _NUM_STEPS: Final = 3
-_MEMORY: Final = 3.0
+IN_MEMORY: Final = 3.0
+"""Scalar operations until a number is read that was written just before."""
 _ARRAY_IN_MEMORY: Final = 6.0
-_FLOATING: Final = 2.2
+FLOATING: Final = 2.2
+"""Scalar operations until what cheap opcodes make of floats is there."""
 _INTEGRAL: Final = 0.6
-_LATENCIES: Final[Mapping[str, float]] = {
+LATENCIES: Final[Mapping[str, float]] = {
     "atan2": 40.0,
     "cbrt": 40.0,
     "cosine": 26.0,
@@ -63,7 +65,7 @@ def estimate_chain_us(body: HloComputation, costs: MachineCosts) -> float:
     ends = []
     for _ in range(_NUM_STEPS):
         done = _run(body, {0: begin})
-        begin = {index: done[value] + _MEMORY for index, value in enumerate(root.operands)}
+        begin = {index: done[value] + IN_MEMORY for index, value in enumerate(root.operands)}
         ends.append(begin)
     first, last = ends[0], ends[-1]
     grown = max((last[index] - first[index] for index in last), default=0.0)
@@ -113,6 +115,6 @@ def _latency(instruction: HloInstruction) -> float:
         return 0.0
     if opcode in ELEMENTWISE_OPCODES and not shape.element_type.is_floating:
         return _INTEGRAL
-    if opcode in _LATENCIES:
-        return _LATENCIES[opcode]
-    return _FLOATING if opcode in ELEMENTWISE_OPCODES and opcode != "select" else 0.0
+    if opcode in LATENCIES:
+        return LATENCIES[opcode]
+    return FLOATING if opcode in ELEMENTWISE_OPCODES and opcode != "select" else 0.0

@@ -62,11 +62,12 @@ def compute_trip_count(loop: HloInstruction) -> int | None:
 
 def get_known_trip_count(loop: HloInstruction) -> int | None:
     """Returns the trip count that XLA attached to a `while`, or None."""
-    return _read_trip_count(loop.backend_config)
+    return read_trip_count(loop.backend_config)
 
 
 @lru_cache(maxsize=256)  # each look at a loop asks several times
-def _read_trip_count(backend_config: bytes) -> int | None:
+def read_trip_count(backend_config: bytes) -> int | None:
+    """Returns the trip count that is in the configuration XLA attached to a `while`, or None."""
     try:
         return int(json.loads(backend_config)["known_trip_count"]["n"])
     except (ValueError, KeyError, TypeError):

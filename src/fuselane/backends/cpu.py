@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, final
 
 from fuselane import config
+from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.analysis.xla_time import estimate_step_us, estimate_thunk_us
 from fuselane.backends.backend import KernelCall
 from fuselane.codegen.kernel import KernelCode, build_planned
@@ -43,39 +44,37 @@ class CpuBackend:
         options: What the user set.
         is_dry: Whether kernels are left without machine code, by who only wants to know what would
             become of a loop.
+        costs: What estimates rest on; by default those of this machine.
     """
 
     comes_after_layouts: ClassVar[bool] = True
 
     options: Options
     is_dry: bool = False
+    costs: MachineCosts = field(default_factory=lambda: load_costs(config.cache_dir()))
 
     def xla_step_us(self, loop: HloInstruction, *, is_compiled: bool) -> float:
         """Returns XLA:CPU's time for one iteration, thunk by thunk."""
-        return estimate_step_us(
-            loop,
-            load_costs(config.cache_dir()),
-            is_compiled=is_compiled,
-            num_cores=host_device().num_cores,
-        )
+        cores = host_device().num_cores
+        return estimate_step_us(loop, self.costs, is_compiled=is_compiled, num_cores=cores)
 
     def least_us(self, loop: HloInstruction) -> float:
         """Returns less than the products of one iteration take one thread."""
-        return estimate_least_us(loop, load_costs(config.cache_dir()), host_device())
+        return estimate_least_us(loop, self.costs, host_device())
 
     def xla_straight_us(self, members: Sequence[HloInstruction]) -> float:
         """Returns XLA:CPU's time for kernels that it runs one after the other."""
         arrays = dict.fromkeys([*members, *(o for m in members for o in m.operands)])
         footprint = sum(array.shape.byte_size for array in arrays)
-        costs, num_cores = load_costs(config.cache_dir()), host_device().num_cores
+        cores = host_device().num_cores
         return sum(
-            estimate_thunk_us(member, costs, footprint=footprint, num_cores=num_cores)
+            estimate_thunk_us(member, self.costs, footprint=footprint, num_cores=cores)
             for member in members
         )
 
     def straight_us(self, program: LaneProgram, plan: Plan) -> float:
         """Returns the time of a call of a kernel of straight-line code, on all threads."""
-        return estimate_straight_us(program, plan, load_costs(config.cache_dir()), host_device())
+        return estimate_straight_us(program, plan, self.costs, host_device())
 
     def plan(self, program: LaneProgram) -> Plan:
         """Returns the layout: vectors, tiles, threads."""
@@ -83,10 +82,10 @@ class CpuBackend:
 
     def kernel_us(self, program: LaneProgram, plan: Plan) -> tuple[float, float]:
         """Returns the times of one iteration and of a call besides, on all threads."""
-        costs, device = load_costs(config.cache_dir()), host_device()
+        device = host_device()
         return (
-            estimate_kernel_step_us(program, plan, costs, device),
-            estimate_kernel_call_us(program, plan, costs, device),
+            estimate_kernel_step_us(program, plan, self.costs, device),
+            estimate_kernel_call_us(program, plan, self.costs, device),
         )
 
     def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:

@@ -22,6 +22,20 @@ MAX_INSTRUCTIONS: Final = 250_000
 _COMPUTATION_SHIFT: Final = 32
 
 
+def read_message(data: bytes) -> Message:
+    """Returns the HloModuleProto that bytes are.
+
+    Raises:
+        VerificationError: if they are none.
+    """
+    try:
+        return HloModuleProto.FromString(data)
+    except DecodeError as error:
+        raise VerificationError(
+            f"These {len(data)} bytes are not an HloModuleProto: {error}."
+        ) from None
+
+
 @final
 class HloModule:
     """A program of computations, one of them the entry; equality is identity.
@@ -52,12 +66,11 @@ class HloModule:
             VerificationError: if `data` is not one, operands, roots or called computations are
                 missing, or there are more instructions than MAX_INSTRUCTIONS.
         """
-        try:
-            proto = HloModuleProto.FromString(data)
-        except DecodeError as error:
-            raise VerificationError(
-                f"These {len(data)} bytes are not an HloModuleProto: {error}."
-            ) from None
+        return cls.from_proto(read_message(data))
+
+    @classmethod
+    def from_proto(cls, proto: Message) -> HloModule:
+        """As `from_bytes`, of a HloModuleProto, whose computations it takes over."""
         count = sum(len(message.instructions) for message in proto.computations)
         if count > MAX_INSTRUCTIONS:
             raise VerificationError(

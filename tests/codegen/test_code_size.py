@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 
-from fuselane.codegen.kernel import build
+from fuselane.codegen.kernel import KernelCode, build
+from fuselane.codegen.llvm import optimised_ir
 from fuselane.config import Options
 from fuselane.lanes.form import form
 from tests.codegen.kernels import DEVICE
@@ -28,6 +29,12 @@ COMBINE: Final = """combine {{
     y = {type}[] parameter(1)
     ROOT z = {type}[] {name}(x, y)
 }}"""
+
+BEFORE: Final = """before {
+    x = f32[] parameter(0)
+    y = f32[] parameter(1)
+    ROOT z = pred[] compare(x, y), direction=LT
+}"""
 
 
 @pytest.mark.parametrize(
@@ -81,3 +88,22 @@ def test_sines_of_many_elements_are_made_in_a_loop(num_elements: int, num_sines:
     module = counting_loop(body, ["waves", "all"], carried, more=more)
     kernel = build(form(module, loop_of(module)), Options(), DEVICE)
     assert len(re.findall('= call .*"fuselane.sine.<', kernel.ir)) == num_sines
+
+
+@pytest.mark.parametrize("lanes", ["64,", ""])
+def test_a_long_sort_is_as_much_code_as_a_short_one(lanes: str) -> None:
+    """Its stages are a loop, in which LLVM exchanges elements side by side where lanes are not."""
+
+    def compile_sort(size: int) -> KernelCode:
+        shape = f"f32[{lanes}{size}]"
+        dimension = int(bool(lanes))
+        body = f"y = {shape} sort(e0), dimensions={{{dimension}}}, to_apply=before"
+        module = counting_loop(body, ["y"], [shape], more=BEFORE)
+        program = form(module, loop_of(module))
+        assert program.has_lanes == bool(lanes)
+        return build(program, Options(), DEVICE)
+
+    short, long = compile_sort(65), compile_sort(1000)
+    assert long.num_instructions <= short.num_instructions
+    if not lanes:
+        assert "llvm.masked.store.v" in optimised_ir(long.ir, vectorise=True)

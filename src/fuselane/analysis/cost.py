@@ -93,7 +93,7 @@ OPCODE_COST: Final[dict[str, float]] = {
 }
 """Vector operations per element of the result."""
 
-MAX_NEIGHBOUR_SORT: Final = 24
+MAX_NEIGHBOUR_SORT: Final = 16
 """Elements that are sorted by exchanging neighbours; more are merged."""
 
 UNKNOWN_TRIP_COUNT: Final = 16

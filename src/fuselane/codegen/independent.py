@@ -39,11 +39,24 @@ def mark_independent(module: ir.Module, blocks: Iterable[ir.Block]) -> None:
         num_stores = sum(access.opname == "store" for access in accesses)
         if end is None or block not in end.operands or num_stores != 1:
             continue
-        group = _Group(module)
-        for access in accesses:
-            access.set_metadata("llvm.access.group", group)
-        properties = module.add_metadata(["llvm.loop.parallel_accesses", group])
-        end.set_metadata("llvm.loop", LoopId(module, properties))
+        mark_loop(module, [block], block)
+
+
+def mark_loop(module: ir.Module, blocks: Iterable[ir.Block], last: ir.Block) -> None:
+    """Tells LLVM that a loop may take its iterations in any order.
+
+    Args:
+        module: What it is part of.
+        blocks: Those of the loop; others that read and write nothing may be among them.
+        last: The one that goes back to the first.
+    """
+    group = _Group(module)
+    for block in blocks:
+        for access in block.instructions:
+            if access.opname in _ACCESSES:
+                access.set_metadata("llvm.access.group", group)
+    properties = module.add_metadata(["llvm.loop.parallel_accesses", group])
+    last.terminator.set_metadata("llvm.loop", LoopId(module, properties))
 
 
 @final

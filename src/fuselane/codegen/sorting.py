@@ -12,9 +12,9 @@ Source: D. E. Knuth, The Art of Computer Programming 3, 5.2.2, Algorithm M.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 from llvmlite import ir
 
@@ -23,8 +23,9 @@ from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.independent import mark_loop
 from fuselane.codegen.indexing import Element, Index
-from fuselane.codegen.loops import counted_loop, emit_for_each
+from fuselane.codegen.loops import counted_loop, emit_for_each, emit_while_loop
 from fuselane.codegen.reduction import apply_computation
 from fuselane.codegen.types import llvm_type
 from fuselane.hlo.computation import HloComputation
@@ -35,29 +36,6 @@ Row = list[ir.Value]
 """What stands at one place of a sequence: an element of every sorted array."""
 
 _RANK: Final = PrimitiveType.S32
-
-
-class Stage(NamedTuple):
-    """Exchanges of places `i` and `i + distance`, for all i with `i & bit == rest`."""
-
-    bit: int
-    rest: int
-    distance: int
-
-
-def merge_exchange(size: int) -> Iterator[Stage]:
-    """Yields the stages that sort `size` elements; both places are always below `size`."""
-    if size < 2:
-        return
-    bit = top = 1 << (size - 1).bit_length() - 1
-    while bit:
-        outer, rest, distance = top, 0, bit
-        while True:
-            yield Stage(bit, rest, distance)
-            if outer == bit:
-                break
-            distance, outer, rest = outer - bit, outer >> 1, bit
-        bit >>= 1
 
 
 def emit_sort(emitter: Emitter, instruction: HloInstruction) -> None:
@@ -162,17 +140,12 @@ class _Sort:
         def sort_line(line: tuple[Index, ...]) -> None:
             with counted_loop(builder, 0, self._length, name="rank") as at:
                 rank.put(place, self._at(line, at), builder.trunc(at, llvm_type(_RANK)))
-            for stage in merge_exchange(self._length):
-                with counted_loop(
-                    builder, 0, self._length - stage.distance, name="exchange"
-                ) as left:
-                    bits = builder.and_(left, indexing.i64(stage.bit))
-                    is_here = builder.icmp_signed("==", bits, indexing.i64(stage.rest))
-                    with builder.if_then(is_here):
-                        exchange(line, left, stage.distance)
+            if self._length > 1:
+                _emit_merge_exchange(
+                    builder, self._length, lambda left, right: exchange(line, left, right)
+                )
 
-        def exchange(line: tuple[Index, ...], left: ir.Value, distance: int) -> None:
-            right = indexing.add(builder, left, distance)
+        def exchange(line: tuple[Index, ...], left: ir.Value, right: ir.Value) -> None:
             places = [self._at(line, left), self._at(line, right)]
             rows = [[column.get(place, at) for column in columns] for at in places]
             for at, row in zip(places, self._select(self._is_behind(*rows), *rows), strict=True):
@@ -204,3 +177,49 @@ class _Sort:
             builder, "compare", [left_rank, right_rank], types, PrimitiveType.PRED, direction="GT"
         )
         return builder.or_(behind, builder.and_(builder.not_(in_front), came_later))
+
+
+def _emit_merge_exchange(
+    builder: ir.IRBuilder, size: int, exchange: Callable[[ir.Value, ir.Value], None]
+) -> None:
+    """Emits the loops that sort `size` elements, two or more.
+
+    A stage exchanges the places `i` and `i + distance` for all i with `i & bit == rest`. No place
+    has part in two exchanges of a stage, so that LLVM may do them side by side.
+
+    Args:
+        builder: Positioned where the loops start; left behind them.
+        size: Number of places.
+        exchange: Emits the exchange of two places, the first of which is in front.
+    """
+    top = indexing.i64(1 << (size - 1).bit_length() - 1)
+    zero, one = indexing.i64(0), indexing.i64(1)
+
+    def emit_stage(values: list[ir.Value]) -> list[ir.Value]:
+        bit, rest, distance, outer = values
+        stop = builder.sub(indexing.i64(size), distance)
+        before = len(builder.function.blocks)
+        with counted_loop(builder, 0, stop, name="exchange") as counter:
+            left = indexing.bounded(counter, 0, size - 2)
+            is_here = builder.icmp_signed("==", builder.and_(left, bit), rest)
+            with builder.if_then(is_here):
+                right = builder.add(left, distance, flags=("nsw", "nuw"))
+                exchange(left, indexing.bounded(right, 1, size - 1))
+            last = builder.block
+        mark_loop(builder.module, builder.function.blocks[before:], last)
+        is_last = builder.icmp_signed("==", outer, bit)
+        half = builder.lshr(bit, one)
+        return [
+            builder.select(is_last, half, bit),
+            builder.select(is_last, zero, bit),
+            builder.select(is_last, half, builder.sub(outer, bit)),
+            builder.select(is_last, top, builder.lshr(outer, one)),
+        ]
+
+    emit_while_loop(
+        builder,
+        [top, zero, top, top],
+        lambda values: builder.icmp_signed("!=", values[0], zero),
+        emit_stage,
+        name="stages",
+    )

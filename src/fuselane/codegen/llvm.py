@@ -271,7 +271,7 @@ def _machine(target: HostTarget, opt_level: int) -> binding.TargetMachine:
 
     The code generator's level 1 leaves out of 3, on x86, only that instructions are scheduled once
     more when they have their registers, as LLVM's models of AMD's processors ask for: 2 to 25% of
-    LLVM's time, most where blocks are long, and none of the kernels'. On AArch64 it leaves out more.
+    LLVM's time, most where blocks are long, and none of kernels'. On AArch64 it leaves out more.
     """
     thorough = 1 if target.triple.startswith("x86_64") else 3
     effort = thorough if opt_level else 0

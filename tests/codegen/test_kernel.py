@@ -248,6 +248,26 @@ def test_long_rows_are_neither_gathered_nor_scattered() -> None:
 
 
 @layouts
+def test_long_rows_read_in_parts(lanes: int, options: Settings) -> None:
+    """Real and imaginary parts are apart by one, but make a whole."""
+    rows, part = f"f32[6,{lanes},40,2]", f"f32[1,{lanes},40,1]"
+    body = f"""
+      x = f32[1,{lanes},40,2] dynamic-slice(e1, i, zero, zero, zero), dynamic_slice_sizes={{1,{lanes},40,2}}
+      real = {part} slice(x), slice={{[0:1], [0:{lanes}], [0:40], [0:1]}}
+      imaginary = {part} slice(x), slice={{[0:1], [0:{lanes}], [0:40], [1:2]}}
+      product = {part} multiply(real, imaginary)
+      y = {part} add(e0, product)"""
+    module = counting_loop(body, ["y", "e1"], [part, rows], trip_count=6)
+
+    def step_of(i: int, y: NumpyArray, xs: NumpyArray) -> Sequence[NumpyArray]:
+        return y + xs[i : i + 1, ..., :1] * xs[i : i + 1, ..., 1:], xs
+
+    xs = some([6, lanes, 40, 2], seed=1)
+    compiled = check(module, step_of, 6, some([1, lanes, 40, 1]), xs, **options)
+    assert "gather.v16f32" not in compiled.code.ir and "gather.v8f32" not in compiled.code.ir
+
+
+@layouts
 @pytest.mark.parametrize("length", [64, 70])
 def test_long_rows_changed_where_they_are(lanes: int, options: Settings, length: int) -> None:
     """No element is made of one that has been changed already."""

@@ -73,11 +73,25 @@ def find_rows_to_stage(program: LaneProgram, lanes: int, max_bytes: int) -> dict
 
 
 def is_read_whole(value: HloInstruction) -> bool:
-    """Whether something reads all of a value, and not only parts that it takes out of it."""
-    return any(
-        is_read_whole(reader) if reader.opcode == "reshape" else reader.opcode not in _TAKING
-        for reader in value.users
-    )
+    """Whether as much of a value is read as there is: by what reads all of it, or in parts that are
+    taken out of it, such as the real and the imaginary ones of complex numbers."""
+    return _num_read(value) >= value.shape.num_elements
+
+
+def _num_read(value: HloInstruction) -> int:
+    """Returns how many of a value's elements its users read, but for those of gathers."""
+    count = 0
+    for user in value.users:
+        match user.opcode:
+            case "reshape":
+                count += _num_read(user)
+            case "gather":
+                continue
+            case "dynamic-slice" | "slice":
+                count += user.shape.num_elements
+            case _:
+                count += value.shape.num_elements
+    return count
 
 
 def _has_rows(shape: Shape, lane: int, lanes: int) -> bool:

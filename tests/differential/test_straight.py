@@ -126,6 +126,15 @@ def test_code_is_cut_behind_reductions_that_it_needs() -> None:
     check(program, values(3000), kernels=None)
 
 
+def test_code_is_cut_behind_the_place_of_the_largest() -> None:
+    """A reduction of values and places at once makes a tuple, whose elements are read behind it."""
+
+    def program(x: jax.Array) -> Any:
+        return x * jnp.argmax(x).astype(jnp.float32) + jnp.sin(x)
+
+    check(program, values(256, 256), kernels=None)
+
+
 def test_few_elements_read_in_loops() -> None:
     """Values of few elements per lane, which a loop over more elements reads."""
 

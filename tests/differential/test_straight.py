@@ -132,7 +132,7 @@ def test_code_is_cut_behind_the_place_of_the_largest() -> None:
     def program(x: jax.Array) -> Any:
         return x * jnp.argmax(x).astype(jnp.float32) + jnp.sin(x)
 
-    check(program, values(256, 256), kernels=None)
+    check(program, values(512), kernels=None)
 
 
 def test_few_elements_read_in_loops() -> None:

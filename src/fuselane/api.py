@@ -242,6 +242,8 @@ class _Scoped:
         self.inner = inner
         self._options = options
         self.fusion = fusion
+        self._made: tuple[Options, _Setting] | None = None
+        """The setting that calls are in, and the options that it is made of."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         with self._scope():
@@ -261,10 +263,14 @@ class _Scoped:
         active = _switchboard.active
         if config.switch() is False or (active is not None and self.fusion is None):
             return contextlib.nullcontext()
-        options = self._options if active is None else active.options
-        if self.fusion is not None:
-            options = replace(options, fusion=self.fusion, tuned=False)
-        return _switchboard.scope(_prepare(options))
+        given = self._options if active is None else active.options
+        made = self._made
+        if made is None or made[0] is not given:
+            options = given
+            if self.fusion is not None:
+                options = replace(given, fusion=self.fusion, tuned=False)
+            made = self._made = given, _prepare(options)
+        return _switchboard.scope(made[1])
 
 
 _STAGES: Final = frozenset({"trace", "lower", "compile", "eval_shape"})

@@ -126,6 +126,16 @@ def test_code_is_cut_behind_reductions_that_it_needs() -> None:
     check(program, values(3000), kernels=None)
 
 
+def test_code_is_cut_behind_the_place_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reduction of values and places at once makes a tuple, whose elements are read behind it."""
+    monkeypatch.setenv("FUSELANE_MIN_GAIN", "1e9")  # so that parts are tried, too
+
+    def program(x: jax.Array) -> Any:
+        return x * jnp.argmax(x).astype(jnp.float32) + jnp.sin(x)
+
+    check(program, values(512), kernels=0)
+
+
 def test_few_elements_read_in_loops() -> None:
     """Values of few elements per lane, which a loop over more elements reads."""
 

@@ -130,6 +130,25 @@ def test_code_is_cut_behind_a_reduction_that_is_read_again() -> None:
     assert parts == [{"sum"}, {"many", "y", "e"}]
 
 
+def test_elements_of_a_reduction_stay_with_it() -> None:
+    """A part's results are arrays: nothing else can leave a kernel."""
+    found = module_of(
+        """HloModule m
+        both { a = f32[] parameter(0) b = s32[] parameter(1) c = f32[] parameter(2)
+          d = s32[] parameter(3) e = f32[] maximum(a, c) f = s32[] maximum(b, d)
+          ROOT t = (f32[], s32[]) tuple(e, f) }
+        ENTRY main { x = f32[4096] parameter(0) n = s32[4096] iota(), iota_dimension=0
+          low = f32[] constant(0) zero = s32[] constant(0)
+          most = (f32[], s32[]) reduce(x, n, low, zero), dimensions={0}, to_apply=both
+          at = s32[] get-tuple-element(most), index=1 value = f32[] get-tuple-element(most), index=0
+          many = f32[4096] broadcast(value), dimensions={} y = f32[4096] divide(x, many)
+          ROOT r = (f32[4096], s32[]) tuple(y, at) }"""
+    )
+    members = [i for i in found.entry.instructions if i.opcode not in ("parameter", "tuple")]
+    parts = [{i.name for i in part} for part in cut(members)]
+    assert parts == [{"n", "low", "zero", "most", "at", "value"}, {"many", "y"}]
+
+
 def test_code_is_not_cut_behind_a_reduction_that_leaves() -> None:
     """Nobody else reads it."""
     entry = """x = f32[4096] parameter(0) zero = f32[] constant(0) y = f32[4096] sine(x)

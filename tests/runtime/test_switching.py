@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from fuselane import api, pipeline
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.errors import OptionError
+from fuselane.fusion.plan import write_plan
 
 LANES = 1000
 
@@ -158,6 +160,20 @@ def test_jit_ahead_of_time(watch: Watch) -> None:
     assert watch.num_fused == 2
     untyped: Any = fuselane.jit(program)
     assert untyped.eval_shape(argument()).shape == (LANES,)
+
+
+def test_jit_looks_at_its_strategy_once(watch: Watch, tmp_path: Path) -> None:
+    """Not in every call, where reading a plan takes longer than many a program."""
+    path = tmp_path / "plan.json"
+    write_plan(path, [])
+    function = fuselane.jit(program, fusion=str(path))
+    expected = function(argument())
+    path.unlink()
+    np.testing.assert_array_equal(function(argument()), expected)
+    write_plan(path, [])
+    fuselane.enable(min_gain=2.0)  # the function's other options are these now
+    function(argument())
+    assert [options.min_gain for options in watch.options] == [0.0, 2.0]
 
 
 def test_jit_as_decorator(watch: Watch) -> None:

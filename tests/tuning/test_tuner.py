@@ -20,7 +20,8 @@ from fuselane.device import host_device
 from fuselane.errors import InputError, OptionError
 from fuselane.tuner import tune_input
 from fuselane.tuning.candidate import Candidate
-from fuselane.tuning.evaluation import Progress
+from fuselane.tuning.evaluation import Progress, RefusedError
+from fuselane.tuning.measured import Measured
 from fuselane.tuning.result import Tuning
 from fuselane.tuning.searches import SEARCHES
 from fuselane.tuning.settings import TuneSettings
@@ -235,6 +236,12 @@ sys.exit(3)
 def example():
     return lambda x, y: jnp.sum(jnp.tanh(x) * y), (x, 2.0)
 """
+SHARING = """
+import jax.numpy as jnp
+
+def example():
+    return lambda x: (jnp.tanh(x) * 2, jnp.tanh(x) + 1), (jnp.ones(4096),)
+"""
 FUNCTION = SCRIPT.replace("sys.exit(3)", "").replace("int(sys.argv[1])", "0")
 
 
@@ -251,6 +258,21 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "jit__lambda" in [value["name"] for value in values]
     assert all(value["num_asked"] == 3 for value in values)
     assert set(values[0]["best"]) == {"fusion", "compiler_options"}
+
+
+def test_refusals_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With how many candidates each holds for."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RefusedError("It is refused on purpose.")
+
+    monkeypatch.setattr(Measured, "_check", fail)
+    path, results = tmp_path / "script.py", tmp_path / "results.json"
+    path.write_text(SHARING)
+    command = ["tune", f"{path}:example", "--from", "none", "--candidates", "2"]
+    assert cli.main([*command, "--json", str(results)]) == cli.OK
+    (value,) = json.loads(results.read_text())
+    assert value["refusals"] == {"It is refused on purpose.": 2}
 
 
 def test_a_function_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,8 +250,8 @@ def _reach(
 def cut(region: Sequence[HloInstruction]) -> list[list[HloInstruction]]:
     """Returns the parts of a region cut behind its reductions that large members depend on.
 
-    What does not lead to such a reduction stands behind all of them. There are no parts if that
-    leaves one only.
+    What does not lead to such a reduction stands behind all of them. Elements of a tuple stay with
+    it. There are no parts if that leaves one only.
     """
     inside = set(region)
     large = max(_size(member) for member in region) // _MIN_REDUCED
@@ -279,7 +279,9 @@ def cut(region: Sequence[HloInstruction]) -> list[list[HloInstruction]]:
                 stack.extend(o for o in member.operands if o in inside)
     parts: dict[int, list[HloInstruction]] = {}
     for member in region:
-        parts.setdefault(placed.get(member, last), []).append(member)
+        is_element = member.opcode == "get-tuple-element"
+        made = member.operands[0] if is_element else member
+        parts.setdefault(placed.get(made, last), []).append(member)
     return list(parts.values()) if len(parts) > 1 else []
 
 

@@ -67,4 +67,4 @@ class Tuning:
             "fusion": self.best.fusion,
             "compiler_options": dict(self.best.compiler_options),
         }
-        return values | {"gain": self.gain}
+        return values | {"refusals": dict(self.refusals), "gain": self.gain}

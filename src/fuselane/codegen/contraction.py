@@ -6,7 +6,9 @@
 XLA leaves it to LLVM, which fuses a product and its only user where both are in one basic block, as
 they are in XLA's kernels, and of two products the first. Kernels have more basic blocks, for what
 is rare or guarded, and which instructions share one depends on LLVM's passes; so those that HLO has
-side by side are fused here. Others, such as products that are summed up, are left to LLVM.
+side by side are fused here. Others, such as products that are summed up, are left to LLVM. So are
+two products of the same factors, of which LLVM makes one: `x * y - y * x` stays zero, and so does
+the imaginary part of a number times its conjugate.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ def contract(
     """
     if instruction.opcode not in ("add", "subtract"):
         return None
+    if _are_one_product(*instruction.operands):
+        return None
     for number, operand in enumerate(instruction.operands):
         product = values[number]
         if not (_is_for_one(operand) and _is_product(product)):
@@ -54,6 +58,20 @@ def _is_for_one(product: HloInstruction) -> bool:
     computation = product.computation
     is_root = computation is not None and computation.root is product
     return not is_root and product.users[0].operands.count(product) == 1
+
+
+def _are_one_product(left: HloInstruction, right: HloInstruction) -> bool:
+    """Whether both multiply the same factors, but for their signs."""
+    if left.opcode != "multiply" or right.opcode != "multiply":
+        return False
+    first, second = ([_unsigned(f) for f in product.operands] for product in (left, right))
+    return first in (second, second[::-1])
+
+
+def _unsigned(factor: HloInstruction) -> HloInstruction:
+    while factor.opcode == "negate":
+        factor = factor.operands[0]
+    return factor
 
 
 def _is_product(value: ir.Value) -> bool:

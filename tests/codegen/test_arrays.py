@@ -273,6 +273,28 @@ def test_literals() -> None:
     assert results.tolist() == [10, 4, 8, 6, 9]
 
 
+@pytest.mark.parametrize("lane", [0, 1, 2])
+def test_lanes_of_literals_lie_side_by_side(lane: int) -> None:
+    """One load, whichever dimension the lanes are, and no rows to be transposed in each step."""
+    sizes = [2, 3, 2]
+    sizes[lane] = WIDTH
+    values = np.arange(np.prod(sizes), dtype=np.int32).reshape(sizes)
+    moved = np.moveaxis(values, lane, -1)
+    results = np.zeros(moved.shape, np.int32)
+
+    def emit(function: Function, end: ir.Value) -> None:
+        place = make_place(function, make_block(function, WIDTH))
+        table = Literal(shape=shape_of(*sizes), lane=lane, values=values).in_memory(place)
+        for position in range(table.size):
+            value = table.get(place, table.flat(place, position))
+            store(function.builder, value, gep(function, end, i64(position * WIDTH)), S32)
+
+    text = run(emit, results)
+    np.testing.assert_array_equal(results, moved)
+    assert text.count(f"load <{WIDTH} x i32>") == results.size // WIDTH
+    assert "gather" not in text
+
+
 def test_scratch_of_a_tile() -> None:
     """Elements of a tile lie a pitch apart, those of a block at its first lane."""
     results = np.full(40, -1, np.int32)

@@ -60,3 +60,16 @@ def test_a_product_that_others_need_is_rounded(opt_level: int) -> None:
     sine = _run(body, ["y", "u", "s"], opt_level)[-1]
     np.testing.assert_array_equal(p, a * b)
     np.testing.assert_array_equal(y, _fused(-b, sine, p))
+
+
+@pytest.mark.parametrize("opt_level", [1, 2])
+def test_two_products_of_the_same_factors_cancel(opt_level: int) -> None:
+    body = f"""
+      s = f32[{_LANES}] sine(e0)
+      t = f32[{_LANES}] sine(e1)
+      u = f32[{_LANES}] multiply(s, t)
+      n = f32[{_LANES}] negate(t)
+      v = f32[{_LANES}] multiply(n, s)
+      y = f32[{_LANES}] add(u, v)"""
+    y = _run(body, ["y", "e1", "e2"], opt_level)[3]
+    np.testing.assert_array_equal(y, 0.0)

@@ -232,6 +232,15 @@ def test_mandelbrot_of_a_fixed_number_of_steps() -> None:
     check_loop(program, points)
 
 
+def test_a_number_times_its_conjugate_is_real() -> None:
+    """The root of what rounding would leave of its imaginary part is NaN in half of all lanes."""
+
+    def step(z: jax.Array, _: None) -> Any:
+        return z * (0.99 + 0.1j), jnp.sqrt(lax.imag(z * jnp.conj(z)))
+
+    check_loop(lambda z: repeat(step, z), random_complex((61,)))
+
+
 def test_mandelbrot_of_as_many_steps_as_needed() -> None:
     def escape(c: jax.Array) -> Any:
         def go_on(state: Any) -> jax.Array:

@@ -45,13 +45,18 @@ class Literal(Array):
         return self.in_memory(place).get(place, index)
 
     def in_memory(self, place: Place) -> Memory:
-        """Returns the same constant as a read-only array of the LLVM module."""
+        """Returns the same constant as a read-only array of the LLVM module, lanes side by side."""
         if not self.placed:
+            order = list(range(self.values.ndim))
+            if self.lane is not None:
+                order.append(order.pop(self.lane))
+            values = self.values.transpose(order)
+            strides = dict(zip(order, row_major_strides(values.shape), strict=True))
             memory = Memory(
                 shape=self.shape,
                 lane=self.lane,
-                pointer=global_constant(place.builder.module, self.values),
-                strides=row_major_strides(self.shape.dimensions),
+                pointer=global_constant(place.builder.module, values),
+                strides=tuple(strides[dimension] for dimension in range(len(order))),
                 written=Written.NEVER,
             )
             self.placed.append(memory)

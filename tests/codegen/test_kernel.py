@@ -251,8 +251,9 @@ def test_long_rows_are_neither_gathered_nor_scattered() -> None:
 def test_long_rows_read_in_parts(lanes: int, options: Settings) -> None:
     """Real and imaginary parts are apart by one, but make a whole."""
     rows, part = f"f32[6,{lanes},40,2]", f"f32[1,{lanes},40,1]"
+    sizes = f"dynamic_slice_sizes={{1,{lanes},40,2}}"
     body = f"""
-      x = f32[1,{lanes},40,2] dynamic-slice(e1, i, zero, zero, zero), dynamic_slice_sizes={{1,{lanes},40,2}}
+      x = f32[1,{lanes},40,2] dynamic-slice(e1, i, zero, zero, zero), {sizes}
       real = {part} slice(x), slice={{[0:1], [0:{lanes}], [0:40], [0:1]}}
       imaginary = {part} slice(x), slice={{[0:1], [0:{lanes}], [0:40], [1:2]}}
       product = {part} multiply(real, imaginary)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything there is to see on a machine with an NVIDIA GPU, in about nine minutes: correctness, CartPole, the suite.
+# Everything there is to see on a machine with an NVIDIA GPU, in about nine minutes: correctness, CartPole, strategies, the suite.
 #
 #     benchmarks/gpu.sh [--packages FOLDER] [--seconds S] [--results FOLDER] [--dry]
 #

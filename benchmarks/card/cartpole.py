@@ -29,11 +29,13 @@ import fuselane
 from card.nvrtc import compile_cuda
 from card.series import Row, describe_error, measure_all, run_series
 from card.sizes import QUICK_SIZES, SIZES
+from fuselane.analysis.hlo_cost import compute_total
 from fuselane.cartpole.constants import STEPS_WITHOUT_RESET
 from fuselane.cartpole.problem import Problem, make_problem
 from fuselane.cartpole.variants import PEER_VARIANT, VARIANTS
 from fuselane.codegen.thread_plan import choose_block_threads
 from fuselane.gpu import WARP_LANES, GpuDescription, describe_gpu
+from fuselane.hlo.module import HloModule
 from fuselane.runtime.ptx_call import PTX_TARGET
 
 CUDA_SOURCE: Final = Path(__file__).with_name("cartpole.cu")
@@ -156,12 +158,14 @@ def describe_card() -> GpuDescription | None:
 
 
 def count_flops(variant: str, problem: Problem) -> float:
-    """Returns the floating-point operations of a run as XLA counts them in one step, which takes a
-    sine for one."""
+    """Returns the operations of a run on numbers of any type, sines and the like apart, as many as
+    XLA counts in one step of what JAX lowers for a CPU: for a GPU, random numbers are one call."""
     arguments = VARIANTS[variant].get_arguments(problem)
-    lowered = jax.jit(VARIANTS[variant].make_rollout(1)).lower(*arguments)
-    costs: Any = lowered.cost_analysis() or {}
-    return float(costs.get("flops", 0.0)) * problem.num_steps
+    traced = jax.jit(VARIANTS[variant].make_rollout(1)).trace(*arguments)
+    lowered = traced.lower(lowering_platforms=("cpu",))
+    proto = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    cost = compute_total(HloModule.from_bytes(proto).entry)
+    return cost.flops * problem.num_steps
 
 
 def time_in_turns(runs: dict[str, Run]) -> dict[str, float]:

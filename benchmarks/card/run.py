@@ -26,7 +26,14 @@ TESTS: Final = BENCHMARKS.parent / "tests"
 NO_GPU: Final = "There is no NVIDIA GPU here, or no driver: nvidia-smi is missing."
 ONLY_CPU: Final = "JAX sees no NVIDIA GPU here. Its first device: {}."
 GPU_PLATFORMS: Final = ("gpu", "cuda")
-SHARES: Final = {"loops": 0.10, "cartpole": 0.30, "suite": 0.30, "peers": 0.12, "tests": 0.18}
+SHARES: Final = {
+    "loops": 0.10,
+    "cartpole": 0.22,
+    "strategies": 0.14,
+    "suite": 0.28,
+    "peers": 0.09,
+    "tests": 0.17,
+}
 """Parts in order, with their shares of the time; what one leaves goes to those behind it."""
 
 MAX_WORKERS: Final = 16
@@ -60,6 +67,7 @@ def main() -> int:
         return rehearse(found, options)
     folder = options.results or RESULTS
     found["machine"] = describe()
+    found |= load_parts(found, folder)
     missing = find_missing(found["machine"])
     if missing:
         found["nothing measured"] = missing
@@ -91,7 +99,8 @@ def run_parts(
             out = Path(parts) / f"{part}.json"
             command = list_command(part, out, seconds, options, found["machine"]["card"])
             print(f"== {part}, at most {seconds:.0f} s", file=sys.stderr, flush=True)
-            found[part] = run_part(command, out, seconds)
+            start = time.strftime("%Y-%m-%d %H:%M")
+            found[part] = {"start": start} | run_part(command, out, seconds)
             write(found, folder)
 
 
@@ -195,7 +204,8 @@ def is_wrong(found: Mapping[str, Any]) -> bool:
         result = (found.get(part) or {}).get("result") or []
         return list(result["rows"] if isinstance(result, dict) else result)
 
-    wrong = any(row.get("wrong") for row in [*rows("cartpole"), *rows("loops")])
+    parts = ("loops", "cartpole", "strategies")
+    wrong = any(row.get("wrong") for part in parts for row in rows(part))
     return wrong or any(row.get("agrees") is False for row in rows("suite"))
 
 
@@ -203,6 +213,13 @@ def stem(found: Mapping[str, Any]) -> str:
     """Returns the name of the files."""
     card = re.sub(r"[^a-z0-9]+", "-", found["machine"]["card"].partition(",")[0].lower())
     return f"gpu-{found['date'][:10]}-{card.strip('-')[:MAX_NAME] or 'unknown'}"
+
+
+def load_parts(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the parts that were measured on the same card earlier that day."""
+    path = folder / f"{stem(found)}.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {part: earlier[part] for part in SHARES if part in earlier}
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
@@ -227,7 +244,8 @@ def make_page(found: Mapping[str, Any]) -> str:
         if part not in found:
             continue
         entry = found[part]
-        lines += ["", f"## {part}", "", f"{entry['ended']}, {entry['seconds']:.0f} s", ""]
+        ended = f"{entry['ended']}, {entry['seconds']:.0f} s from {entry['start'][-5:]} on"
+        lines += ["", f"## {part}", "", ended, ""]
         lines += _TABLES[part](entry)
         if entry["ended"] != "exit code 0":
             lines += ["", "```", *entry["said"].splitlines()[-5:], "```"]
@@ -255,6 +273,25 @@ def _list_cartpole(entry: Mapping[str, Any]) -> list[str]:
         remarks += [f"- {where}: {name} failed: {text}" for name, text in row["failed"].items()]
         remarks += [f"- {where}: {name} is off by {off}" for name, off in row["wrong"].items()]
         remarks += [f"- {where}: {text}" for text in row["remarks"]]
+    return [*lines, "", *remarks]
+
+
+def _list_strategies(entry: Mapping[str, Any]) -> list[str]:
+    rows = [row for row in entry["result"] or [] if "ms" in row]
+    names = list(dict.fromkeys(name for row in rows for name in row["ms"]))
+    lines = [
+        f"| Program | {' | '.join(f'{name}, ms' for name in names)} |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    remarks: list[str] = []
+    for row in entry["result"] or []:
+        if "error" in row:
+            remarks.append(f"- {row['name']}: {row['error']}")
+            continue
+        cells = " | ".join(_ms(row["ms"].get(name)) for name in names)
+        lines.append(f"| {row['name']} | {cells} |")
+        for what in ("failed", "wrong", "said"):
+            remarks += [f"- {row['name']}, {k}: {what}: {v}" for k, v in row[what].items()]
     return [*lines, "", *remarks]
 
 
@@ -315,6 +352,7 @@ def _ratio(ms: Mapping[str, float], other: str) -> str:
 _TABLES: Final = {
     "loops": _list_loops,
     "cartpole": _list_cartpole,
+    "strategies": _list_strategies,
     "suite": _list_suite,
     "peers": _list_peers,
     "tests": _list_tests,

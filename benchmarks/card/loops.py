@@ -38,8 +38,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.names is not None:
         # XLA leaves out 13 of a float's 24 bits in products of matrices unless it is told not to.
-        jax.config.update("jax_default_matmul_precision", "highest")
-        return measure_all(options.names, options.out, compare)
+        with jax.default_matmul_precision("highest"):
+            return measure_all(options.names, options.out, compare)
     names = [f"{name} {lanes}" for name in PROGRAMS for lanes in SIZES]
     names += [] if options.quick else [f"{name} {MANY}" for name in ("picking", "drawn", "rows")]
     rows: list[Row] = []

@@ -50,9 +50,9 @@ def main() -> int:
     parser.add_argument("--names", nargs="*", help="measures these in this process")
     options = parser.parse_args()
     if options.names is not None:
-        jax.config.update("jax_default_matmul_precision", "highest")
         measured = functools.partial(measure, is_quick=options.quick)
-        return measure_all(options.names, options.out, measured)
+        with jax.default_matmul_precision("highest"):
+            return measure_all(options.names, options.out, measured)
     names = QUICK_NAMES if options.quick else [CARTPOLE, *(p.name for p in PROGRAMS)]
     flags = ["--quick"] if options.quick else []
     rows: list[Row] = []

@@ -154,6 +154,21 @@ def test_changed_signatures_are_written() -> None:
     assert "entry_computation_layout={(f32[8]{0})->(f32[8]{0}, f32[8]{0})}" in text
 
 
+def test_layouts_agreed_with_the_caller_stay() -> None:
+    """XLA assigns layouts to instructions on its way to those of the entry computation."""
+    text = """HloModule m, entry_computation_layout={(f32[2,3]{0,1})->f32[2,3]{0,1}}
+    ENTRY main {
+      x = f32[2,3]{0,1} parameter(0)
+      ROOT y = f32[2,3]{0,1} negate(x)
+    }"""
+    module = xla.module_of(text)
+    for instruction in module.entry.instructions:
+        instruction.shape = Shape.array(PrimitiveType.F32, (2, 3))
+    assert "entry_computation_layout={(f32[2,3]{0,1})->f32[2,3]{0,1}}" in xla.to_text(
+        module.to_bytes()
+    )
+
+
 def test_constants_of_any_size() -> None:
     array = np.arange(100_000, dtype=np.int64)
     main = HloComputation.create("main")

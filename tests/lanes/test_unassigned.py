@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from fuselane import pipeline
@@ -150,3 +153,26 @@ def test_no_order_is_made_that_fusions_would_break() -> None:
     assert module is not None
     assert "custom-call" in {i.opcode for i in module.entry.instructions}
     assert not any(i.control_predecessors for i in module.entry.instructions)
+
+
+def test_parts_of_complex_numbers_are_put_together_without_bitcasts() -> None:
+    """XLA:GPU would give both sides of a bitcast one layout, and refuse the module."""
+
+    def step(z: jax.Array, _: None) -> Any:
+        return z * (0.9 + 0.3j), (z[2:3], z[5], z[:1].reshape(1, 1))
+
+    start = jnp.ones(61, jnp.complex64)
+    lowered: Any = jax.jit(lambda z: lax.scan(step, z, length=7)).lower(start)
+    data = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    options = Options(min_gain=0, cache_mib=0, verify_hlo=True)
+    out = pipeline.transform(data, options, DecisionLog(), GpuBackend(options, H200))
+    assert out is not None
+    module = HloModule.from_bytes(out)
+    opcodes = [i.opcode for c in module.computations for i in c.instructions]
+    assert "custom-call" in opcodes and "bitcast" not in opcodes
+    made = module.entry.root.operands[1:]
+    assert [(value.opcode, value.shape.dimensions) for value in made] == [
+        ("complex", (7, 1)),
+        ("complex", (7,)),
+        ("complex", (7, 1, 1)),
+    ]

@@ -135,8 +135,19 @@ class HloComputation:
         )
 
     def has_changed_signature(self) -> bool:
-        """Whether parameters' or root's shapes differ from those the computation was read with."""
-        return self._signature() != self._signature_in_proto
+        """Whether parameters or root hold other elements than those the computation was read with.
+
+        An order in memory does not count: of an entry computation that is agreed with who calls it.
+        """
+        before = self._signature_in_proto
+        if before is None:
+            return True
+        (were, root), (are, new_root) = before, self._signature()
+        return (
+            len(were) != len(are)
+            or not root.is_compatible(new_root)
+            or not all(a.is_compatible(b) for a, b in zip(were, are, strict=True))
+        )
 
     def _signature(self) -> _Signature:
         return tuple(parameter.shape for parameter in self.parameters), self.root.shape

@@ -33,9 +33,10 @@ from fuselane.decisions import call_of
 from fuselane.errors import VerificationError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.proto import OutputOperandAliasing
+from fuselane.hlo.proto import OutputOperandAliasing, SliceDimensions
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.hlo.tuples import element_of
+from fuselane.lanes.complex_parts import NUM_PARTS
 from fuselane.lanes.epilogue import add_epilogue
 from fuselane.lanes.layout import physical_shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
@@ -286,11 +287,33 @@ class _Replacement:
         return self._in_shape(value, physical_shape(value.shape))
 
     def _in_shape(self, value: HloInstruction, shape: Shape) -> HloInstruction:
-        """Returns the same bytes as an array of another shape."""
+        """Returns the same bytes as an array of another shape.
+
+        XLA makes no bitcasts before it assigns layouts: it would give both sides the same one. Only
+        parts of complex numbers have another shape there than the numbers.
+        """
         if value.shape == shape:
             return value
+        if self.constrains_layouts:
+            parts = [self._part(value, number) for number in range(NUM_PARTS)]
+            return self.computation.add(
+                HloInstruction.create("complex", shape, parts), before=self.loop
+            )
         bitcast = HloInstruction.create("bitcast", shape, [value], name=value.name)
         return self.computation.add(bitcast, before=self.loop)
+
+    def _part(self, value: HloInstruction, number: int) -> HloInstruction:
+        """Returns the real or the imaginary parts of an array that has both in a last dimension."""
+        *sizes, _ = value.shape.dimensions
+        element = value.shape.element_type
+        ranges = [SliceDimensions(start=0, limit=size, stride=1) for size in sizes]
+        ranges.append(SliceDimensions(start=number, limit=number + 1, stride=1))
+        column = HloInstruction.create(
+            "slice", Shape.array(element, [*sizes, 1]), [value], slice_dimensions=ranges
+        )
+        self.computation.add(column, before=self.loop)
+        part = HloInstruction.create("reshape", Shape.array(element, sizes), [column])
+        return self.computation.add(part, before=self.loop)
 
     def _rewire(self, call: HloInstruction) -> None:
         """Makes all users of the loop use the call's results instead."""

@@ -3,8 +3,8 @@
 Tests come in an order drawn at random, the same each time: what there is time for is of all kinds.
 Tests of loops compare results only, since on a GPU other loops than on a CPU may be left to XLA.
 Floats that are off by a little count as rounded, where a test asks for less: sums and products are
-contracted by ptxas, in XLA's kernels as in ours; which are depends on what it sees at once. Products
-of matrices are in full precision, of which XLA leaves out 13 of 24 bits unless it is told not to.
+contracted by ptxas, in XLA's kernels as in ours; which are depends on what it sees at once. In
+products of matrices XLA leaves out 13 of 24 bits unless it is told not to, as it is here.
 Tests marked `for_cpus` assert what only the CPU's kernels do, and are skipped.
 
 python -m pytest -p card.counting --results=OUT.json

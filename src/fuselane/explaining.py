@@ -48,6 +48,10 @@ DONATED_NOTE: Final = (
     "The fusion strategy in force leaves this module to XLA, which would forget that large"
     " arguments are donated."
 )
+FOR_CPUS_NOTE: Final = (
+    "The fusion strategy in force goes on from XLA:CPU's fusions only, so this module keeps those"
+    " that XLA makes for the GPU."
+)
 
 
 def report_on(
@@ -100,8 +104,10 @@ def _as_set(
 ) -> ModuleModel:
     """Returns the model of a module as it is fused with options, by some passes or by XLA."""
     if captured.gpu is not None:
-        if choice.strategy is None or is_for_cpus(choice.strategy):
+        if choice.strategy is None:
             return _model(captured, log)
+        if is_for_cpus(choice.strategy):
+            return _model(_noted(captured, FOR_CPUS_NOTE), log)
         return _fused_on_gpu(captured, log, options, choice.strategy, captured.gpu)
     passes = choice.strategy_of(_unscheduled(captured))
     if options.tuned:
@@ -131,14 +137,16 @@ def _fused(
     except Exception as error:
         note = f"The fusion strategy failed, so XLA's own is shown: {hook.describe(error)}."
         return _model(_noted(captured, note), log)
+    run = StrategyRun(log=steps, unfused=unfused, has_xlas=has_xlas)
     refusals = describe_refusals(steps)
     if pipeline.leaves_as_it_is(passes, steps, module):
-        return _model(_noted(captured, UNCHANGED_NOTE, *refusals), log)
+        left = replace(run, is_in_force=False)
+        return _model(_noted(captured, UNCHANGED_NOTE, *refusals), log, left)
     before = [stage for stage in captured.stages if not stage.is_scheduled]
     fused = CapturedStage(pipeline="fuselane", name="fusion", data=final)
     captured = replace(captured, stages=(*before, fused), final=final)
     captured = _noted(captured, _summarise(steps) if has_xlas else STRATEGY_NOTE, *refusals)
-    return _model(captured, log, StrategyRun(log=steps, unfused=unfused, has_xlas=has_xlas))
+    return _model(captured, log, run)
 
 
 def _fused_on_gpu(
@@ -153,8 +161,9 @@ def _fused_on_gpu(
     unfuse_on_gpu(unfused)
     try:
         formed = gpu_fusion.form(captured.module(), gpu, passes)
+        run = StrategyRun(log=formed.log, unfused=unfused, is_in_force=formed.is_new)
         if not formed.is_new:
-            return _model(_noted(captured, SAME_NOTE), log)
+            return _model(_noted(captured, SAME_NOTE), log, run)
         made = gpu_fusion.finish(formed, target_of(gpu), options.max_compile_s, with_usage=True)
     except Exception as error:
         note = f"XLA's own fusions are shown, not those of the strategy: {hook.describe(error)}."
@@ -170,7 +179,7 @@ def _fused_on_gpu(
         parts=made.parts,
     )
     captured = _noted(captured, STRATEGY_NOTE)
-    return _model(captured, log, StrategyRun(log=formed.log, unfused=unfused))
+    return _model(captured, log, run)
 
 
 def _noted(captured: CapturedModule, *notes: str) -> CapturedModule:

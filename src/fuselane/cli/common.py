@@ -47,6 +47,16 @@ def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(f"{str(path)!r} cannot be written: {error.strerror}.")
 
 
+def add_fusion(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that names a fusion strategy."""
+    parser.add_argument(
+        "--fusion",
+        default="",
+        metavar="STRATEGY",
+        help="a pipeline by name or as text, or a plan, instead of XLA's own fusions",
+    )
+
+
 def say(line: str) -> None:
     """Prints a line about what is going on."""
     print(line, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fuselane
 from fuselane import config
-from fuselane.cli.common import OK, say
+from fuselane.cli.common import OK, add_fusion, say
 from fuselane.explaining import OFF_NOTE
 from fuselane.script import prepare_for_script, run_script
 
@@ -19,12 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also run every loop as XLA does, and fail where results differ",
     )
-    parser.add_argument(
-        "--fusion",
-        default="",
-        metavar="STRATEGY",
-        help="a pipeline by name or as text, or a plan, instead of XLA:CPU's own fusions",
-    )
+    add_fusion(parser)
     parser.add_argument(
         "--no-loops", action="store_true", help="leave loops to XLA; with --fusion, say"
     )

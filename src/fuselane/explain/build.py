@@ -7,6 +7,7 @@ loops        trip counts, kernels per iteration, launches under XLA and under Fu
 edges        every value that crosses from one kernel to another, through loops and tuples
 boundaries   why each of them is one: from where it crosses, or by the target's fusion rules
 stages       what each pass made of the module
+strategy     every answer of the passes that were tried instead of XLA's, yes and no
 advice       what the user can do about it, with the gain by the same model
 """
 
@@ -35,6 +36,7 @@ from fuselane.explain.loops import describe_loops
 from fuselane.explain.model import InstructionModel, ModuleModel
 from fuselane.explain.provenance import Provenance
 from fuselane.explain.recomputed import find_recomputed
+from fuselane.explain.strategy import describe_strategy
 from fuselane.explain.timeline import describe_stages
 from fuselane.explain.why import Judge, Rules
 from fuselane.explain.why_cpu import CpuRefusals
@@ -61,7 +63,7 @@ def build_module(
         decisions: What Fuselane decided about loops; those of other modules are passed over.
         costs: Of the machine, for a CPU; None for those built in.
         num_cores: Cores XLA may use on a CPU.
-        strategy: What fused it, if that was not XLA.
+        strategy: What was tried instead of XLA's own fusions, if anything was.
     """
     module = captured.module()
     remove_dispatch_mark(module)
@@ -70,14 +72,15 @@ def build_module(
     earlier = [read for read in (unfused and unfused.module, first) if read is not None]
     provenance = Provenance(module, launches.callers, earlier)
     machine = costs or MachineCosts()
-    clock = _choose_clock(captured, machine, num_cores, strategy)
+    in_force = strategy if strategy is not None and strategy.is_in_force else None
+    clock = _choose_clock(captured, machine, num_cores, in_force)
     own = [d for d in decisions if d.module == captured.name]
     rules: Rules
-    if strategy is not None:
+    if in_force is not None:
         rest = None
-        if strategy.has_xlas:
+        if in_force.has_xlas:
             rest = CpuRefusals(module, captured.module(), unfused and unfused.module).why
-        rules = StrategyRefusals(strategy, module, rest).why
+        rules = StrategyRefusals(in_force, module, rest).why
     elif captured.gpu is None:
         rules = CpuRefusals(module, captured.module(), unfused and unfused.module).why
     else:
@@ -93,6 +96,7 @@ def build_module(
         instructions=_describe_instructions(module, launches, provenance),
         compile_s=captured.compile_s,
         notes=captured.notes,
+        strategy=None if strategy is None else describe_strategy(strategy),
     )
     return replace(model, advice=give_advice(_view(model, launches, captured, machine, first)))
 

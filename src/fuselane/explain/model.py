@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-from fuselane.boundary import BoundaryDecision
+from fuselane.boundary import BoundaryDecision, BoundaryReason
 from fuselane.decisions import LoopDecision
 from fuselane.hlo.source_lines import SourceLine
 
@@ -251,6 +251,71 @@ class AdviceModel:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerModel:
+    """What a pass of a fusion strategy answered when it asked whether two become one kernel.
+
+    Attributes:
+        pass_name: Name of the pass, such as `instruction-fusion`.
+        producer: Name of the producer at that time, or "" if a kernel was judged as a whole.
+        consumer: Name of the consumer at that time, or "" if all users were asked about at once.
+        reason: The kind of refusal; None for a yes.
+        detail: This case in one plain sentence.
+        xla: What XLA itself says in this case, or "".
+        numbers: What was compared, by name.
+        fusion: Name of the fusion that was made or grown, or "".
+        times: How often the pass asked this and answered so.
+        source: The user's line of the producer, or of the consumer where there is no producer.
+    """
+
+    pass_name: str
+    producer: str
+    consumer: str
+    reason: BoundaryReason | None
+    detail: str
+    xla: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    fusion: str = ""
+    times: int = 1
+    source: SourceLine | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCountModel:
+    """How many different answers of one kind a pass of a fusion strategy gave.
+
+    Attributes:
+        pass_name: Name of the pass.
+        reason: The kind of refusal; None for a yes.
+        count: Those that are left out of the list included.
+    """
+
+    pass_name: str
+    reason: BoundaryReason | None
+    count: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyModel:
+    """What the passes of a fusion strategy decided about a module, yes and no alike.
+
+    Attributes:
+        answers: In the order they were first given; of each pass and reason the first 500.
+        counts: Of each pass and reason, in the same order.
+    """
+
+    answers: tuple[AnswerModel, ...]
+    counts: tuple[AnswerCountModel, ...]
+
+    @property
+    def num_left_out(self) -> int:
+        """How many answers are counted and not listed."""
+        return sum(count.count for count in self.counts) - len(self.answers)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleModel:
     """One module that XLA compiled for one target.
 
@@ -265,6 +330,8 @@ class ModuleModel:
         instructions: The graph: all instructions of the final module, those of fusions included.
         compile_s: Seconds XLA took.
         notes: Sentences about what could not be found out, and why.
+        strategy: What the fusion strategy in force decided; None where XLA's own fusions stay
+            without any other being tried.
     """
 
     name: str
@@ -277,6 +344,7 @@ class ModuleModel:
     instructions: tuple[InstructionModel, ...] = ()
     compile_s: float = 0
     notes: tuple[str, ...] = ()
+    strategy: StrategyModel | None = None
 
     @property
     def launches(self) -> int | None:

@@ -56,7 +56,10 @@ def _read(kind: Any, value: Any) -> Any:
         return float("inf") if value is None else _checked(value, int | float)
     if dataclasses.is_dataclass(kind):
         make: Any = kind
-        return make(**{name: _read(hint, value[name]) for name, hint in _fields(make)})
+        known = (
+            (name, hint) for name, hint in _fields(make) if name in value
+        )  # newer ones have defaults
+        return make(**{name: _read(hint, value[name]) for name, hint in known})
     if issubclass(kind, enum.Enum):
         return _member(kind, value)
     return _checked(value, kind)

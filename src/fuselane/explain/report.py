@@ -22,6 +22,7 @@ from fuselane.explain.model import SCHEMA_VERSION, ModuleModel
 from fuselane.explain.model_explorer import to_model_explorer
 from fuselane.explain.reader import read_modules
 from fuselane.explain.schema import finite, module_values
+from fuselane.explain.strategy import describe_answers
 from fuselane.explain.text import make_page, to_text
 from fuselane.explain.timeline import describe_trace
 
@@ -102,12 +103,17 @@ class Report:
         return to_text(make_listing(self.modules), width)
 
     def trace(self, wanted: str) -> str:
-        """Returns, pass by pass, what became of an instruction, or of all of an opcode.
+        """Returns, pass by pass, what became of an instruction, or of all of an opcode, and what a
+        fusion strategy decided about an instruction.
 
         Args:
             wanted: Name of an instruction at any stage, or an opcode such as `dot`.
         """
         return "\n".join(line for module in self.modules for line in describe_trace(module, wanted))
+
+    def decided(self) -> str:
+        """Returns what the passes of the fusion strategy decided, yes and no, a line each."""
+        return "\n".join(line for module in self.modules for line in describe_answers(module))
 
     def json(self) -> str:
         """Returns the report as a JSON object, as `docs/report.schema.json` describes it."""

@@ -20,7 +20,13 @@ from fuselane.boundary import BoundaryReason
 from fuselane.decisions import LoopDecision
 from fuselane.explain import costs
 from fuselane.explain.costs import KernelCost
-from fuselane.explain.model import AdviceModel, BoundaryModel, LoopModel, ModuleModel
+from fuselane.explain.model import (
+    AdviceModel,
+    AnswerCountModel,
+    BoundaryModel,
+    LoopModel,
+    ModuleModel,
+)
 from fuselane.explain.units import (
     format_bytes,
     format_count,
@@ -38,6 +44,7 @@ MAX_LOOPS: Final = 8
 MAX_REASONS: Final = 8
 MAX_EDGES: Final = 2
 """Boundaries listed for each reason."""
+MAX_PASSES: Final = 8
 MAX_ADVICE: Final = 8
 
 _BAR_CELLS: Final = 8
@@ -90,6 +97,7 @@ def _module_parts(module: ModuleModel, width: int) -> list[RenderableType]:
         ("Kernels, by modelled time", _kernel_table(module, width)),
         ("Loops", _loop_table(module)),
         ("Boundaries: what stays unfused, by bytes a run", _boundary_table(module)),
+        ("Decisions of the fusion strategy, by pass", _strategy_table(module)),
         ("Advice", _advice_table(module)),
         ("Notes", _note_table(module)),
     ):
@@ -310,6 +318,29 @@ def _places(boundary: BoundaryModel) -> str:
     elif made and read and (made.file, made.line) == (read.file, read.line):
         read = read.library  # what one line led to
     return " → ".join(filter(None, map(format_place, (made, read))))
+
+
+def _strategy_table(module: ModuleModel) -> RenderableType | None:
+    if module.strategy is None:
+        return None
+    passes: dict[str, list[AnswerCountModel]] = {}
+    for count in module.strategy.counts:
+        passes.setdefault(count.pass_name, []).append(count)
+    if not passes:
+        return Padding(Text("No pass asked about anything.", "dim"), (0, 0, 0, 2))
+    table = _grid()
+    for _ in range(2):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1)
+    for name, counts in list(passes.items())[:MAX_PASSES]:
+        ranked = sorted(counts, key=lambda count: -count.count)
+        yes = sum(count.count for count in counts if count.reason is None)
+        no = sum(count.count for count in counts) - yes
+        kinds = [f"{x.reason.code} {format_count(x.count)}" for x in ranked if x.reason]
+        text = Text(printable(name), "bold").append(f"  {', '.join(kinds)}", "not bold magenta")
+        table.add_row(f"{format_count(yes)} yes", f"{format_count(no)} no", text)
+    rest = len(passes) - MAX_PASSES
+    return table if rest <= 0 else Group(table, _more(plural(rest, "more pass", "more passes")))
 
 
 def _advice_table(module: ModuleModel) -> RenderableType | None:

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from fuselane.explain.launches import CONTROL_OPCODES, UNLAUNCHED_OPCODES
 from fuselane.explain.model import ModuleModel, StageModel
+from fuselane.explain.strategy import answers_about
 from fuselane.hlo.proto import HloModuleProto, Message
 from fuselane.hlo.shape import Shape
 from fuselane.xla.captured import CapturedStage
@@ -145,7 +146,7 @@ _MAX_NAMES: Final = 4
 
 
 def describe_trace(module: ModuleModel, wanted: str) -> Iterator[str]:
-    """Yields the lines that tell what `trace` found in a module."""
+    """Yields the lines that tell what `trace` found in a module, and a fusion strategy decided."""
     events = trace(module, wanted)
     yield f"{module.name} on {module.target}: `{wanted}`, {len(events)} passes"
     for event in events:
@@ -155,7 +156,9 @@ def describe_trace(module: ModuleModel, wanted: str) -> Iterator[str]:
         ]
         told = "; ".join(f"{sign}{len(names)} {_list_names(names)}" for sign, names in moves)
         yield f"  {event.stage:3}  {passed}: {told}; {event.count} now"
-    if not events:
+    answers = list(answers_about(module, wanted))
+    yield from answers
+    if not events and not answers:
         yield "  There never was one."
 
 

@@ -21,17 +21,19 @@ from fuselane.hlo.module import HloModule
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyRun:
-    """A strategy that fused a module.
+    """A strategy that was run on a module.
 
     Attributes:
         log: What its passes asked and decided.
         unfused: What they were given.
         has_xlas: Whether that were XLA's fusions.
+        is_in_force: Whether the module is as it fused it, not as XLA did after all.
     """
 
     log: FusionLog
     unfused: HloModule
     has_xlas: bool = False
+    is_in_force: bool = True
 
     def kernel_us(self, name: str) -> float | None:
         """Returns the modelled time of a kernel that it made with Fuselane, or None for others."""

@@ -1,6 +1,6 @@
 // The page: one selection that all views follow, kept in the address so that it can be linked to.
 
-const KEYS = [["/", "search"], ["1 … 5", "tables"], ["j  k", "next and previous kernel, worst first"], ["f", "fit the graph"], ["+  −", "zoom"], ["o", "open or close all boxes"],
+const KEYS = [["/", "search"], ["1 … 6", "tables"], ["j  k", "next and previous kernel, worst first"], ["f", "fit the graph"], ["+  −", "zoom"], ["o", "open or close all boxes"],
   ["Enter", "open or close the selected box (in the graph)"], ["↑ ↓ ← →", "move along the graph, the source, a table"], ["[  ]", "stage before and after"], ["t", "dark or light"], ["Esc", "select nothing"]];
 
 class App {
@@ -72,12 +72,18 @@ class App {
 
   // ---- tables
 
+  /** Key, title and count of each table there is. */
+  tabs() {
+    const { module } = this, { strategy } = module, count = (list) => formatCount(list.length);
+    const tabs = [["kernels", "Kernels", count(module.kernels)], ["boundaries", "Boundaries", count(module.boundaries)], ["loops", "Loops", count(module.loops)], ["timeline", "Passes", count(module.stages)], ["advice", "Advice", count(module.advice)]];
+    if (strategy) tabs.push(["decisions", "Decisions", count(strategy.answers) + (strategy.total > strategy.answers.length ? ` of ${formatCount(strategy.total)}` : "")]);
+    return tabs;
+  }
+
   showTabs() {
-    const { module } = this;
-    const tabs = [["kernels", "Kernels", module.kernels.length], ["boundaries", "Boundaries", module.boundaries.length], ["loops", "Loops", module.loops.length], ["timeline", "Passes", module.stages.length], ["advice", "Advice", module.advice.length]];
     this.filterInput = make("input", { type: "search", id: "filter", placeholder: "Filter the table", "aria-label": "Filter the table", oninput: () => this.tables[this.state.tab]?.filter(this.filterInput.value) });
-    byId("tabs").replaceChildren(...tabs.map(([key, title, count]) => {
-      const button = make("button", { role: "tab", id: `tab-${key}`, onclick: () => { this.tab(key); this.note({ tab: key }); } }, title, make("span", { class: "count" }, formatCount(count)));
+    byId("tabs").replaceChildren(...this.tabs().map(([key, title, count]) => {
+      const button = make("button", { role: "tab", id: `tab-${key}`, onclick: () => { this.tab(key); this.note({ tab: key }); } }, title, make("span", { class: "count" }, count));
       return button;
     }), this.filterInput);
   }
@@ -85,7 +91,7 @@ class App {
   tab(key) {
     this.state.tab = key;
     for (const button of byId("tabs").querySelectorAll("[role=tab]")) button.setAttribute("aria-selected", String(button.id === `tab-${key}`));
-    this.filterInput.hidden = !["kernels", "boundaries", "loops"].includes(key);
+    this.filterInput.hidden = !["kernels", "boundaries", "loops", "decisions"].includes(key);
     if (!this.filterInput.hidden) this.tables[key] ??= this.makeTable(key);
     this.tables[key]?.filter(this.filterInput.value);
     byId("panel").replaceChildren(this.tables[key] ? this.tables[key].element : key === "timeline" ? this.timeline.render() : this.advice());
@@ -128,6 +134,21 @@ class App {
         { ...line((row) => consumerOf(boundary(row))), title: "Read at" },
         { title: "Why", width: "minmax(260px, 2.6fr)", text: (row) => (boundary(row).detail || DATA.reasons[boundary(row).reason][0]).replaceAll("`", ""), value: (row) => boundary(row).detail },
       ], numbers(module.boundaries), (id) => this.select({ kind: "boundary", id }), 0);
+    }
+    if (key === "decisions") {
+      const { answers } = module.strategy, answer = (row) => answers[row];
+      const text = (title, width, get, mono = false) => ({ title, width, mono, text: (row) => get(answer(row)), value: (row) => get(answer(row)) });
+      return new Table([
+        text("Pass", "minmax(150px, .8fr)", (a) => a.pass_name),
+        { ...text("Answer", "minmax(150px, .7fr)", verdictOf), dot: (row) => (answer(row).reason ? familyOf(answer(row).reason) : undefined) },
+        text("Producer", "minmax(170px, 1fr)", (a) => a.producer, true),
+        text("Consumer", "minmax(170px, 1fr)", (a) => a.consumer, true),
+        text("Made", "minmax(120px, .6fr)", (a) => a.fusion, true),
+        line(answer),
+        number("Times", "70px", (row) => answer(row).times, formatCount, "How often the pass asked this and answered so"),
+        text("Numbers", "minmax(170px, 1fr)", (a) => numbersOf(a).map(([name, value]) => `${name} ${value}`).join(", ")),
+        text("Why", "minmax(260px, 2.6fr)", (a) => a.detail.replaceAll("`", "")),
+      ], numbers(answers), (id) => this.select({ kind: "answer", id }));
     }
     const loop = (row) => module.loops[row];
     const verdict = (row) => (loop(row).decision ? (loop(row).decision.decision.reason === "fused" ? "fused" : loop(row).decision.decision.reason) : "");
@@ -176,7 +197,7 @@ class App {
     this.selection = selection;
     const { nodes, lines, chosen } = this.touched(selection);
     this.lit = nodes; this.litLines = lines;
-    graph.lit = new Set(selection?.kind === "line" || selection?.kind === "advice" ? nodes : []);
+    graph.lit = new Set(["line", "advice", "answer"].includes(selection?.kind) ? nodes : []);
     graph.chosen = null;
     if (chosen !== undefined) { graph.uncover(chosen); graph.chosen = { key: `n${chosen}` }; }
     if (selection?.kind === "boundary") { nodes.forEach((node) => graph.uncover(node)); graph.lit = new Set(nodes); graph.chosen = { boundary: selection.id }; }
@@ -197,6 +218,10 @@ class App {
     if (kind === "boundary") {
       const boundary = module.boundaries[id];
       return { nodes: [boundary.producer, boundary.consumer].map((name) => module.nodeOf.get(name)).filter((node) => node !== undefined), lines: [...linesOf(boundary), ...linesOf(consumerOf(boundary))] };
+    }
+    if (kind === "answer") {
+      const answer = module.strategy.answers[id];
+      return { nodes: [answer.fusion, answer.producer, answer.consumer].map((name) => module.nodeOf.get(name)).filter((node) => node !== undefined), lines: linesOf(answer) };
     }
     if (kind === "advice") {
       const { kernels, loop } = module.advice[id], lines = linesOf(module.advice[id]);
@@ -221,6 +246,7 @@ class App {
     tables.boundaries?.mark(edges, chosen("boundary"), scroll);
     document.querySelectorAll(".advice article").forEach((article, id) => article.classList.toggle("chosen", id === chosen("advice")));
     tables.loops?.mark(onLine !== null ? module.loopsAt.get(onLine) || [] : [], chosen("loop"), scroll);
+    tables.decisions?.mark(onLine !== null ? module.strategy.answers.flatMap((answer, index) => (linesOf(answer).includes(onLine) ? [index] : [])) : [], chosen("answer"), scroll);
   }
 
   spoken(selection) {
@@ -230,6 +256,7 @@ class App {
     if (kind === "boundary") return `Boundary, ${this.module.boundaries[id].reason}`;
     if (kind === "line") return `Line ${lineLabel(id)}, ${plural((this.module.kernelsAt.get(id) || []).length, "kernel")}`;
     if (kind === "advice") return `Advice, ${this.module.advice[id].rule}`;
+    if (kind === "answer") return `Decision, ${verdictOf(this.module.strategy.answers[id])}`;
     return kind === "loop" ? `Loop ${this.module.loops[id].name}` : `Instruction ${this.module.nameOf(id)}`;
   }
 
@@ -242,7 +269,7 @@ class App {
     if (kind === "loop") return { loop: module.loops[id].name };
     if (kind === "boundary") return { boundary: `${module.boundaries[id].producer}>${module.boundaries[id].consumer}` };
     if (kind === "line") return { line: lineLabel(id) };
-    if (kind === "advice") return {};
+    if (kind === "advice" || kind === "answer") return {};
     return { instruction: module.nameOf(id) };
   }
 
@@ -261,7 +288,7 @@ class App {
     if (this.module?.number !== number) this.show(number);
     const { module } = this;
     const tab = parameters.get("tab");
-    if (["kernels", "boundaries", "loops", "timeline", "advice"].includes(tab)) this.tab(tab);
+    if (this.tabs().some(([key]) => key === tab)) this.tab(tab);
     if (parameters.has("stage")) { this.timeline.to(Number(parameters.get("stage")) || 0); this.tab("timeline"); }
     const boundary = parameters.get("boundary"), line = parameters.get("line");
     const lookups = [["kernel", module.kernelOf.get(parameters.get("kernel"))], ["loop", module.loopOf.get(parameters.get("loop"))], ["node", module.nodeOf.get(parameters.get("instruction"))],
@@ -290,7 +317,7 @@ class App {
     if (event.target.closest("input[type=search], dialog")) return;
     const { worst } = this.module;
     const step = (by) => { const here = this.selection?.kind === "kernel" ? worst.indexOf(this.selection.id) : by > 0 ? -1 : worst.length; const id = worst[here + by]; if (id !== undefined) this.select({ kind: "kernel", id }); };
-    const tabs = ["kernels", "boundaries", "loops", "timeline", "advice"];
+    const tabs = this.tabs().map(([key]) => key);
     const actions = {
       "/": () => { this.search.input.focus(); this.search.input.select(); }, f: () => this.graph.fit(), "+": () => this.graph.zoom(1.25), "=": () => this.graph.zoom(1.25), "-": () => this.graph.zoom(0.8),
       o: () => this.graph.toggleAll(), j: () => step(1), k: () => step(-1), t: () => this.theme(isDark() ? "light" : "dark", true), "?": () => this.help(), Escape: () => this.select(null),

@@ -4,7 +4,7 @@ class Details {
   constructor(app) { this.app = app; this.element = byId("details"); }
 
   show(selection) {
-    const makers = { kernel: "kernel", node: "instruction", boundary: "boundary", loop: "loop" };
+    const makers = { kernel: "kernel", node: "instruction", boundary: "boundary", loop: "loop", answer: "answer" };
     const content = selection && makers[selection.kind] ? this[makers[selection.kind]](selection.id) : null;
     this.element.hidden = !content;
     if (!content) return;
@@ -62,15 +62,28 @@ class Details {
 
   boundary(id) {
     const boundary = this.module.boundaries[id], [sentence] = DATA.reasons[boundary.reason];
-    const numbers = Object.entries(boundary.numbers).map(([key, value]) => [key.replaceAll("_", " "), typeof value === "number" ? formatCount(value) : String(value)]);
     return [
       make("h2", {}, dot(familyOf(boundary.reason)), ` ${boundary.reason}`),
       make("p", {}, this.nameLink(boundary.producer), " → ", this.nameLink(boundary.consumer)),
       make("p", {}, ...prose(boundary.detail || sentence)),
       boundary.detail && boundary.detail !== sentence ? make("p", { class: "dim" }, sentence) : null,
       boundary.xla ? make("blockquote", {}, `XLA: ${boundary.xla}`) : null,
-      facts([["Value", shortShape(boundary.shape)], ["Each launch", formatBytes(boundary.num_bytes)], ["Each run", boundary.bytes_per_run === null ? "?" : formatBytes(boundary.bytes_per_run)], ["Loop", boundary.loop ? this.loopLink(boundary.loop) : null], ...numbers]),
+      facts([["Value", shortShape(boundary.shape)], ["Each launch", formatBytes(boundary.num_bytes)], ["Each run", boundary.bytes_per_run === null ? "?" : formatBytes(boundary.bytes_per_run)], ["Loop", boundary.loop ? this.loopLink(boundary.loop) : null], ...numbersOf(boundary)]),
       ...this.lines(linesOf(boundary), "Made at"), ...this.lines(linesOf(consumerOf(boundary)), "Read at"),
+    ];
+  }
+
+  answer(id) {
+    const answer = this.module.strategy.answers[id], { reason } = answer;
+    const ends = [answer.producer, answer.consumer].filter(Boolean).map((name) => this.nameLink(name));
+    return [
+      make("h2", {}, ...(reason ? [dot(familyOf(reason)), " "] : []), verdictOf(answer)),
+      make("p", { class: "dim" }, `decision of ${answer.pass_name}`),
+      make("p", {}, ...ends.flatMap((end, index) => (index ? [" → ", end] : [end]))),
+      make("p", {}, ...prose(answer.detail)),
+      answer.xla ? make("blockquote", {}, `XLA: ${answer.xla}`) : null,
+      facts([["Made", answer.fusion ? this.nameLink(answer.fusion) : null], ["Asked", plural(answer.times, "time")], ...numbersOf(answer)]),
+      ...this.lines(linesOf(answer)),
     ];
   }
 

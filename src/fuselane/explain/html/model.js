@@ -78,6 +78,12 @@ function linesOf({ source, library }) { return [source, library].filter((line) =
 const placeLabel = (thing) => linesOf(thing).map(lineLabel).join(" > ");
 const consumerOf = (boundary) => ({ source: boundary.consumer_source, library: boundary.consumer_library });
 
+const verdictOf = (answer) => answer.reason ?? "yes";
+/** Names and values of what a decision compared. */
+function numbersOf({ numbers }) {
+  return Object.entries(numbers).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "number" ? formatCount(value) : String(value)]);
+}
+
 function lineLabel(line) {
   if (line < 0) return "";
   const [file, number] = DATA.lines[line];

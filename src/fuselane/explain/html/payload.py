@@ -20,6 +20,7 @@ from fuselane.explain.model import (
     KernelModel,
     ModuleModel,
     StageModel,
+    StrategyModel,
     to_json,
 )
 from fuselane.explain.palette import FAMILIES, Family
@@ -165,6 +166,7 @@ def _module(module: ModuleModel, lines: _Lines, strings: _Numbered) -> dict[str,
         "boundaries": [_boundary(boundary, lines) for boundary in module.boundaries],
         "advice": [to_json(advice) | lines.place(advice.source) for advice in module.advice],
         "stages": [_stage(stage) for stage in module.stages],
+        "strategy": None if module.strategy is None else _strategy(module.strategy, lines),
     }
 
 
@@ -207,6 +209,11 @@ def _boundary(boundary: BoundaryModel, lines: _Lines) -> dict[str, Any]:
         **lines.place(boundary.source),
         **{f"consumer_{x}": n for x, n in lines.place(boundary.consumer_source).items()},
     }
+
+
+def _strategy(strategy: StrategyModel, lines: _Lines) -> dict[str, Any]:
+    answers = [to_json(answer) | lines.place(answer.source) for answer in strategy.answers]
+    return {"answers": answers, "total": len(answers) + strategy.num_left_out}
 
 
 def _stage(stage: StageModel) -> dict[str, Any]:

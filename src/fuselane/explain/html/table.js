@@ -80,7 +80,8 @@ class Table {
         bar.style.width = `calc((100% - 20px) * ${column.share(row)})`;
         cell.append(bar);
       }
-      if (column.dot) cell.append(dot(column.dot(row)));
+      const family = column.dot?.(row);
+      if (family !== undefined) cell.append(dot(family));
       cell.append(make("span", {}, text));
       return cell;
     }));

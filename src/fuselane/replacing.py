@@ -43,6 +43,7 @@ from fuselane.lanes.fused_decision import LEFT_OUT, describe
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals, find_residuals
+from fuselane.lanes.unassigned import has_given_layouts
 from fuselane.lanes.verification import replace_and_check
 from fuselane.runtime.verify import CHECK_TARGET, check_attributes
 from fuselane.runtime.warning import warn_once
@@ -124,6 +125,7 @@ class Kernels:
                 xla_step_us = self._glance(loop, place)
                 program = self._form(loop, residuals, xla_step_us)
                 self._check_donation(loop)
+                self._check_layouts(loop)
                 planned = pick(program, self.backend)
                 program = planned.program
                 gain = self._check_gain(loop, planned, place, xla_step_us)
@@ -171,6 +173,7 @@ class Kernels:
                 if self.options.verify:
                     raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=_UNVERIFIED)
                 self._check_donation(loop)
+                self._check_layouts(loop)
                 xla_us = backend.xla_straight_us(outlined.members)
                 if self.options.min_gain:
                     check_duration(loop, 1, xla_us)
@@ -284,6 +287,14 @@ class Kernels:
         size = count_donated_bytes(self.module)
         if size > MAX_DONATED_BYTES:
             detail = f"XLA would forget that {size / 2**20:,.0f} MiB of arguments are donated"
+            raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
+
+    def _check_layouts(self, loop: HloInstruction) -> None:
+        """Refuses all loops of a module that asks for an order in memory before XLA has assigned
+        any: of a module that a hook returns, XLA:GPU takes all orders for row-major (seen with JAX
+        0.11.2 on an H100)."""
+        if not self.backend.comes_after_layouts and has_given_layouts(self.module):
+            detail = "XLA would forget in which order arguments and results lie in memory"
             raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
 
     def _check_gain(

@@ -12,7 +12,7 @@ from jaxlib import _hlo  # type: ignore[attr-defined]
 from fuselane import pipeline
 from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
-from fuselane.decisions import DecisionLog
+from fuselane.decisions import DecisionLog, Reason
 from fuselane.gpu import GPUS
 from fuselane.hlo.module import HloModule
 
@@ -126,6 +126,19 @@ def test_layouts_that_mean_nothing_are_not_believed() -> None:
     assert [list(o.shape.minor_to_major) for o in call.operands] == layouts
     (decision,) = log
     assert decision.lanes == 300
+
+
+def test_an_order_that_the_caller_asks_for_is_not_lost() -> None:
+    """XLA:GPU takes the results of a module that a hook returns for row-major."""
+    layout = "(f32[300]{0}, f32[300,1000,2]{0,1,2})->f32[300]{0}"
+    given = f"HloModule scan, entry_computation_layout={{{layout}}}"
+    log = DecisionLog()
+    options = Options(min_gain=0, cache_mib=0)
+    assert transformed(options, log, SCAN.replace("HloModule scan", given)) is None
+    (decision,) = log
+    assert decision.reason is Reason.UNSUPPORTED_STRUCTURE
+    assert "in which order arguments and results lie in memory" in decision.decision.sentence
+    assert transformed(options, DecisionLog()) is not None
 
 
 def test_what_xla_will_fuse_is_no_launch_each() -> None:

@@ -29,6 +29,14 @@ def has_layouts(module: HloModule) -> bool:
     )
 
 
+def has_given_layouts(module: HloModule) -> bool:
+    """Whether whoever calls a module has asked for arguments or results in another order in memory
+    than row-major, as `jax.jit` does with a `Format`."""
+    signature = module.proto.host_program_shape
+    shapes = [Shape.from_proto(shape) for shape in (*signature.parameters, signature.result)]
+    return any(_row_major(shape) != shape for shape in shapes)
+
+
 def forget_layouts(module: HloModule) -> None:
     """Makes all arrays of a module row-major but those of calls that insist on another order."""
     for computation in module.computations:

@@ -251,6 +251,7 @@ BAD_COMMANDS = [
     (["explain", "/no/such/script.py"], "no script '/no/such/script.py'"),
     (["explain", "/no/such/script.py:f"], "no script '/no/such/script.py'"),
     (["explain", "-m", "no_such_module"], "no module 'no_such_module'"),
+    (["explain", "x.pb", "--fusion", "no-such-pass"], "no-such-pass"),
     (["explain", "/no/such", "--", "more"], "Only scripts take arguments"),
     (["explain", "/no/such", "--html", "/no/such/x.html"], "cannot be written"),
     (["explain", "/no/such", "--max-seconds", "-1"], "'-1' is not a number of seconds"),

@@ -12,6 +12,7 @@ import fuselane
 from fuselane import explaining
 from fuselane.boundary import BoundaryReason
 from fuselane.config import Options
+from fuselane.explain import strategy
 from fuselane.explain.model import ModuleModel
 from fuselane.explaining import SAME_NOTE, STRATEGY_NOTE, UNCHANGED_NOTE, report_on
 from fuselane.fusion.pipelines import PIPELINES
@@ -136,3 +137,40 @@ def test_tuned_says_which_fusions_it_takes() -> None:
         (module,) = report_on(captured, Options(tuned=True), choice).modules
         assert module.notes[0] == f"With the option tuned, this module gets {name}."
         assert len(module.notes) == (1 if passes is None else 2)
+
+
+def test_every_answer_is_listed_yes_and_no() -> None:
+    with fuselane.enabled(fusion="xla-2021"):
+        report = fuselane.explain(rollout, jnp.ones(500))
+    (module,) = report.modules
+    assert module.strategy is not None
+    answers = module.strategy.answers
+    fused = [answer for answer in answers if answer.reason is None]
+    refused = [answer for answer in answers if answer.reason is not None]
+    assert all(answer.fusion for answer in fused) and all(answer.detail for answer in refused)
+    assert any(answer.numbers for answer in answers)
+    assert any(answer.source for answer in fused)
+    assert sum(count.count for count in module.strategy.counts) == len(answers)
+    lines = report.decided()
+    assert len(lines.splitlines()) == 1 + len(answers)
+    assert ": yes, in fusion" in lines and ": no, " in lines
+    assert all(answer.fusion in report.trace(answer.fusion) for answer in fused[:3])
+
+
+def test_of_many_answers_the_first_are_listed_and_all_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fuselane.enabled(fusion="xla-2021"):
+        everything = explained().strategy
+        monkeypatch.setattr(strategy, "MAX_LISTED", 1)
+        report = fuselane.explain(rollout, jnp.ones(500))
+    few = report.modules[0].strategy
+    assert everything is not None and few is not None
+    assert few.counts == everything.counts and len(few.answers) == len(few.counts)
+    assert few.num_left_out == len(everything.answers) - len(few.answers) > 0
+    assert report.decided().endswith(f"and {few.num_left_out:,} more")
+
+
+def test_without_a_strategy_nothing_was_asked() -> None:
+    report = fuselane.explain(rollout, jnp.ones(500))
+    assert "No fusion strategy decided anything." in report.decided()

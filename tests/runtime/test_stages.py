@@ -51,8 +51,12 @@ WITHIN: Final = (
 )
 """What is inside of stages, or called through an object."""
 
-BEFORE_LAYOUTS: Final = ("has_layouts", "forget_layouts")
-"""Stages of programs for GPUs alone."""
+BEFORE_LAYOUTS: Final = {
+    "has_layouts": pipeline,
+    "forget_layouts": pipeline,
+    "has_given_layouts": replacing,
+}
+"""Stages of programs for GPUs alone, by name, and the page that calls each."""
 
 
 def list_stages() -> dict[str, tuple[Any, str]]:
@@ -320,7 +324,7 @@ def test_failures_before_layouts(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         compile_case("plain")
     monkeypatch.setattr(cpu.CpuBackend, "comes_after_layouts", False)
     monkeypatch.setattr(pipeline, "has_layouts", lambda _: False)
-    monkeypatch.setattr(pipeline, name, raising(RuntimeError("injected"))(None))
+    monkeypatch.setattr(BEFORE_LAYOUTS[name], name, raising(RuntimeError("injected"))(None))
     with pytest.warns(fuselane.FuselaneWarning, match="RuntimeError: injected"):
         changed = hook.guard(
             lambda data: pipeline.transform(data, Options(), DecisionLog()), modules[0]

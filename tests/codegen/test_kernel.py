@@ -247,6 +247,12 @@ def test_long_rows_are_neither_gathered_nor_scattered() -> None:
     assert "gather" not in text and "scatter" not in text
 
 
+def test_few_squares_are_moved_in_a_loop_as_many_are() -> None:
+    """LLVM's time goes by the code: that of three squares a row is as long as that of eight."""
+    texts = [compile_loop(long_rows(64, count * 32, "s8")).code.ir for count in (3, 8)]
+    assert texts[0].count("shufflevector") == texts[1].count("shufflevector") > 0
+
+
 @layouts
 def test_long_rows_read_in_parts(lanes: int, options: Settings) -> None:
     """Real and imaginary parts are apart by one, but make a whole."""

@@ -49,7 +49,8 @@ runs = pytest.mark.parametrize(
         for width, lanes in ((2, None), (16, None), (16, 11), (8, 1))
         for length in (2, 3, 4, 5, 8, 12, 16)
     ]
-    + [(width, lanes, 16) for width, lanes in ((32, None), (64, 41), (128, 97))],
+    + [(width, lanes, 16) for width, lanes in ((32, None), (64, 41), (128, 97))]
+    + [(width, lanes, 64) for width, lanes in ((8, None), (16, 11), (64, 41))],
 )
 
 
@@ -348,3 +349,37 @@ def test_many_squares_are_moved_in_a_loop() -> None:
         reversed_runs = source.reshape(width, length)[:, ::-1]
         assert_same_bytes(target, np.ascontiguousarray(reversed_runs).ravel())
     assert shuffles[0] == shuffles[1]
+
+
+@pytest.mark.parametrize("element", [PrimitiveType.PRED, PrimitiveType.S8, PrimitiveType.BF16])
+def test_short_elements_are_transposed_by_words(element: PrimitiveType) -> None:
+    """Squares of as many bytes as a row has would take ten times the instructions."""
+    width, length = 64, 32 // element.byte_size
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        block = make_block(function, width)
+        values = load_runs(function.builder, start, element, length, block, function.allocate)
+        store_runs(function.builder, values[::-1], end, element, block, function.allocate)
+
+    source = numbered(element, width * length)
+    target = untouched(element, width * length)
+    text = run(emit, source, target)
+    reversed_runs = source.reshape(width, length)[:, ::-1]
+    assert_same_bytes(target, np.ascontiguousarray(reversed_runs).ravel())
+    transposes, joins_and_splits = 2 * 2 * 24, 8 + 2 * 8
+    assert text.count("shufflevector") <= transposes + joins_and_splits
+
+
+@pytest.mark.parametrize("width", [16, 64])
+def test_rows_of_any_bytes_hold_booleans(width: int) -> None:
+    """Every byte but zero is true, and stored as one, whichever way it takes."""
+    source = np.tile(np.array([0, 1, 2, 128, 255, 0, 0], np.uint8), width * 32)[: width * 32]
+    target = np.full(width * 32, BEFORE, np.uint8)
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        builder, element, block = function.builder, PrimitiveType.PRED, make_block(function, width)
+        values = load_runs(builder, start, element, 32, block, function.allocate)
+        store_runs(builder, values, end, element, block, function.allocate)
+
+    run(emit, source, target)
+    assert target.tolist() == (source != 0).tolist()

@@ -13,7 +13,7 @@ from fuselane.codegen.indexing import I64, Index, add, bounded, i64, unflatten
 
 Values = list[ir.Value]
 
-_MAX_UNROLLED_TAIL: Final = 4
+MAX_UNROLLED_TAIL: Final = 4
 """Indices of the innermost dimension that are not worth a loop."""
 
 _STEPS_AT_ONCE: Final = 4
@@ -130,6 +130,7 @@ def emit_for_each(
     body: Callable[[tuple[Index, ...]], None],
     *,
     max_unrolled: int = 1,
+    max_tail: int = MAX_UNROLLED_TAIL,
     cuts: Sequence[Sequence[int]] = (),
 ) -> None:
     """Runs `body` for every index of an array; see `emit_fold`, with nothing carried."""
@@ -138,7 +139,7 @@ def emit_for_each(
         body(index)
         return []
 
-    emit_fold(builder, dimensions, [], run, max_unrolled=max_unrolled, cuts=cuts)
+    emit_fold(builder, dimensions, [], run, max_unrolled=max_unrolled, max_tail=max_tail, cuts=cuts)
 
 
 def emit_fold(
@@ -148,6 +149,7 @@ def emit_fold(
     body: Callable[[tuple[Index, ...], Values], Values],
     *,
     max_unrolled: int = 1,
+    max_tail: int = MAX_UNROLLED_TAIL,
     cuts: Sequence[Sequence[int]] = (),
 ) -> Values:
     """Runs `body` for every index of an array, in row-major order, and returns the last values.
@@ -159,6 +161,8 @@ def emit_fold(
         body: Gets an index and the values so far, returns those of the next; called once for each
             loop nest.
         max_unrolled: The most indices for which there is no loop.
+        max_tail: The most of the innermost dimension, or of what cuts leave of it, that are not
+            worth a loop inside of the others; 1 where the body is long.
         cuts: For each dimension where its loop is cut in several, so that the body of each knows
             on which side of the cut it is; none by default.
     """
@@ -171,7 +175,7 @@ def emit_fold(
         sorted({cut for cut in places if 0 < cut < size} | {size})
         for size, places in zip(dimensions, cuts or [()] * len(dimensions), strict=True)
     ]
-    return _emit_nest(builder, stops, (), values, body)
+    return _emit_nest(builder, stops, (), values, body, max_tail)
 
 
 def _emit_nest(
@@ -180,6 +184,7 @@ def _emit_nest(
     outer: tuple[Index, ...],
     values: Values,
     body: Callable[[tuple[Index, ...], Values], Values],
+    max_tail: int,
 ) -> Values:
     """Emits the loops over the dimensions that remain, each cut where it says."""
     if not stops:
@@ -188,15 +193,17 @@ def _emit_nest(
     is_innermost = all(last[-1] == 1 for last in inner)
     start = 0
     for stop in stops[0]:
-        if stop - start <= (_MAX_UNROLLED_TAIL if is_innermost else 1):
+        if stop - start <= (max_tail if is_innermost else 1):
             for position in range(start, stop):
-                values = _emit_nest(builder, inner, (*outer, position), values, body)
+                values = _emit_nest(builder, inner, (*outer, position), values, body, max_tail)
         else:
             values = _emit_range(
                 builder,
                 (start, stop),
                 values,
-                lambda at, carried: _emit_nest(builder, inner, (*outer, at), carried, body),
+                lambda at, carried: _emit_nest(
+                    builder, inner, (*outer, at), carried, body, max_tail
+                ),
             )
         start = stop
     return values

@@ -22,13 +22,13 @@ from fuselane.codegen.cuts import per_dimension
 from fuselane.codegen.indexing import LANE, Index
 from fuselane.codegen.loops import emit_for_each
 from fuselane.codegen.memory import in_cases
-from fuselane.codegen.squares import Lines, side_of_squares, store_columns, turn_in, turn_out
+from fuselane.codegen.squares import Lines, row_of_squares, store_columns, turn_in, turn_out
 from fuselane.hlo.shape import Shape
 
 
 def has_rows(memory: Memory, place: Place) -> bool:
     """Whether each lane's elements lie in runs that squares can be cut from."""
-    return _side(memory, place) > 0
+    return _row(memory, place) > 0
 
 
 def are_rows(memory: Memory, window: Shape, place: Place) -> bool:
@@ -47,16 +47,17 @@ def load_rows(place: Place, source: Memory, target: Scratch, starts: Sequence[In
         starts: Where that starts in the source, within bounds.
     """
     builder = place.builder
-    side, run = _side(source, place), _run(source)
+    row, run = _row(source, place), _run(source)
 
     def move(index: tuple[Index, ...]) -> None:
-        outer, first = index[0], _first(builder, index[1], side, run)
+        outer, first = index[0], _first(builder, index[1], row, run)
         rows = _rows(place, source, target.shape, starts, outer, first)
         start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
         columns = _columns(builder, target, start)
         in_cases(builder, place.block, lambda block: turn_in(builder, rows, columns, block))
 
-    emit_for_each(builder, (_num_outer(target.shape, source), math.ceil(run / side)), move)
+    squares = _num_outer(target.shape, source), math.ceil(run / row)
+    emit_for_each(builder, squares, move, max_tail=1)
 
 
 def store_rows(place: Place, target: Memory, source: Array, starts: Sequence[Index]) -> None:
@@ -69,23 +70,24 @@ def store_rows(place: Place, target: Memory, source: Array, starts: Sequence[Ind
         starts: Where it goes in the target, within bounds.
     """
     builder, shape = place.builder, source.shape
-    side, run = _side(target, place), _run(target)
+    row, run = _row(target, place), _run(target)
     minor = shape.dimensions[-1]
     *outer_cuts, minor_cuts = per_dimension(source)
     stops = [*(cut for cut in minor_cuts if 0 < cut < minor), minor]
     # Squares that overlap would read what has been written.
-    is_changed = target.written is Written.ANY_TIME and any(stop % side for stop in stops)
-    if isinstance(source, Scratch) or minor < side or is_changed:
+    is_changed = target.written is Written.ANY_TIME and any(stop % row for stop in stops)
+    if isinstance(source, Scratch) or minor < row or is_changed:
         scratch = source if isinstance(source, Scratch) else _in_scratch(place, source)
 
         def move_flat(index: tuple[Index, ...]) -> None:
-            outer, first = index[0], _first(builder, index[1], side, run)
+            outer, first = index[0], _first(builder, index[1], row, run)
             start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
             columns = _columns(builder, scratch, start)
             rows = _rows(place, target, shape, starts, outer, first)
             in_cases(builder, place.block, lambda block: turn_out(builder, columns, rows, block))
 
-        emit_for_each(builder, (_num_outer(shape, target), math.ceil(run / side)), move_flat)
+        squares = _num_outer(shape, target), math.ceil(run / row)
+        emit_for_each(builder, squares, move_flat, max_tail=1)
         return
     begin = 0
     for stop in stops:
@@ -103,7 +105,7 @@ def _store_part(
 ) -> None:
     """Stores the elements between two indices of the minor-most dimension."""
     builder, shape = place.builder, source.shape
-    side, run = _side(target, place), _run(target)
+    row, run = _row(target, place), _run(target)
     begin, stop = limits
     size = stop - begin
     outer_sizes = source.dimensions[:-1]
@@ -112,7 +114,7 @@ def _store_part(
         at = indexing.with_lane((*index, number), source.lane)
         target.put(place, indexing.shift(builder, at, starts), source.get(place, at))
 
-    if size < side:
+    if size < row:
         for number in range(begin, stop):
             put_one = functools.partial(put, number)
             emit_for_each(builder, outer_sizes, put_one, cuts=cuts)
@@ -120,9 +122,9 @@ def _store_part(
 
     def move(index: tuple[Index, ...]) -> None:
         *others, chunk = index
-        first = _first(builder, chunk, side, size)
+        first = _first(builder, chunk, row, size)
         columns = []
-        for number in range(side):
+        for number in range(row):
             minor = indexing.add(builder, first, begin + number)
             if isinstance(minor, ir.Value):
                 indexing.bounded(minor, begin, stop - 1)
@@ -138,15 +140,16 @@ def _store_part(
             lambda block: store_columns(builder, columns, rows, block, place.allocate),
         )
 
-    emit_for_each(builder, (*outer_sizes, math.ceil(size / side)), move, cuts=[*cuts, ()])
+    squares = *outer_sizes, math.ceil(size / row)
+    emit_for_each(builder, squares, move, max_tail=1, cuts=[*cuts, ()])
 
 
-def _side(memory: Memory, place: Place) -> int:
-    """Returns the size of squares; 0 if there are none."""
+def _row(memory: Memory, place: Place) -> int:
+    """Returns how many neighbours of each lane a square has; 0 if there are none."""
     if memory.lane is None or place.block.width == 1:
         return 0
-    side = side_of_squares(place.block, memory.shape.element_type)
-    return side if 0 < side <= _run(memory) else 0
+    row = row_of_squares(place.block, memory.shape.element_type)
+    return row if 0 < row <= _run(memory) else 0
 
 
 def _run(memory: Memory) -> int:
@@ -159,9 +162,9 @@ def _num_outer(window: Shape, memory: Memory) -> int:
     return math.prod(window.dimensions[: memory.lane])
 
 
-def _first(builder: ir.IRBuilder, chunk: Index, side: int, run: int) -> Index:
+def _first(builder: ir.IRBuilder, chunk: Index, row: int, run: int) -> Index:
     """Returns where a square starts."""
-    return indexing.clamp(builder, indexing.multiply(builder, chunk, side), 0, run - side)
+    return indexing.clamp(builder, indexing.multiply(builder, chunk, row), 0, run - row)
 
 
 def _rows(

@@ -30,7 +30,7 @@ from fuselane.codegen.squares import (
     Allocate,
     Lines,
     load_columns,
-    side_of_squares,
+    row_of_squares,
     store_columns,
 )
 from fuselane.codegen.types import join, shuffle
@@ -113,8 +113,8 @@ def store_runs(
 
 def _are_squares(length: int, block: LaneBlock, element: PrimitiveType) -> bool:
     """Whether the block's runs are made of squares."""
-    side = side_of_squares(block, element)
-    return side > 0 and length % side == 0
+    row = row_of_squares(block, element)
+    return row > 0 and length % row == 0
 
 
 def _places_of(

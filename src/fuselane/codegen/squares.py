@@ -1,4 +1,4 @@
-"""Squares: as many neighbouring elements as lanes, a register for each lane, to be transposed.
+"""Squares: as many neighbouring words as lanes, a register for each lane, to be transposed.
 
     x f32[4096,512]{1,0}, lanes along dimension 0: rows 512 elements apart, of which the next 8
     elements of 8 lanes are a square; two of them, 16 lanes, are a group
@@ -7,6 +7,10 @@ Each row of a square is a load, or a store, of neighbours; its columns are vecto
 is transposed between memory and registers. More of them would hardly stay in registers, and LLVM's
 time goes by the code, so they are moved in a loop, between memory where the elements of a lane are
 neighbours and memory of the kernel's own where the lanes of an element are.
+
+A word is an element, or as many short ones as four bytes hold: a row of 32 bytes has 8 words, and
+each lane's words are taken apart after, and put together before. Squares of 32 by 32 bytes would be
+moved by twenty times the code, and few programs have as many lanes in a vector.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from fuselane.codegen.memory import (
     I1,
     LaneBlock,
     element_pointer,
+    from_memory,
     load,
     load_lanes,
     store,
@@ -38,6 +43,11 @@ Allocate: TypeAlias = Callable[[ir.Type, int], ir.Value]
 
 _ROW_BYTES: Final = 32
 """What a row of a square has. Two of them fill a register of AVX-512, at the cost of a shuffle."""
+
+_WORD_BYTES: Final = 4
+"""The least that is moved from one place of a register to another."""
+
+_WORD: Final = ir.IntType(8 * _WORD_BYTES)
 
 _COLUMN_BYTES: Final = 64
 """What a column of a group has: a whole register, so that loads of such need not wait until what
@@ -68,11 +78,10 @@ class Lines:
         return replace(self, pointer=self.address(builder, line, place))
 
 
-def side_of_squares(block: LaneBlock, element: PrimitiveType) -> int:
-    """Returns how many elements and lanes a square has, 0 if the block's lanes fill none."""
-    side = _ROW_BYTES // element.byte_size
-    squares, rest = divmod(block.width, side)
-    return side if squares.bit_count() == 1 and not rest else 0
+def row_of_squares(block: LaneBlock, element: PrimitiveType) -> int:
+    """Returns how many elements of a lane a square has, 0 if the block's lanes fill none."""
+    squares, rest = divmod(block.width, _side(element))
+    return _ROW_BYTES // element.byte_size if squares.bit_count() == 1 and not rest else 0
 
 
 def load_columns(
@@ -90,19 +99,18 @@ def load_columns(
         One vector of lanes for each element.
     """
     element, width = source.element, block.width
-    side = side_of_squares(block, element)
-    if length == side and width == _group_lanes(block, element):
-        rows = _load_rows(builder, source, block, invariant=invariant)
-        return _transpose_rows(builder, rows, side)
+    size = row_of_squares(block, element)
+    if length == size and width == _group_lanes(block, element):
+        return _load_group(builder, source, block, invariant=invariant)
     target = Lines(allocate(memory_type(element), length * width), element, width)
 
     def move(square: Index) -> None:
-        first = indexing.multiply(builder, square, side)
+        first = indexing.multiply(builder, square, size)
         rows, columns = source.at(builder, 0, first), target.at(builder, first, 0)
         turn_in(builder, rows, columns, block, invariant=invariant)
 
     before = builder.block
-    _repeat(builder, length // side, move)
+    _repeat(builder, length // size, move)
     continue_block(before, builder.block)
     return [
         load(builder, target.address(builder, number, 0), element, width)
@@ -119,20 +127,20 @@ def store_columns(
 ) -> None:
     """Stores neighbouring elements of every lane, as many as a number of squares has."""
     element, width = target.element, block.width
-    side = side_of_squares(block, element)
-    if len(values) == side and width == _group_lanes(block, element):
-        _store_rows(builder, [to_memory(builder, v, element) for v in values], target, block)
+    size = row_of_squares(block, element)
+    if len(values) == size and width == _group_lanes(block, element):
+        _store_group(builder, [to_memory(builder, v, element) for v in values], target, block)
         return
     source = Lines(allocate(memory_type(element), len(values) * width), element, width)
     for number, value in enumerate(values):
         store(builder, value, source.address(builder, number, 0), element)
 
     def move(square: Index) -> None:
-        first = indexing.multiply(builder, square, side)
+        first = indexing.multiply(builder, square, size)
         columns, rows = source.at(builder, first, 0), target.at(builder, 0, first)
         turn_out(builder, columns, rows, block)
 
-    _repeat(builder, len(values) // side, move)
+    _repeat(builder, len(values) // size, move)
 
 
 def turn_in(
@@ -153,11 +161,9 @@ def turn_in(
         invariant: Whether nothing writes to the source while the kernel runs.
     """
 
-    side = side_of_squares(block, source.element)
-
     def move(group: LaneBlock, lane: Index) -> None:
-        rows = _load_rows(builder, source.at(builder, lane, 0), group, invariant=invariant)
-        for number, column in enumerate(_transpose_rows(builder, rows, side)):
+        columns = _load_group(builder, source.at(builder, lane, 0), group, invariant=invariant)
+        for number, column in enumerate(columns):
             store(builder, column, target.address(builder, number, lane), target.element)
 
     _for_each_group(builder, block, source.element, move)
@@ -166,25 +172,31 @@ def turn_in(
 def turn_out(builder: ir.IRBuilder, source: Lines, target: Lines, block: LaneBlock) -> None:
     """Copies back what `turn_in` brought: from a line for each element to one for each lane."""
     element = source.element
-    side = side_of_squares(block, element)
+    raw = _in_memory(element)
 
     def move(group: LaneBlock, lane: Index) -> None:
         columns = [
-            to_memory(
-                builder,
-                load(builder, source.address(builder, number, lane), element, group.width),
-                element,
-            )
-            for number in range(side)
+            load(builder, source.address(builder, number, lane), raw, group.width)
+            for number in range(row_of_squares(block, element))
         ]
-        _store_rows(builder, columns, target.at(builder, lane, 0), group)
+        _store_group(builder, columns, target.at(builder, lane, 0), group)
 
     _for_each_group(builder, block, element, move)
 
 
 def _group_lanes(block: LaneBlock, element: PrimitiveType) -> int:
     """Returns how many lanes a group has."""
-    return min(block.width, _COLUMN_BYTES // element.byte_size)
+    return min(block.width, _COLUMN_BYTES // max(element.byte_size, _WORD_BYTES))
+
+
+def _side(element: PrimitiveType) -> int:
+    """Returns how many words of a lane, and how many lanes, a square has."""
+    return _ROW_BYTES // max(element.byte_size, _WORD_BYTES)
+
+
+def _in_memory(element: PrimitiveType) -> PrimitiveType:
+    """Returns the type of what memory holds: bytes where registers hold booleans."""
+    return PrimitiveType.U8 if element is PrimitiveType.PRED else element
 
 
 def _for_each_group(
@@ -226,53 +238,115 @@ def _part(builder: ir.IRBuilder, mask: ir.Value, lane: Index, width: int) -> ir.
     return builder.bitcast(part, vector_of(I1, width))
 
 
-def _load_rows(
+def _load_group(
     builder: ir.IRBuilder, source: Lines, block: LaneBlock, *, invariant: bool
 ) -> list[ir.Value]:
-    """Loads a row of a square for every lane of a group."""
-    side = side_of_squares(block, source.element)
-    return [
+    """Loads a row of a square for every lane of a group; returns the columns."""
+    element = source.element
+    size, side = row_of_squares(block, element), _side(element)
+    rows = [
         load_lanes(
             builder,
             source.address(builder, lane, 0),
-            source.element,
+            _in_memory(element),
             1,
-            _row(builder, block, lane, side),
+            _row(builder, block, lane, size),
             invariant=invariant,
         )
         for lane in range(block.width)
     ]
+    words = [_to_words(builder, row, element) for row in rows]
+    squares = [_transpose(builder, words[at : at + side]) for at in range(0, len(words), side)]
+    columns = [join(builder, parts) for parts in zip(*squares, strict=True)]
+    return [
+        from_memory(builder, part, element)
+        for column in columns
+        for part in _take_apart(builder, column, element)
+    ]
 
 
-def _store_rows(
+def _store_group(
     builder: ir.IRBuilder, columns: Sequence[ir.Value], target: Lines, block: LaneBlock
 ) -> None:
     """Stores a row of a square for every lane of a group, given its columns as memory has them."""
-    side = len(columns)
+    element, side = target.element, _side(target.element)
+    words = _put_together(builder, columns, element)
     for first in range(0, block.width, side):
-        parts = columns
+        parts = words
         if block.width > side:
             lanes = range(first, first + side)
-            parts = [shuffle(builder, column, column, lanes) for column in columns]
+            parts = [shuffle(builder, column, column, lanes) for column in words]
         for lane, row in enumerate(_transpose(builder, parts), first):
             address = target.address(builder, lane, 0)
+            raw = _from_words(builder, row, element)
             store_neighbours(
-                builder, row, address, target.element, _row(builder, block, lane, side)
+                builder, raw, address, element, _row(builder, block, lane, len(columns))
             )
 
 
-def _row(builder: ir.IRBuilder, block: LaneBlock, lane: int, side: int) -> LaneBlock:
+def _row(builder: ir.IRBuilder, block: LaneBlock, lane: int, size: int) -> LaneBlock:
     """Returns a block whose lanes are elements of one lane's run."""
     mask = block.mask
     if mask is not None:
-        mask = shuffle(builder, mask, mask, [lane] * side)
-    return replace(block, width=side, mask=mask)
+        mask = shuffle(builder, mask, mask, [lane] * size)
+    return replace(block, width=size, mask=mask)
 
 
-def _transpose_rows(builder: ir.IRBuilder, rows: Sequence[ir.Value], side: int) -> list[ir.Value]:
-    """Returns a group's columns, given the rows of its squares."""
-    squares = [_transpose(builder, rows[at : at + side]) for at in range(0, len(rows), side)]
-    return [join(builder, parts) for parts in zip(*squares, strict=True)]
+def _words_of(element: PrimitiveType) -> int:
+    """Returns how many elements a word has."""
+    return max(1, _WORD_BYTES // element.byte_size)
+
+
+def _to_words(builder: ir.IRBuilder, row: ir.Value, element: PrimitiveType) -> ir.Value:
+    """Returns neighbouring elements of a lane as words."""
+    if _words_of(element) == 1:
+        return row
+    return builder.bitcast(row, vector_of(_WORD, _side(element)))
+
+
+def _from_words(builder: ir.IRBuilder, row: ir.Value, element: PrimitiveType) -> ir.Value:
+    """Returns neighbouring words of a lane as elements."""
+    if _words_of(element) == 1:
+        return row
+    size = _side(element) * _words_of(element)
+    return builder.bitcast(row, vector_of(memory_type(element), size))
+
+
+def _take_apart(builder: ir.IRBuilder, words: ir.Value, element: PrimitiveType) -> list[ir.Value]:
+    """Returns the elements of a word of each lane: vectors of lanes, as memory has them."""
+    count = _words_of(element)
+    if count == 1:
+        return [words]
+    bits = 8 * element.byte_size
+    narrow = vector_of(ir.IntType(bits), words.type.count)
+    parts = []
+    for number in range(count):
+        moved = builder.lshr(words, integer_constant(words.type, number * bits))
+        part = builder.trunc(moved if number else words, narrow)
+        parts.append(builder.bitcast(part, vector_of(memory_type(element), words.type.count)))
+    return parts
+
+
+def _put_together(
+    builder: ir.IRBuilder, columns: Sequence[ir.Value], element: PrimitiveType
+) -> list[ir.Value]:
+    """Returns words of each lane, given its elements: vectors of lanes, as memory has them."""
+    count = _words_of(element)
+    if count == 1:
+        return list(columns)
+    bits = 8 * element.byte_size
+    width = columns[0].type.count
+    narrow, wide = vector_of(ir.IntType(bits), width), vector_of(_WORD, width)
+    words = []
+    for first in range(0, len(columns), count):
+        word = None
+        for number, column in enumerate(columns[first : first + count]):
+            part = builder.zext(builder.bitcast(column, narrow), wide)
+            if number:
+                part = builder.shl(part, integer_constant(wide, number * bits))
+            word = part if word is None else builder.or_(word, part)
+        words.append(word)
+    return words
 
 
 def _transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:

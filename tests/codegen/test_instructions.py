@@ -12,6 +12,7 @@ from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.instructions import emit_instruction
 from fuselane.errors import CodegenError
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import PrimitiveType, Shape
 from tests.codegen.kernels import (
     NumpyArray,
@@ -249,3 +250,41 @@ def test_many_long_reductions_of_pairs_are_a_loop() -> None:
 
     arguments = some([32, 16]), some([32, 16, 16], seed=1), some([32, 16], np.int32)
     assert check(module, step, 3, *arguments).code.num_instructions < 2500
+
+
+def all_pairs(opcode: str, lanes: int = 64) -> HloModule:
+    """Returns a loop in which each of 32 numbers of a lane becomes a sum over itself and all."""
+    row, square = f"s32[{lanes},32]", f"s32[{lanes},32,32]"
+    body = f"""
+      rows = {square} broadcast(e0), dimensions={{0,2}}
+      columns = {square} broadcast(e0), dimensions={{0,1}}
+      pairs = {square} {opcode}(rows, columns)
+      sums = {row} reduce(pairs, zero), dimensions={{2}}, to_apply=sum
+      odd = s32[] constant(1)
+      ones = {row} broadcast(odd), dimensions={{}}
+      y = {row} or(sums, ones)"""
+    more = """
+    sum {
+      a = s32[] parameter(0)
+      b = s32[] parameter(1)
+      ROOT c = s32[] add(a, b)
+    }"""
+    return counting_loop(body, ["y"], [row], trip_count=3, more=more)
+
+
+@pytest.mark.parametrize("lanes", [64, 37])
+def test_long_code_that_a_reduction_takes_in_is_a_loop(lanes: int) -> None:
+    """A remainder takes dozens of instructions, and 32 of them went into one sum."""
+
+    def step(i: int, x: NumpyArray) -> list[NumpyArray]:
+        return [np.fmod(x[:, None, :], x[:, :, None]).sum(2, dtype=np.int32) | 1]
+
+    state = some([lanes, 32], np.int32) | 1
+    long = check(all_pairs("remainder", lanes), step, 3, state).code
+    assert long.num_instructions < compile_loop(all_pairs("xor")).code.num_instructions
+
+
+def test_rows_of_a_state_in_registers_are_squares() -> None:
+    """Each of 32 elements would be a gather and a scatter."""
+    text = compile_loop(all_pairs("xor")).code.ir
+    assert "gather" not in text and "scatter" not in text

@@ -31,11 +31,12 @@ from fuselane.codegen.memory import (
     store,
     store_lanes,
 )
-from fuselane.codegen.runs import load_runs, store_runs
+from fuselane.codegen.runs import are_squares, load_runs, store_runs
 from fuselane.codegen.types import integer_constant, is_vector, memory_type, splat
 from fuselane.hlo.shape import PrimitiveType, Shape
 
 _MAX_RUN = 16
+_MAX_RUN_OF_SQUARES = 32
 _MAX_RUN_TIMES_WIDTH = 1024
 _MASKED_BITS = 32
 _MAX_BRANCHES = 64
@@ -189,8 +190,9 @@ class Memory(Array):
         """Returns how many neighbouring elements a lane holds between its neighbour lanes'.
 
         Such runs are moved whole, by contiguous loads and stores and shuffles. What is too long for
-        that, or strided, is a run of 1: LLVM's time to compile shuffles grows with their square. It
-        makes branches of the mask of a load of narrow elements, one for each.
+        that, or strided, is a run of 1: LLVM's time to compile shuffles grows with their square, if
+        the run is not made of squares, which a loop moves. It makes branches of the mask of a load
+        of narrow elements, one for each.
         """
         if self.lane is None:
             return 1
@@ -200,7 +202,14 @@ class Memory(Array):
         is_masked = block.mask is not None and self.shape.element_type.bits < _MASKED_BITS
         most = _MAX_BRANCHES if is_masked else _MAX_RUN_TIMES_WIDTH
         is_short = stride <= _MAX_RUN and stride * block.width <= most
-        return stride if is_short else 1
+        if is_short or (
+            stride <= _MAX_RUN_OF_SQUARES and not is_masked and self._has_squares(block)
+        ):
+            return stride
+        return 1
+
+    def _has_squares(self, block: LaneBlock) -> bool:
+        return are_squares(self.strides[self.lane or 0], block, self.shape.element_type)
 
     def place_in_run(self, index: Element) -> int | None:
         """Returns which element of its run an index is, None if that isn't known."""

@@ -49,7 +49,29 @@ def is_long(emitter: Emitter, instruction: HloInstruction) -> bool:
     size = _num_results(emitter, instruction)
     if size <= 1:
         return False
-    code = _count_instructions(emitter, instruction)
+    return _is_too_much(emitter, _count_instructions(emitter, instruction), size)
+
+
+def is_long_for_each(emitter: Emitter, reduce: HloInstruction) -> bool:
+    """Returns whether what one element of a reduction takes in, worked out where it is read, is too
+    much code to be unrolled.
+
+    What registers hold is not: a loop would have to select among them.
+    """
+    views = [
+        operand
+        for operand in reduce.operands[: len(reduce.operands) // 2]
+        if isinstance(emitter.values.get(operand), View) and emitter.is_view(operand)
+    ]
+    if not views:
+        return False
+    size = math.prod(views[0].shape.dimensions[axis] for axis in reduce.dimensions)
+    code = _count_instructions(emitter, reduce) / _num_results(emitter, reduce)
+    return _is_too_much(emitter, code, size)
+
+
+def _is_too_much(emitter: Emitter, code: float, size: int) -> bool:
+    """Whether so many machine instructions are too many for so many elements."""
     if emitter.place.block.width > 1:
         return code > _MAX_UNROLLED_VECTORS and code > size * _MIN_VECTOR_CODE
     return code > _MAX_UNROLLED_SCALARS and code > size * _MIN_SCALAR_CODE

@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
-from fuselane.codegen.code_size import is_long
+from fuselane.codegen.code_size import is_long, is_long_for_each
 from fuselane.codegen.cuts import cuts_along, cuts_of, in_lane
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index, unflatten
@@ -30,7 +30,7 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
 
         r[lane] = ((zero + x[lane, 0]) + x[lane, 1]) + ...
 
-    unrolled if few elements are reduced, else a loop.
+    unrolled if few elements are reduced and they are not too much code, else a loop.
     Numerics: bitwise-equal to a reduction in row-major order from the initial value; in a program
     without lanes sums and products of floats reassociate.
     """
@@ -124,7 +124,8 @@ def _accumulate(
         return [widen(place, value) for value in step(inner, carried)]
 
     has_lanes = any(array.lane is not None for array in arrays)
-    is_looped = math.prod(sizes) > emitter.max_unrolled
+    max_unrolled = 1 if is_long_for_each(emitter, instruction) else emitter.max_unrolled
+    is_looped = math.prod(sizes) > max_unrolled
     if not emitter.program.has_lanes and not is_looped and _is_reorderable(instruction.to_apply):
         inner = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]
         values = [
@@ -137,7 +138,7 @@ def _accumulate(
         sizes,
         [widen(place, value) for value in starts] if is_looped and has_lanes else starts,
         wide_step if is_looped and has_lanes else step,
-        max_unrolled=emitter.max_unrolled,
+        max_unrolled=max_unrolled,
         cuts=cuts,
     )
 

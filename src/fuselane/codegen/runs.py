@@ -68,7 +68,7 @@ def load_runs(
             load_lanes(builder, at, element, 1, block, invariant=invariant)
             for at in _places_of(builder, pointer, element, length)
         ]
-    if _are_squares(length, block, element):
+    if are_squares(length, block, element):
         rows = Lines(pointer, element, length)
         return load_columns(builder, rows, length, block, allocate, invariant=invariant)
     pieces = _num_pieces(length, block)
@@ -100,7 +100,7 @@ def store_runs(
         for at, value in zip(_places_of(builder, pointer, element, length), values, strict=True):
             store(builder, value, at, element)
         return
-    if _are_squares(length, block, element):
+    if are_squares(length, block, element):
         store_columns(builder, values, Lines(pointer, element, length), block, allocate)
         return
     pieces = _num_pieces(length, block)
@@ -111,7 +111,7 @@ def store_runs(
         store_neighbours(builder, mixed, address, element, _piece(builder, block, length, piece))
 
 
-def _are_squares(length: int, block: LaneBlock, element: PrimitiveType) -> bool:
+def are_squares(length: int, block: LaneBlock, element: PrimitiveType) -> bool:
     """Whether the block's runs are made of squares."""
     row = row_of_squares(block, element)
     return row > 0 and length % row == 0

@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
     program = _program(options.input) if target.gpu is None else None
     if program is not None:
         rows = measure(program, [XLA, *strategies], rows, rounds=options.rounds)
-    Console().print(_table(rows, target))
+    print_costs(rows, target)
     for row in rows:
         if row.code is not None and row.code.refusal:
             say(f"XLA cannot compile what {row.strategy} makes: {row.code.refusal}")
@@ -126,6 +126,11 @@ def _program(text: str) -> Program | None:
     """Returns what can be run of an input: a function and its arguments, if it names one."""
     function = split_function(text)
     return None if function is None else program_of(*load_function(*function))
+
+
+def print_costs(rows: Sequence[StrategyCosts], target: Target) -> None:
+    """Prints a table of strategies; on a narrow terminal its lines are too long, but whole."""
+    Console().print(_table(rows, target), crop=False)
 
 
 def _table(rows: Sequence[StrategyCosts], target: Target) -> Table:

@@ -9,6 +9,7 @@ from typing import Final
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from fuselane.cli.common import OK, WRONG, check_writable, positive, progress, say, stay_on_the_cpu
@@ -128,9 +129,15 @@ def _program(text: str) -> Program | None:
     return None if function is None else program_of(*load_function(*function))
 
 
+_UNLIMITED: Final = 10_000
+"""Characters in a line that are more than any table needs."""
+
+
 def print_costs(rows: Sequence[StrategyCosts], target: Target) -> None:
     """Prints a table of strategies; on a narrow terminal its lines are too long, but whole."""
-    Console().print(_table(rows, target), crop=False)
+    console, table = Console(), _table(rows, target)
+    needed = Measurement.get(console, console.options.update(width=_UNLIMITED), table).minimum
+    Console(width=max(console.width, needed)).print(table)
 
 
 def _table(rows: Sequence[StrategyCosts], target: Target) -> Table:

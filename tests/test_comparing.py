@@ -149,4 +149,5 @@ def test_what_is_for_cpus() -> None:
     assert names_for_gpus() == ["none", "xla-today-cpu", "xla-today-gpu", "xla-2021", "xla-2023"]
     assert is_for_cpus(find_strategy("xla-2021,shared-work"))
     assert is_for_cpus(find_strategy("lane-kernels"))
+    assert is_for_cpus(find_strategy("fixed-point(fixed-point(lane-kernels))"))
     assert not is_for_cpus(find_strategy("none"))

@@ -182,12 +182,10 @@ def _fused_by_xla(captured: CapturedModule) -> HloModule:
 
 
 def module_before_hook(captured: CapturedModule) -> HloModule:
-    """Returns a module as XLA's hook shows it to strategies: scheduled on a GPU, on a CPU not yet,
-    or last of all if XLA did not tell."""
+    """Returns a module as XLA's hook shows it to strategies: scheduled on a GPU, on a CPU not."""
     if captured.gpu is not None:
         return captured.module()
-    unscheduled = [stage for stage in captured.stages if not stage.is_scheduled]
-    return HloModule.from_bytes(unscheduled[-1].data if unscheduled else captured.final)
+    return HloModule.from_bytes(captured.unscheduled())
 
 
 def measure(

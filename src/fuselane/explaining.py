@@ -89,14 +89,8 @@ def _decide(captured: CapturedModule, options: Options, log: DecisionLog) -> Non
     as they are there."""
     gpu = captured.gpu
     backend = CpuBackend(options, is_dry=True) if gpu is None else GpuBackend(options, gpu)
-    data = _unscheduled(captured)
+    data = captured.unscheduled()
     hook.guard(lambda module: pipeline.transform(module, options, log, backend), data)
-
-
-def _unscheduled(captured: CapturedModule) -> bytes:
-    """Returns a module as XLA's hook shows it."""
-    unscheduled = (stage.data for stage in reversed(captured.stages) if not stage.is_scheduled)
-    return next(unscheduled, captured.final)
 
 
 def _as_set(
@@ -109,7 +103,7 @@ def _as_set(
         if is_for_cpus(choice.strategy):
             return _model(_noted(captured, FOR_CPUS_NOTE), log)
         return _fused_on_gpu(captured, log, options, choice.strategy, captured.gpu)
-    passes = choice.strategy_of(_unscheduled(captured))
+    passes = choice.strategy_of(captured.unscheduled())
     if options.tuned:
         found = "XLA's own fusions" if passes is None else f"`{pipeline_text(passes)}`"
         captured = _noted(captured, f"With the option tuned, this module gets {found}.")
@@ -122,7 +116,7 @@ def _fused(
     captured: CapturedModule, log: DecisionLog, options: Options, passes: Pipeline
 ) -> ModuleModel:
     """Returns the model of a module as the passes of a strategy fuse it."""
-    data = _unscheduled(captured)
+    data = captured.unscheduled()
     module, unfused = HloModule.from_bytes(data), HloModule.from_bytes(data)
     has_xlas = refines(passes)
     if pipeline.leaves_donated(passes, module):

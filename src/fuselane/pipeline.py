@@ -74,7 +74,7 @@ from fuselane.runtime.warning import warn_once
 
 if TYPE_CHECKING:
     from fuselane.fusion import lane_kernels, pipelines, plan_fusion, running
-    from fuselane.fusion.pipelines import Pipeline
+    from fuselane.fusion.pipelines import FusionPass, Pipeline
 else:
     lane_kernels = Later("fuselane.fusion.lane_kernels")
     pipelines = Later("fuselane.fusion.pipelines")
@@ -337,10 +337,13 @@ def with_kernels(
 
 def _with_kernels(strategy: Pipeline, kernels: Kernels, backend: CpuBackend) -> Pipeline:
     make_kernel = functools.partial(kernels.replace_straight, backend)
-    return tuple(
-        replace(p, make_kernel=make_kernel) if isinstance(p, lane_kernels.LaneKernels) else p
-        for p in strategy
-    )
+
+    def change(fusion_pass: FusionPass) -> FusionPass:
+        if isinstance(fusion_pass, lane_kernels.LaneKernels):
+            return replace(fusion_pass, make_kernel=make_kernel)
+        return fusion_pass
+
+    return pipelines.with_each(change, strategy)
 
 
 def check(module: HloModule, options: Options) -> None:

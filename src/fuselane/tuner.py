@@ -16,11 +16,11 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax
 
@@ -55,6 +55,7 @@ from fuselane.tuning.evaluation import (
     RefusedError,
 )
 from fuselane.tuning.fingerprint import fingerprint
+from fuselane.tuning.interrupt import Interrupt
 from fuselane.tuning.making import CPU_LIMIT, GPU_LIMIT, Made, Maker, estimates
 from fuselane.tuning.measured import Measured, first_line
 from fuselane.tuning.modelled import Modelled, clock_of_cpu, clock_of_gpu
@@ -67,10 +68,18 @@ from fuselane.tuning.tuned import device_key, versions
 from fuselane.xla.capture import capture, lower
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.inputs import capture_input, load_function, split_function
-from fuselane.xla.programs import CompiledProgram, Program, Recording, program_of, recording
+from fuselane.xla.programs import (
+    CompiledProgram,
+    Program,
+    RecordedProgram,
+    Recording,
+    program_of,
+    recording,
+)
 from fuselane.xla.targets import CPU, find_target
 
 OnProgress = Callable[[Progress], None]
+_T = TypeVar("_T")
 
 _SEARCH_SHARE: Final = 0.8
 _SIMPLIFYING_SHARE: Final = 0.08
@@ -98,7 +107,8 @@ def tune(
 ) -> Tuning:
     """Searches for the best way to compile a function, and keeps it for `enable(tuned=True)`.
 
-    The function is compiled and run many times. Whether Fuselane is on does not matter.
+    The function is compiled and run many times. Whether Fuselane is on does not matter. Ctrl-C ends
+    the search behind the candidate at hand, not the program; the next call goes on where it was.
 
     Args:
         function: A function that `jax.jit` takes, or what `jax.jit` returned.
@@ -137,7 +147,7 @@ def tune_input(
     if find_target(settings.target).gpu is not None:
         modules = capture_input(command, settings.target).modules
         share = replace(settings, budget_s=settings.budget_s / len(modules))
-        return [tune_captured(module, share, on_progress) for module in modules]
+        return _each(modules, lambda module: tune_captured(module, share, on_progress))
     function = split_function(command[0])
     if function is not None:
         jitted, arguments = load_function(*function)
@@ -171,14 +181,22 @@ def tune_recorded(
     if not chosen:
         raise InputError("The script called no program that could be run again.")
     total_s = sum(recorded.total_s for recorded in chosen)
-    return [
-        tune_program(
-            recorded.program,
-            replace(settings, budget_s=settings.budget_s * recorded.total_s / total_s),
-            on_progress,
-        )
-        for recorded in chosen
-    ]
+
+    def tune_one(recorded: RecordedProgram) -> Tuning:
+        share = replace(settings, budget_s=settings.budget_s * recorded.total_s / total_s)
+        return tune_program(recorded.program, share, on_progress)
+
+    return _each(chosen, tune_one)
+
+
+def _each(programs: Iterable[_T], tune_one: Callable[[_T], Tuning]) -> list[Tuning]:
+    """Tunes programs one after the other, until the user interrupts."""
+    results: list[Tuning] = []
+    for program in programs:
+        results.append(tune_one(program))
+        if results[-1].is_interrupted:
+            break
+    return results
 
 
 def tune_program(
@@ -191,16 +209,18 @@ def tune_program(
     """
     if config.switch() is False:
         raise InputError(_OFF)
-    makers = _Makers(program, loops=settings.loops)
-    maker = makers.of({})
-    metric: Metric
-    if settings.metric == "time":
-        max_s = min(_MAX_COMPARISON_S, _COMPARISON_SHARE * settings.budget_s)
-        metric = Measured(makers.of, partial(_compile, program, settings.loops), max_s=max_s)
-    else:
-        costs = load_costs(config.cache_dir())
-        metric = Modelled(maker, clock_of_cpu(costs, host_device().num_cores))
-    return _search(maker, metric, settings, on_progress, makers.of)
+    interrupt = Interrupt()
+    with interrupt.awaited():
+        makers = _Makers(program, loops=settings.loops)
+        maker = makers.of({})
+        metric: Metric
+        if settings.metric == "time":
+            max_s = min(_MAX_COMPARISON_S, _COMPARISON_SHARE * settings.budget_s)
+            metric = Measured(makers.of, partial(_compile, program, settings.loops), max_s=max_s)
+        else:
+            costs = load_costs(config.cache_dir())
+            metric = Modelled(maker, clock_of_cpu(costs, host_device().num_cores))
+        return _search(maker, metric, settings, on_progress, interrupt, makers.of)
 
 
 def tune_captured(
@@ -235,7 +255,9 @@ def tune_captured(
         registers_of=partial(thread_registers, num_threads=num_threads),
     )
     metric = Modelled(maker, clock_of_gpu(gpu))
-    return _search(maker, metric, settings, on_progress)
+    interrupt = Interrupt()
+    with interrupt.awaited():
+        return _search(maker, metric, settings, on_progress, interrupt)
 
 
 def _search(
@@ -243,6 +265,7 @@ def _search(
     metric: Metric,
     settings: TuneSettings,
     on_progress: OnProgress,
+    interrupt: Interrupt,
     maker_of: Callable[[Mapping[str, str]], Maker] | None = None,
 ) -> Tuning:
     """Searches, confirms what was found, and keeps it."""
@@ -264,6 +287,7 @@ def _search(
             Budget(
                 seconds=_SEARCH_SHARE * settings.budget_s,
                 questions=math.inf if settings.questions is None else settings.questions,
+                interrupt=interrupt,
             ),
             known=store.answers(key),
             keep=partial(store.keep_answer, key),
@@ -271,14 +295,18 @@ def _search(
         )
     except RefusedError as refusal:
         raise InputError(f"{module.name} cannot be tuned: {refusal}") from None
-    is_complete = True
+    is_complete = False
+    simplifying_s = _SIMPLIFYING_SHARE * settings.budget_s
     try:
         SEARCHES[settings.search](
             _space(settings, maker), evaluation.cost, random.Random(settings.seed)
         )
-    except (BudgetOverError, KeyboardInterrupt):  # what was found is kept in either case
-        is_complete = False
-    simplify = partial(_simplify, metric, _SIMPLIFYING_SHARE * settings.budget_s)
+        is_complete = True
+    except BudgetOverError:
+        if interrupt.has_come:
+            simplifying_s = 0.0
+            on_progress(replace(evaluation.progress(), is_interrupted=True))
+    simplify = partial(_simplify, metric, simplifying_s)
     best, best_us = _confirm(metric, evaluation, simplify(evaluation.best))
     found = {own: (best, best_us)}
     if best.compiler_options and maker_of is not None:
@@ -308,6 +336,7 @@ def _search(
         num_asked=progress.num_asked,
         num_measured=progress.num_measured,
         is_complete=is_complete,
+        is_interrupted=interrupt.has_come,
         refusals=Counter(evaluation.refusals().values()),
     )
 

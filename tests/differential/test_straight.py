@@ -22,11 +22,16 @@ from tests.hlo.xla import parse
 CLOSE: Final = Tolerance(ulp=16, relative=2e-5, absolute=1e-5)
 
 
-def check(program: Callable[..., Any], *arguments: Any, kernels: int | None = 1) -> None:
+def check(
+    program: Callable[..., Any],
+    *arguments: Any,
+    kernels: int | None = 1,
+    pipeline: str = "fuselane",
+) -> None:
     """Checks a program's results under the pipeline, and how many kernels it became."""
     expected = jax.block_until_ready(jax.jit(program)(*arguments))
     num_before = len(fuselane.decisions().loops)
-    with fuselane.enabled(fusion="fuselane", verify_hlo=True), no_warnings():
+    with fuselane.enabled(fusion=pipeline, verify_hlo=True), no_warnings():
         actual = jax.block_until_ready(jax.jit(program)(*arguments))
     assert_same_results(expected, actual, CLOSE)
     loops = fuselane.decisions().loops[num_before:]
@@ -53,6 +58,11 @@ def normalised(x: jax.Array) -> Any:
 def test_rows(rows: int, width: int) -> None:
     """Rows shorter than a square, of whole squares, with a rest; lanes that fill no vector."""
     check(softmax, values(rows, width))
+
+
+def test_inside_a_fixed_point() -> None:
+    """A second round finds nothing more to do."""
+    check(softmax, values(29, 40), pipeline="fixed-point(lane-kernels,shared-work)")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int8, np.float16, np.bool_])

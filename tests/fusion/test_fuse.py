@@ -63,6 +63,25 @@ def test_producer_is_computed_once_and_returned_to_all_others() -> None:
     assert fusion.fusion_kind == "kLoop"
 
 
+@pytest.mark.parametrize("how", ["fuse", "merge", "take_in"])
+def test_producer_that_others_wait_for_stays(how: str) -> None:
+    """With its operands, though nothing reads it any more."""
+
+    def change(fuser: Fuser, at: dict[str, HloInstruction]) -> HloInstruction:
+        made = getattr(fuser, how)(at["p"], at["c"], LOOP)
+        return made if isinstance(made, HloInstruction) else made[0]
+
+    module, fusion = edit(
+        f"""{X} p = f32[8] sine(x) c = f32[8] add(p, y)
+        w = f32[8] negate(y), control-predecessors={{p}} ROOT t = (f32[8], f32[8]) tuple(c, w)""",
+        change,
+    )
+    (waiting,) = (i for i in module.entry.instructions if i.opcode == "negate")
+    (kept,) = waiting.control_predecessors
+    assert [operand.name for operand in kept.operands] == ["x"]
+    assert {operand.name for operand in fusion.operands} == {"x", "y"}
+
+
 def test_producer_that_is_the_root() -> None:
     """The computation's result is then an element of the fusion's tuple."""
     module, _ = edit(

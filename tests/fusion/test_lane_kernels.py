@@ -113,6 +113,21 @@ def test_a_region_takes_in_what_comes_between() -> None:
     assert {"sum", "s", "m", "y"} <= {member.name for member in with_between(largest)}
 
 
+def test_tuples_that_come_between_are_taken_in_whole() -> None:
+    """With the elements that lead elsewhere: a loop's step stacks arrays, and no tuples."""
+    made = module_of(
+        """HloModule m
+        two { p = f32[64] parameter(0) s = f32[64] sine(p) c = f32[64] cosine(p)
+          ROOT t = (f32[64], f32[64]) tuple(s, c) }
+        ENTRY main { x = f32[64] parameter(0) a = f32[64] exponential(x)
+          f = (f32[64], f32[64]) fusion(a), kind=kLoop, calls=two
+          g = f32[64] get-tuple-element(f), index=0 h = f32[64] get-tuple-element(f), index=1
+          b = f32[64] add(a, g) ROOT t = (f32[64], f32[64]) tuple(b, h) }"""
+    )
+    ends = [i for i in made.entry.instructions if i.name in "ab"]
+    assert {member.name for member in with_between(ends)} == set("abfgh")
+
+
 def test_nothing_is_a_region_around_what_cannot_be_inside() -> None:
     """A kernel cannot run both before and after a library call."""
     entry = """x = f32[64,64] parameter(0) a = f32[64,64] sine(x)

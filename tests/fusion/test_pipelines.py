@@ -12,6 +12,7 @@ from fuselane.fusion.pipelines import (
     PIPELINES,
     parse_pipeline,
     pipeline_text,
+    refines,
     run_pipeline,
     settings,
     with_setting,
@@ -76,7 +77,17 @@ def test_each_setting_can_be_changed(name: str) -> None:
     [
         ("", "A pipeline is one of none, "),
         ("fuse-all", "There is no fusion pass 'fuse-all'; there are fixed-point, "),
-        ("none{x=1}", "There is no fusion pass 'none'; there are fixed-point, "),
+        ("none{x=1}", "The pipeline none has no fields."),
+        (
+            "xla-today-cpu{max-reduces=9}",
+            "The pipeline xla-today-cpu has no fields; write its passes and set theirs: "
+            "instruction-fusion.",
+        ),
+        ("xla-2021(fusion-cse)", "in parentheses after `fixed-point`, and only there."),
+        (
+            "fixed-point(" * 2000 + "fusion-cse" + ")" * 2000,
+            "No more than 20 `fixed-point` may stand in each other.",
+        ),
         ("xla-2022", "and the pipelines none, xla-today-cpu, xla-today-gpu, xla-2021, xla-2023, "),
         ("fixed-point", "Passes stand in parentheses after `fixed-point`, and only there."),
         ("fusion-cse(fusion-merger)", "in parentheses after `fixed-point`, and only there."),
@@ -97,6 +108,27 @@ def test_bad_text(text: str, sentence: str) -> None:
         parse_pipeline(text)
     assert sentence in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_fixed_points_in_each_other() -> None:
+    """As deep as they may stand."""
+    text = "fixed-point(" * 20 + "fusion-cse" + ")" * 20
+    assert pipeline_text(parse_pipeline(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fixed-point(lane-kernels)", True),
+        ("shared-work,fixed-point(fixed-point(priced-merger))", True),
+        ("fixed-point(shared-work,fusion-cse)", False),
+        ("lane-kernels,fixed-point(fusion-merger)", False),
+        ("fixed-point()", False),
+    ],
+)
+def test_which_go_on_from_xlas_fusions(text: str, expected: bool) -> None:
+    """All their passes do, inside fixed points too."""
+    assert refines(parse_pipeline(text)) == expected
 
 
 def test_rule_values_decide() -> None:

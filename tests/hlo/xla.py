@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -53,10 +54,29 @@ def run_module(data: bytes, *inputs: Array) -> list[Array]:
             if instruction.opcode == "fusion":
                 instruction.opcode = "call"
                 instruction.proto.ClearField("fusion_kind")
-    text = _jax.mlir.xla_computation_to_mlir_module(_hlo.XlaComputation(module.to_bytes()))
+    return load(module.to_bytes(), {})(*inputs)
+
+
+QUICKLY: Final = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+"""For the code of XLA's kernels, LLVM is told not to optimise; HLO is optimised as ever."""
+
+
+def load(data: bytes, options: Mapping[str, Any] = QUICKLY) -> Callable[..., list[Array]]:
+    """Compiles a module without fusions with XLA, as JAX would; returns what runs it."""
+    text = _jax.mlir.xla_computation_to_mlir_module(_hlo.XlaComputation(data))
     device = jax.devices("cpu")[0]
     client: Any = device.client
     devices = xla_client.DeviceList((device,))
-    executable = client.compile_and_load(text, devices, xla_client.CompileOptions())
-    results = executable.execute_sharded([jax.device_put(value, device) for value in inputs])
-    return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]
+    compile_options = xla_client.CompileOptions()
+    compile_options.env_option_overrides = list(options.items())
+    executable = client.compile_and_load(text, devices, compile_options)
+
+    def run(*inputs: Array) -> list[Array]:
+        arguments = [jax.device_put(value, device) for value in inputs]
+        results = executable.execute_sharded(arguments)
+        return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]
+
+    return run

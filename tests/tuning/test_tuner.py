@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +111,67 @@ def test_going_on() -> None:
     reports.clear()
     tune(questions=2, fresh=True, on_progress=reports.append)
     assert [report.num_asked for report in reports] == [1, 2, 3]
+
+
+def press_after(count: int, times: int = 1) -> Callable[[Progress], None]:
+    """Returns what presses Ctrl-C once so many candidates have been looked at."""
+
+    def show(progress: Progress) -> None:
+        if progress.num_asked == count and not progress.is_interrupted:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    return show
+
+
+def test_interrupted() -> None:
+    """What was found is kept, and the next search goes on from there."""
+    usual = signal.getsignal(signal.SIGINT)
+    result = tune(questions=9, on_progress=press_after(3))
+    assert (result.num_asked, result.is_interrupted, result.is_complete) == (3, True, False)
+    assert "3 candidates" in result.text()
+    assert "interrupted, and goes on from here when run again" in result.text()
+    assert signal.getsignal(signal.SIGINT) is usual
+    reports: list[Progress] = []
+    again = tune(questions=1, on_progress=reports.append)
+    assert [report.num_asked for report in reports] == [4]
+    assert not again.is_interrupted
+    assert "the budget is used up" in again.text()
+
+
+def test_interrupted_twice() -> None:
+    """The second Ctrl-C is not waited for; what was answered is kept all the same."""
+    with pytest.raises(KeyboardInterrupt):
+        tune(questions=9, on_progress=press_after(3, times=2))
+    assert tune(questions=0).num_asked == 3
+
+
+def test_interrupted_among_several_programs(tmp_path: Path) -> None:
+    """The rest of a script's programs are left alone."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import jax, jax.numpy as jnp\n"
+        "f, g = (jax.jit(f) for f in (lambda x: x @ jnp.tanh(x), lambda x: x @ jnp.exp(-x)))\n"
+        "for _ in range(30):\n    f(jnp.ones((256, 256))), g(jnp.ones((256, 256)))\n"
+    )
+    settings = TuneSettings(questions=1)
+    assert len(tune_input([str(path)], settings)) > 1
+    results = tune_input([str(path)], TuneSettings(questions=3), press_after(3))
+    assert [result.is_interrupted for result in results] == [True]
+
+
+def test_killed(own_cache: Path) -> None:
+    """The search goes on where it was in a process that is no more."""
+    code = (
+        "import os, signal\nfrom tests.tuning.test_tuner import tune\n"
+        "tune(on_progress=lambda p: p.num_asked == 3 and os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    environment = os.environ | {"FUSELANE_CACHE_DIR": str(own_cache)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    reports: list[Progress] = []
+    tune(questions=1, on_progress=reports.append)
+    assert [report.num_asked for report in reports] == [4]
 
 
 def test_one_function_twice() -> None:
@@ -258,6 +323,18 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "jit__lambda" in [value["name"] for value in values]
     assert all(value["num_asked"] == 3 for value in values)
     assert set(values[0]["best"]) == {"fusion", "compiler_options"}
+
+
+def test_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results are printed, and the exit code tells."""
+    path = tmp_path / "script.py"
+    path.write_text(SHARING)
+    monkeypatch.setattr("fuselane.cli.tune._ProgressLine.show", lambda _, p: press_after(2)(p))
+    command = ["tune", f"{path}:example", "--metric", "modelled"]
+    assert cli.main(command) == cli.INTERRUPTED
+    assert "2 candidates, 2 different; interrupted" in capsys.readouterr().out
 
 
 def test_refusals_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from jax import export
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
+from fuselane.comparing import compare_strategies
 from fuselane.errors import CaptureError, FuselaneError
 from fuselane.xla import compilation
 from fuselane.xla.capture import bytecode, capture, lower
@@ -130,6 +131,22 @@ def test_exported_for_something_else(tmp_path: Path) -> None:
     path.write_bytes(export.export(jax.jit(program), platforms=["tpu"])(shape).serialize())
     with pytest.raises(FuselaneError, match="was exported for platforms"):
         capture_path(path, max_s=MAX_S)
+
+
+def count_kernels(path: Path) -> list[tuple[int, float]]:
+    """Returns the kernels and launches of XLA's fusions, and of other strategies'."""
+    rows = compare_strategies(capture_path(path, max_s=MAX_S), ["none", "xla-2023"])
+    return [(row.num_kernels, row.num_launches) for row in rows]
+
+
+def test_strategies_start_from_the_same_module(dump: Path, tmp_path: Path) -> None:
+    """Whichever stages XLA wrote down: all, the first and the last, or the last one."""
+    for end in ("before_optimizations.hlo.pb", "cpu_after_optimizations.hlo.pb"):
+        shutil.copy(find(dump, end), tmp_path)
+    expected = count_kernels(dump)
+    assert expected[1] > expected[0]
+    assert count_kernels(tmp_path) == expected
+    assert count_kernels(find(dump, "cpu_after_optimizations.txt")) == expected
 
 
 def test_a_dump_of_protos(dump: Path) -> None:

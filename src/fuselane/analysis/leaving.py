@@ -229,6 +229,8 @@ def _match(instruction: HloInstruction) -> list[_Stage]:
     combiner = match_combiner(instruction.to_apply)
     if combiner is None or instruction.shape.element_type.is_complex:
         return []
+    if not is_identity(instruction.operands[1], combiner):
+        return []  # lanes would not have a share of the initial value
     chain: list[_Stage] = []
     reduced: frozenset[int] | None = frozenset(instruction.dimensions)
     while reduced is not None:

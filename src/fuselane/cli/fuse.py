@@ -9,6 +9,7 @@ from typing import Final
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from fuselane.cli.common import OK, WRONG, check_writable, positive, progress, say, stay_on_the_cpu
@@ -103,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
     program = _program(options.input) if target.gpu is None else None
     if program is not None:
         rows = measure(program, [XLA, *strategies], rows, rounds=options.rounds)
-    Console().print(_table(rows, target))
+    print_costs(rows, target)
     for row in rows:
         if row.code is not None and row.code.refusal:
             say(f"XLA cannot compile what {row.strategy} makes: {row.code.refusal}")
@@ -126,6 +127,17 @@ def _program(text: str) -> Program | None:
     """Returns what can be run of an input: a function and its arguments, if it names one."""
     function = split_function(text)
     return None if function is None else program_of(*load_function(*function))
+
+
+_UNLIMITED: Final = 10_000
+"""Characters in a line that are more than any table needs."""
+
+
+def print_costs(rows: Sequence[StrategyCosts], target: Target) -> None:
+    """Prints a table of strategies; on a narrow terminal its lines are too long, but whole."""
+    console, table = Console(), _table(rows, target)
+    needed = Measurement.get(console, console.options.update(width=_UNLIMITED), table).minimum
+    Console(width=max(console.width, needed)).print(table)
 
 
 def _table(rows: Sequence[StrategyCosts], target: Target) -> Table:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final, final
 
-from fuselane.cli.common import OK, check_writable, natural, seconds, write
+from fuselane.cli.common import INTERRUPTED, OK, check_writable, natural, seconds, write
 from fuselane.tuner import tune_input
 from fuselane.tuning.evaluation import Progress
 from fuselane.tuning.searches import SEARCHES
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         print(result.text())
     if options.json is not None:
         write(options.json, json.dumps([result.to_json() for result in results], indent=2) + "\n")
-    return OK
+    return INTERRUPTED if any(result.is_interrupted for result in results) else OK
 
 
 @final
@@ -101,6 +101,11 @@ class _ProgressLine:
         if not self._is_shown:
             return
         gain = progress.xla_us / progress.best_us if progress.best_us else 1.0
+        if progress.is_interrupted:
+            print(
+                "\nComparing the best with XLA's own; Ctrl-C again to leave that.", file=sys.stderr
+            )
+            return
         line = (
             f"{progress.used_s:4.0f} of {self._budget_s:.0f} s, {progress.num_asked} candidates, "
             f"{progress.num_measured} different, best {gain:.3f} times XLA's speed: {progress.best}"

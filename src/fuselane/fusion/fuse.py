@@ -250,7 +250,7 @@ class Fuser:
         return self.fuse_multi_output(second, first, kind)
 
     def _drop_if_unread(self, producer: HloInstruction) -> None:
-        if producer.users or producer.is_root:
+        if producer.users or producer.is_root or producer.control_successors:
             return
         producer.replace_operands([])
         draft = self._drafts.pop(producer, None)

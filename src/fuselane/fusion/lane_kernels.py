@@ -220,12 +220,13 @@ def find_regions(computation: HloComputation) -> list[list[HloInstruction]]:
 
 
 def with_between(region: Sequence[HloInstruction]) -> list[HloInstruction]:
-    """Returns what is left of a region, with all that comes between two of its members; nothing if
-    that cannot be a member."""
+    """Returns what is left of a region, with all that comes between two of its members, tuples with
+    all their elements; nothing if what comes between cannot be a member."""
     inside = {member for member in region if member.computation is not None}
     behind = _reach(inside, lambda member: member.users)
     ahead = _reach(inside, lambda member: member.operands)
     between = behind & ahead - inside
+    between |= {user for member in between if member.shape.is_tuple for user in member.users}
     if not all(map(can_be_member, between)):
         return []
     computation = next((member.computation for member in inside), None)

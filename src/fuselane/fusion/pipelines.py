@@ -9,7 +9,7 @@ fixed-point(gpu-instruction-fusion,fusion-merger),multi-output-fusion
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Protocol, final
 
@@ -130,9 +130,31 @@ _REFINING: Final = frozenset(
 """Passes that go on from XLA's fusions instead of doing without them."""
 
 
+def passes_in(pipeline: Sequence[FusionPass]) -> Iterator[FusionPass]:
+    """Yields the passes of a pipeline, and those of fixed points in the place of these."""
+    for fusion_pass in pipeline:
+        if isinstance(fusion_pass, FixedPoint):
+            yield from passes_in(fusion_pass.passes)
+        else:
+            yield fusion_pass
+
+
+def with_each(change: Callable[[FusionPass], FusionPass], pipeline: Pipeline) -> Pipeline:
+    """Returns a pipeline with each pass changed, those of fixed points too."""
+    changed: list[FusionPass] = []
+    for fusion_pass in pipeline:
+        if isinstance(fusion_pass, FixedPoint):
+            passes = with_each(change, fusion_pass.passes)
+            changed.append(replace(fusion_pass, passes=passes))
+        else:
+            changed.append(change(fusion_pass))
+    return tuple(changed)
+
+
 def refines(pipeline: Sequence[FusionPass]) -> bool:
     """Whether a pipeline goes on from XLA's fusions; else these are dissolved in front of it."""
-    return bool(pipeline) and all(each.name in _REFINING for each in pipeline)
+    passes = list(passes_in(pipeline))
+    return bool(passes) and all(each.name in _REFINING for each in passes)
 
 
 def run_pipeline(pipeline: Sequence[FusionPass], module: HloModule) -> FusionLog:
@@ -166,13 +188,10 @@ def for_gpu(pipeline: Pipeline, gpu: GpuDescription) -> Pipeline:
     passes; it crashes on them.
     """
     changed = _without_tiled_emitters(pipeline, (HorizontalLoopFusion,))
-    return tuple(_priced_for(gpu, fusion_pass) for fusion_pass in changed)
+    return with_each(lambda fusion_pass: _priced_for(gpu, fusion_pass), changed)
 
 
 def _priced_for(gpu: GpuDescription, fusion_pass: FusionPass) -> FusionPass:
-    if isinstance(fusion_pass, FixedPoint):
-        passes = tuple(_priced_for(gpu, inner) for inner in fusion_pass.passes)
-        return replace(fusion_pass, passes=passes)
     value: Any = fusion_pass
     is_priced = any(field.name == "gpu" for field in fields(value))
     priced: FusionPass = replace(value, gpu=gpu) if is_priced else fusion_pass
@@ -180,16 +199,12 @@ def _priced_for(gpu: GpuDescription, fusion_pass: FusionPass) -> FusionPass:
 
 
 def _without_tiled_emitters(pipeline: Pipeline, kinds: tuple[type, ...]) -> Pipeline:
-    changed: list[FusionPass] = []
-    for fusion_pass in pipeline:
-        if isinstance(fusion_pass, FixedPoint):
-            inner = _without_tiled_emitters(fusion_pass.passes, kinds)
-            changed.append(replace(fusion_pass, passes=inner))
-        elif isinstance(fusion_pass, kinds) and "tiled-emitters" in settings(fusion_pass):
-            changed.append(with_setting(fusion_pass, "tiled-emitters", False))
-        else:
-            changed.append(fusion_pass)
-    return tuple(changed)
+    def change(fusion_pass: FusionPass) -> FusionPass:
+        if isinstance(fusion_pass, kinds) and "tiled-emitters" in settings(fusion_pass):
+            return with_setting(fusion_pass, "tiled-emitters", False)
+        return fusion_pass
+
+    return with_each(change, pipeline)
 
 
 PASSES: Final[dict[str, FusionPass]] = {
@@ -212,6 +227,9 @@ PASSES: Final[dict[str, FusionPass]] = {
 
 _ITEM: Final = re.compile(r"\s*([\w-]+)\s*(?:\{([^{}]*)\})?\s*")
 
+_MAX_DEPTH: Final = 20
+"""How deep fixed points stand in each other at most."""
+
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]*)?(e-?[0-9]+)?")
 
 
@@ -229,8 +247,10 @@ def parse_pipeline(text: str) -> Pipeline:
     return passes
 
 
-def _parse_passes(text: str, position: int) -> tuple[Pipeline, int]:
+def _parse_passes(text: str, position: int, depth: int = 0) -> tuple[Pipeline, int]:
     """Returns the passes that stand in a text, and where they end."""
+    if depth > _MAX_DEPTH:
+        raise OptionError(f"No more than {_MAX_DEPTH} `fixed-point` may stand in each other.")
     passes: list[FusionPass] = []
     while True:
         match = _ITEM.match(text, position)
@@ -241,7 +261,7 @@ def _parse_passes(text: str, position: int) -> tuple[Pipeline, int]:
         if text.startswith("()", position):
             inner, position = (), position + 1
         elif text.startswith("(", position):
-            inner, position = _parse_passes(text, position + 1)
+            inner, position = _parse_passes(text, position + 1, depth + 1)
         if inner is not None:
             if not text.startswith(")", position):
                 raise _no_list(text)
@@ -255,14 +275,27 @@ def _parse_passes(text: str, position: int) -> tuple[Pipeline, int]:
 
 
 def _parse_item(name: str, settings_text: str | None, inner: Pipeline | None) -> Pipeline:
-    if name in PIPELINES and settings_text is None and inner is None:
+    if name in PIPELINES and inner is None:
+        if settings_text is not None:
+            raise _no_fields(name)
         return PIPELINES[name]
+    if name in PIPELINES:
+        raise OptionError(_PARENTHESES)
     fusion_pass = _parse_pass(name, settings_text or "")
     if isinstance(fusion_pass, FixedPoint) != (inner is not None):
-        raise OptionError("Passes stand in parentheses after `fixed-point`, and only there.")
+        raise OptionError(_PARENTHESES)
     if isinstance(fusion_pass, FixedPoint) and inner is not None:
         return (replace(fusion_pass, passes=inner),)
     return (fusion_pass,)
+
+
+_PARENTHESES: Final = "Passes stand in parentheses after `fixed-point`, and only there."
+
+
+def _no_fields(name: str) -> OptionError:
+    passes = ",".join(map(_pass_text, PIPELINES[name]))
+    instead = f"; write its passes and set theirs: {passes}" if passes else ""
+    return OptionError(f"The pipeline {name} has no fields{instead}.")
 
 
 def _no_list(text: str) -> OptionError:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from fuselane.fusion.lane_kernels import LaneKernels
-from fuselane.fusion.pipelines import PIPELINES, Pipeline, parse_pipeline
+from fuselane.fusion.pipelines import PIPELINES, Pipeline, parse_pipeline, passes_in
 from fuselane.fusion.plan import read_plan
 from fuselane.fusion.plan_fusion import PlanFusion
 from fuselane.fusion.priced_merger import PricedMerger
@@ -31,7 +31,7 @@ _FOR_CPUS: Final = (LaneKernels, PricedMerger, SharedWork)
 
 def is_for_cpus(strategy: Pipeline) -> bool:
     """Whether a strategy goes on from XLA:CPU's fusions."""
-    return any(isinstance(fusion_pass, _FOR_CPUS) for fusion_pass in strategy)
+    return any(isinstance(fusion_pass, _FOR_CPUS) for fusion_pass in passes_in(strategy))
 
 
 def names_for_gpus() -> list[str]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, final
 
 from fuselane.tuning.candidate import Candidate
+from fuselane.tuning.interrupt import Interrupt
 from fuselane.tuning.store import Answer
 
 XLAS_OWN: Final = Candidate()
@@ -24,7 +25,7 @@ _FATAL: Final = "The process ended when it was tried."
 
 
 class BudgetOverError(Exception):
-    """The seconds or questions of a search are used up; not an error of the program."""
+    """A search is to end: its budget is used up, or the user wants it; not an error."""
 
 
 class RefusedError(Exception):
@@ -68,10 +69,12 @@ class Budget:
     Attributes:
         seconds: From now, or infinity.
         questions: New candidates that may still be looked at, or infinity.
+        interrupt: What ends it at once.
     """
 
     seconds: float = math.inf
     questions: float = math.inf
+    interrupt: Interrupt = field(default_factory=Interrupt)
     start_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -87,9 +90,9 @@ class Budget:
         """Takes one question from the budget.
 
         Raises:
-            BudgetOverError: if there is nothing left.
+            BudgetOverError: if there is nothing left, or the user has interrupted.
         """
-        if self.questions < 1 or self.used_s >= self.seconds:
+        if self.interrupt.has_come or self.questions < 1 or self.used_s >= self.seconds:
             raise BudgetOverError
         self.questions -= 1
 
@@ -107,6 +110,7 @@ class Progress:
         best_us: Its cost.
         xla_us: That of XLA's own.
         used_s: Seconds since this run began.
+        is_interrupted: Whether the user has ended the search; only a last comparison is left.
     """
 
     num_asked: int
@@ -116,6 +120,7 @@ class Progress:
     best_us: float
     xla_us: float
     used_s: float
+    is_interrupted: bool = False
 
 
 @final
@@ -167,7 +172,7 @@ class Evaluation:
         """Returns a candidate's cost; infinity if it cannot be used.
 
         Raises:
-            BudgetOverError: if it is a new one, and the budget is used up.
+            BudgetOverError: if it is a new one, and the search is to end.
         """
         answer = self._answers.get(candidate)
         if answer is None:

@@ -25,6 +25,7 @@ class Tuning:
         num_asked: Candidates looked at, earlier runs of the same search included.
         num_measured: Different modules among them, which were measured or modelled.
         is_complete: Whether the search came to its end before its budget did.
+        is_interrupted: Whether the user ended it; the same search goes on where it was.
         refusals: Why candidates could not be used, and of how many that is true.
     """
 
@@ -37,6 +38,7 @@ class Tuning:
     num_asked: int
     num_measured: int
     is_complete: bool
+    is_interrupted: bool = False
     refusals: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -47,7 +49,12 @@ class Tuning:
     def text(self) -> str:
         """Returns it in a few lines."""
         kind = "measured" if self.metric == "time" else f"modelled for {self.target}"
-        end = "nothing is left to try" if self.is_complete else "the budget is used up"
+        if self.is_complete:
+            end = "nothing is left to try"
+        elif self.is_interrupted:
+            end = "interrupted, and goes on from here when run again"
+        else:
+            end = "the budget is used up"
         lines = [
             f"{self.name}  {self.best_us:,.4g} us {kind}, {self.gain:.3f} times as fast as XLA's"
             f" own fusions at {self.xla_us:,.4g} us",

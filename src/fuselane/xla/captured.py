@@ -116,3 +116,20 @@ class CapturedModule:
     def module(self) -> HloModule:
         """Returns the final module, parsed afresh."""
         return HloModule.from_bytes(self.final)
+
+    def unscheduled(self) -> bytes:
+        """Returns the module as XLA's hook shows it on a CPU, behind all passes but scheduling.
+
+        Where that stage was not written down, it is the final module without its order.
+        """
+        is_scheduling_shown = False
+        for stage in reversed(self.stages):
+            if stage.is_scheduled:
+                is_scheduling_shown = True
+            elif is_scheduling_shown:
+                return stage.data
+            else:
+                break
+        module = HloModuleProto.FromString(self.final)
+        module.ClearField("schedule")
+        return bytes(module.SerializeToString())

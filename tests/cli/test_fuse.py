@@ -42,8 +42,16 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_compare(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """XLA's own and each strategy has a row; a function on the CPU is timed."""
+@pytest.mark.parametrize("columns", ["120", "30"])
+def test_compare(
+    script: Path,
+    columns: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """XLA's own and each strategy has a row; a function on the CPU is timed. A narrow terminal cuts
+    nothing off."""
+    monkeypatch.setenv("COLUMNS", columns)
     command = ["fuse", f"{script}:program", "--pipeline", "none", "--compare", "xla-2021"]
     assert cli.main([*command, "--rounds", "1"]) == cli.OK
     rows = {
@@ -54,6 +62,7 @@ def test_compare(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernels = {name: int(rows[name][1]) for name in ("xla", "none", "xla-2021")}
     assert kernels["none"] > kernels["xla"] >= kernels["xla-2021"]
     assert all(float(rows[name][5].replace(",", "")) > 0 for name in kernels)
+    assert all(float(rows[name][6]) < 1e-5 for name in kernels)
 
 
 def test_save(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +83,7 @@ def test_save(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--save", "plan.json"], "--save writes what --pipeline fuses, so name one."),
         (["--pipeline", "gone.json"], "cannot be read"),
         (["--pipeline", "fuselane", "--save", "plan.json"], "A plan cannot say what 'fuselane'"),
+        (["--pipeline", "split-kernel", "--save", "plan.json"], "A plan cannot say what 'split-"),
         (["--pipeline", "none", "--save", "/gone/plan.json"], "cannot be written"),
         (["--pipeline", "fuselane", "--target", "h100"], "goes on from XLA:CPU's fusions only."),
     ],

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from fuselane.cli.common import OK, WRONG, check_writable, positive, progress, say, stay_on_the_cpu
+from fuselane.cli.common import (
+    OK,
+    WRONG,
+    check_writable,
+    positive,
+    progress,
+    say,
+    show,
+    stay_on_the_cpu,
+)
 from fuselane.comparing import (
     XLA,
     GpuCode,
@@ -21,7 +29,7 @@ from fuselane.comparing import (
     plan_module,
 )
 from fuselane.errors import InputError
-from fuselane.fusion.pipelines import PIPELINES
+from fuselane.fusion.pipelines import PIPELINES, refines
 from fuselane.fusion.plan import write_plan
 from fuselane.fusion.strategies import find_strategy, is_for_cpus, names_for_gpus, split_strategies
 from fuselane.xla.capture import MAX_SECONDS
@@ -80,9 +88,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.save is not None and not options.pipeline:
         raise InputError("--save writes what --pipeline fuses, so name one.")
     if options.save is not None:
-        if is_for_cpus(find_strategy(options.pipeline)):
+        strategy = find_strategy(options.pipeline)
+        if is_for_cpus(strategy) or refines(strategy):
             raise InputError(
-                f"A plan cannot say what {options.pipeline!r} changes about XLA:CPU's own fusions;"
+                f"A plan cannot say what {options.pipeline!r} changes about XLA's own fusions;"
                 " save another pipeline's."
             )
         check_writable(options.save)
@@ -103,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
     program = _program(options.input) if target.gpu is None else None
     if program is not None:
         rows = measure(program, [XLA, *strategies], rows, rounds=options.rounds)
-    Console().print(_table(rows, target))
+    show(_table(rows, target))
     for row in rows:
         if row.code is not None and row.code.refusal:
             say(f"XLA cannot compile what {row.strategy} makes: {row.code.refusal}")

@@ -43,8 +43,8 @@ PAPERS_CHANGE: Final = "xla-today-cpu,fusion-merger{max-consumers=3}"
 
 _PAPER: Final = (
     "The paper (arXiv 2301.13062), on a GPU: two simulation kernels per step on concat, split at a"
-    " value that both read, and one with its changed rule; up to 10.56 times XLA by all its"
-    " changes. Its times per variant are not known here."
+    " value that both read, and one with its changed rule; up to 10.56 times its baseline by all"
+    " its changes. Its times per variant are not known here."
 )
 
 

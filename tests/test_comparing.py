@@ -11,9 +11,11 @@ import pytest
 
 from fuselane import gpu_fusion
 from fuselane.comparing import XLA, compare_strategies, fuse_module, plan_module
+from fuselane.fusion.dissolve import without_copies
 from fuselane.fusion.pipelines import for_gpu, pipeline_text
 from fuselane.fusion.plan import write_plan
 from fuselane.fusion.plan_fusion import complaint
+from fuselane.fusion.single_edges import SplitKernel, edges_around
 from fuselane.fusion.strategies import find_strategy, is_for_cpus, names_for_gpus
 from fuselane.gpu import GPUS
 from fuselane.hlo.module import HloModule
@@ -102,6 +104,26 @@ def test_a_plan_of_a_gpu_is_followed_there(
     assert not complaint(log)
     assert fusions(module) == fusions(fuse_module(captured[0], xla_2021)[0])
     assert any("transpose" in str(kernel) for kernel in plan.kernels)
+
+
+@needs_gpu_extra
+def test_single_edges_go_on_from_xlas_fusions() -> None:
+    """On a GPU, too: all of XLA's own kernels stay but for those that an edge changes."""
+
+    def work(x: jax.Array, y: jax.Array) -> Any:
+        shared, other = jnp.sin(x), jnp.exp(y)
+        return (shared * 2).sum(0), shared + other, jnp.roll(shared * other, 1, 0)
+
+    arguments = [jax.ShapeDtypeStruct((200, 200), jnp.float32)] * 2
+    (module,) = capture(lower(jax.jit(work), "h100", *arguments), "h100")
+    own = fusions(module.module())
+    unchanged, _ = fuse_module(module, (SplitKernel(kernel=1, value=1),))
+    assert fusions(unchanged) == own
+    edge = next(iter(edges_around(without_copies(module.module()))))
+    assert H100.gpu is not None
+    formed = gpu_fusion.form(module.module(), H100.gpu, (edge,))
+    assert formed.is_new
+    assert len(own - fusions(HloModule.from_bytes(formed.data))) <= 2 < len(own)
 
 
 @needs_gpu_extra

@@ -21,7 +21,7 @@ from fuselane.explain.report import Report
 from fuselane.explain.units import plural
 from fuselane.explain.why_strategy import StrategyRun
 from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.dissolve import dissolve, unfuse_on_gpu
+from fuselane.fusion.dissolve import dissolve, forget_order, unfuse_on_gpu
 from fuselane.fusion.lane_kernels import LaneKernels, describe_refusals
 from fuselane.fusion.pipelines import Pipeline, pipeline_text, refines
 from fuselane.fusion.running import apply
@@ -151,11 +151,13 @@ def _fused_on_gpu(
     gpu: GpuDescription,
 ) -> ModuleModel:
     """Returns the model of a module as a strategy fuses it and XLA:GPU compiles that."""
-    unfused = captured.module()
-    unfuse_on_gpu(unfused)
+    unfused, has_xlas = captured.module(), refines(passes)
+    (forget_order if has_xlas else unfuse_on_gpu)(unfused)
     try:
         formed = gpu_fusion.form(captured.module(), gpu, passes)
-        run = StrategyRun(log=formed.log, unfused=unfused, is_in_force=formed.is_new)
+        run = StrategyRun(
+            log=formed.log, unfused=unfused, has_xlas=has_xlas, is_in_force=formed.is_new
+        )
         if not formed.is_new:
             return _model(_noted(captured, SAME_NOTE), log, run)
         made = gpu_fusion.finish(formed, target_of(gpu), options.max_compile_s, with_usage=True)

@@ -114,10 +114,12 @@ def tune(
         function: A function that `jax.jit` takes, or what `jax.jit` returned.
         arguments: What it is called with, none of them static.
         on_progress: Called after each candidate.
-        settings: Fields of `TuneSettings`, such as `budget_s=10`.
+        settings: Fields of `TuneSettings`, such as `budget_s=10`. The metric is `modelled` for a
+            GPU unless it is given.
     Raises:
         OptionError: for an unknown setting, or a value that is not allowed.
-        InputError: if the program has side effects, or Fuselane is switched off.
+        InputError: for an unknown target, or a program with side effects, or if Fuselane is
+            switched off.
         CaptureError: if XLA's compiler for a GPU is not there, or fails.
     """
     chosen = _read(settings)
@@ -441,4 +443,5 @@ def _read(settings: Mapping[str, Any]) -> TuneSettings:
     for name in settings:
         if name not in known:
             raise OptionError(f"There is no setting {name!r}; settings are {', '.join(known)}.")
-    return TuneSettings(**settings)
+    usual = {} if settings.get("target", CPU) == CPU else {"metric": "modelled"}
+    return TuneSettings(**{**usual, **settings})

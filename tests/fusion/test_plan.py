@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import fuselane
 from fuselane.errors import OptionError
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.dissolve import dissolve
+from fuselane.fusion.landmarks import Landmark, Landmarks, likeness
 from fuselane.fusion.pipelines import parse_pipeline
-from fuselane.fusion.plan import PlannedModule, make_plan, read_plan, write_plan
+from fuselane.fusion.plan import PlannedKernel, PlannedModule, make_plan, read_plan, write_plan
 from fuselane.fusion.plan_fusion import PlanFusion, complaint
 from fuselane.fusion.strategies import find_strategy
 from fuselane.hlo.module import HloModule
@@ -127,6 +129,85 @@ def test_edge_taken_out(planned: PlannedModule, tmp_path: Path) -> None:
     assert not any({"exponential", "reverse"} <= set(kernel) for kernel in after)
 
 
+OTHER = """
+import jax.numpy as jnp
+def {name}(x, y):
+    return jnp.cos(x) + y, jnp.exp(x[::-1]) * y
+"""
+
+
+def test_modules_of_one_name(planned: PlannedModule, tmp_path: Path) -> None:
+    """As two lambdas have: both are kept, those that are the same once, and each is found."""
+    path = tmp_path / "plan.json"
+    other = make_plan(module_of(OTHER), parse_pipeline("xla-2021"))
+    write_plan(path, [other, planned, other])
+    plan = read_plan(path)
+    assert plan == (other, planned)
+    for source, own in ((SOURCE, planned), (OTHER, other)):
+        module, log = module_of(source), FusionLog()
+        dissolve(module)
+        PlanFusion(modules=plan).run(module, log)
+        assert (kernels(module), complaint(log)) == follow(own, source)
+
+
+def test_modules_of_one_function(planned: PlannedModule) -> None:
+    """Of two that are as like, the one of the same shapes is followed."""
+    elsewhere = replace(planned, parameters="f32[7]{0}")
+    bare = replace(planned, kernels=())
+    for modules, is_fused in (
+        ((elsewhere, bare), False),
+        ((replace(elsewhere, kernels=()), planned), True),
+    ):
+        module = module_of(SOURCE)
+        dissolve(module)
+        PlanFusion(modules=modules).run(module, FusionLog())
+        assert bool(kernels(module)) == is_fused
+
+
+def test_small_modules_are_not_taken_for_others(planned: PlannedModule) -> None:
+    """A module of one instruction is not like another that happens to have its line, too."""
+    assert likeness({"": "fusion"}, {"": "fusion", "a.py:1": "add sine"}) == 0.5
+    assert likeness({"": "fusion"}, dict(planned.lines)) == 0.0
+    tiny = PlannedModule("jit_tiny", (("", dict(planned.lines)["step.py:6"]),), ())
+    module, log = module_of(SOURCE, "renamed"), FusionLog()
+    dissolve(module)
+    PlanFusion(modules=(tiny, planned)).run(module, log)
+    assert kernels(module) == follow(planned, SOURCE)[0]
+
+
+def test_results_that_are_gone_are_told(planned: PlannedModule) -> None:
+    """A kernel without an edge that is found is told all the same."""
+    gone = Landmark("step.py:4", "tan", 0)
+    changed = replace(planned, kernels=(PlannedKernel((gone,), ()),))
+    told = "A plan could not be followed at step.py:4 tan #0: There is no `step.py:4 tan #0` any"
+    assert follow(changed, SOURCE)[1].startswith(told)
+
+
+def test_impossible_kernels_are_told(tmp_path: Path) -> None:
+    """What XLA cannot compile is taken apart, by the name that the plan has for it."""
+    forget_warnings()
+    path = tmp_path / "plan.json"
+    source = "def {name}(x, y):\n    return ((x * 2) @ x.T) @ y[:, None], y * 2\n"
+    arguments = np.ones((200, 200), np.float32), X[:1].repeat(200)
+    program = function(source)
+    (captured,) = capture(lower(jax.jit(program), "cpu", *arguments))
+    module = HloModule.from_bytes([s for s in captured.stages if not s.is_scheduled][-1].data)
+    dissolve(module)
+    landmarks = Landmarks(module)
+    dot = next(i for i in landmarks.of if i.opcode in ("dot", "fusion") and i.shape.rank == 2)
+    producer = next(operand for operand in dot.operands if operand in landmarks.of)
+    edge = (landmarks.of[producer], landmarks.of[dot])
+    lines = tuple(landmarks.lines.items())
+    write_plan(path, [PlannedModule("jit_step", lines, (PlannedKernel(edge[1:], (edge,)),))])
+    expected = jax.jit(program)(*arguments)
+    with (
+        pytest.warns(FuselaneWarning, match=f"at {edge[1]}: XLA:CPU has no kernel that holds"),
+        fuselane.enabled(fusion=str(path), loops=False),
+    ):
+        actual = jax.jit(program)(*arguments)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-6)
+
+
 def test_cyclic_results(planned: PlannedModule) -> None:
     """Results that need each other through another kernel get a kernel each."""
     module = module_of(SOURCE)
@@ -192,6 +273,16 @@ def test_warning(planned: PlannedModule, tmp_path: Path) -> None:
             '{"fuselane-plan": 1, "modules": {"m": {"lines": {}, "kernels": [{"results": ["x"], '
             '"edges": []}]}}}',
             "'x' is not of the form `file.py:12 add #0`.",
+        ),
+        (
+            '{"fuselane-plan": 1, "modules": {"m": {"lines": {}, "kernels": [{"results": "x", '
+            '"edges": []}]}}}',
+            "objects, lists and texts are not where",
+        ),
+        (
+            '{"fuselane-plan": 1, "modules": {"m": {"lines": {}, "kernels": [{"results": [], '
+            '"edges": ["a.py:1 add #0 => a.py:1 sine #0"]}]}}}',
+            "'a.py:1 add #0 => a.py:1 sine #0' is not of the form `file.py:12 sine #0 -> ",
         ),
     ],
 )

@@ -259,11 +259,12 @@ def test_wrong_settings() -> None:
         ({"metric": "beauty"}, "The metric is time or modelled, not 'beauty'."),
         ({"search": "luck"}, "There is no search 'luck', only greedy, beam, annealing."),
         ({"budget_s": 0}, "The budget has to be a number of seconds above zero."),
-        ({"target": "h100"}, "Times are measured on this machine's CPU; for h100"),
+        ({"metric": "time", "target": "h100"}, "Times are measured on this machine's CPU; for h1"),
+        ({"target": "h1000"}, "There is no target 'h1000'; targets are cpu,"),
         ({"starts": ("none", "all")}, "There is no fusion pass 'all'"),
         ({"metric": "modelled", "xla_options": True}, "No model knows what options of XLA"),
     ):
-        with pytest.raises(OptionError, match=re.escape(sentence)):
+        with pytest.raises((OptionError, InputError), match=re.escape(sentence)):
             tune(**settings)
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import jax
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from fuselane import config
@@ -27,6 +26,7 @@ from fuselane.cli.common import (
     natural,
     positive,
     say,
+    show,
     stay_on_the_cpu,
     write,
 )
@@ -43,8 +43,8 @@ PAPERS_CHANGE: Final = "xla-today-cpu,fusion-merger{max-consumers=3}"
 
 _PAPER: Final = (
     "The paper (arXiv 2301.13062), on a GPU: two simulation kernels per step on concat, split at a"
-    " value that both read, and one with its changed rule; up to 10.56 times XLA by all its"
-    " changes. Its times per variant are not known here."
+    " value that both read, and one with its changed rule; up to 10.56 times its baseline by all"
+    " its changes. Its times per variant are not known here."
 )
 
 
@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
         with_peers=options.peers,
     )
     results = run_benchmark(settings, say=say)
-    Console().print(make_table(results))
+    show(make_table(results))
     if options.json is not None:
         write(options.json, json.dumps(results.to_json(), indent=2) + "\n")
     return WRONG if results.disagreements else OK
@@ -115,7 +115,7 @@ def _compare_strategies(options: argparse.Namespace) -> int:
             table.add_row(name, *_strategy_cells(row, rows[0], max(options.steps, 1)))
             found.append({"variant": name, **dataclasses.asdict(row)})
         table.add_section()
-    Console().print(table)
+    show(table)
     if options.json is not None:
         write(options.json, json.dumps(found, indent=2) + "\n")
     return OK

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 from fuselane.errors import InputError
 
@@ -15,6 +18,9 @@ OK: Final = 0
 WRONG: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
+
+_WIDE: Final = 1000
+"""Columns in which any table fits."""
 
 STDOUT: Final = Path("-")
 """As the name of a file: standard output."""
@@ -55,6 +61,14 @@ def add_fusion(parser: argparse.ArgumentParser) -> None:
         metavar="STRATEGY",
         help="a pipeline by name or as text, or a plan, instead of XLA's own fusions",
     )
+
+
+def show(table: Table) -> None:
+    """Prints a table, wider than the terminal rather than with numbers cut off."""
+    console = Console()
+    wide = console.options.update(width=_WIDE)
+    least = Measurement.get(console, wide, table).minimum
+    Console(width=max(console.width, least)).print(table)
 
 
 def say(line: str) -> None:

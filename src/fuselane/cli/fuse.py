@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
-from fuselane.cli.common import OK, WRONG, check_writable, positive, progress, say, stay_on_the_cpu
+from fuselane.cli.common import (
+    OK,
+    WRONG,
+    check_writable,
+    positive,
+    progress,
+    say,
+    show,
+    stay_on_the_cpu,
+)
 from fuselane.comparing import (
     XLA,
     GpuCode,
@@ -22,7 +29,7 @@ from fuselane.comparing import (
     plan_module,
 )
 from fuselane.errors import InputError
-from fuselane.fusion.pipelines import PIPELINES
+from fuselane.fusion.pipelines import PIPELINES, refines
 from fuselane.fusion.plan import write_plan
 from fuselane.fusion.strategies import find_strategy, is_for_cpus, names_for_gpus, split_strategies
 from fuselane.xla.capture import MAX_SECONDS
@@ -81,9 +88,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.save is not None and not options.pipeline:
         raise InputError("--save writes what --pipeline fuses, so name one.")
     if options.save is not None:
-        if is_for_cpus(find_strategy(options.pipeline)):
+        strategy = find_strategy(options.pipeline)
+        if is_for_cpus(strategy) or refines(strategy):
             raise InputError(
-                f"A plan cannot say what {options.pipeline!r} changes about XLA:CPU's own fusions;"
+                f"A plan cannot say what {options.pipeline!r} changes about XLA's own fusions;"
                 " save another pipeline's."
             )
         check_writable(options.save)
@@ -104,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
     program = _program(options.input) if target.gpu is None else None
     if program is not None:
         rows = measure(program, [XLA, *strategies], rows, rounds=options.rounds)
-    print_costs(rows, target)
+    show(_table(rows, target))
     for row in rows:
         if row.code is not None and row.code.refusal:
             say(f"XLA cannot compile what {row.strategy} makes: {row.code.refusal}")
@@ -127,17 +135,6 @@ def _program(text: str) -> Program | None:
     """Returns what can be run of an input: a function and its arguments, if it names one."""
     function = split_function(text)
     return None if function is None else program_of(*load_function(*function))
-
-
-_UNLIMITED: Final = 10_000
-"""Characters in a line that are more than any table needs."""
-
-
-def print_costs(rows: Sequence[StrategyCosts], target: Target) -> None:
-    """Prints a table of strategies; on a narrow terminal its lines are too long, but whole."""
-    console, table = Console(), _table(rows, target)
-    needed = Measurement.get(console, console.options.update(width=_UNLIMITED), table).minimum
-    Console(width=max(console.width, needed)).print(table)
 
 
 def _table(rows: Sequence[StrategyCosts], target: Target) -> Table:

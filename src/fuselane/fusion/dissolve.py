@@ -52,13 +52,15 @@ def dissolve(module: HloModule) -> int:
 
 
 def unfuse_on_gpu(module: HloModule) -> None:
-    """Dissolves XLA's fusions in a module that XLA:GPU has scheduled.
-
-    Which instruction comes before which is forgotten as well, as far as nobody can tell: XLA found
-    that out for buffers that there will not be.
-    """
-    module.proto.ClearField("schedule")
+    """Dissolves XLA's fusions in a module that XLA:GPU has scheduled, and forgets its order."""
     dissolve(module)
+    forget_order(module)
+
+
+def forget_order(module: HloModule) -> None:
+    """Forgets what XLA:GPU found out last, for the buffers of a module: where it copies, and which
+    instruction comes before which, as far as nobody can tell."""
+    without_copies(module).proto.ClearField("schedule")
     for computation in sequential_computations(module):
         for instruction in computation.instructions:
             if not instruction.has_side_effect:

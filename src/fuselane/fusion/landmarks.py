@@ -94,14 +94,17 @@ def match_lines(old: Lines, new: Lines) -> dict[str, str]:
 
 
 def likeness(old: Lines, new: Lines) -> float:
-    """Returns the share of lines of one version that are found, unchanged, in another."""
-    matcher = difflib.SequenceMatcher(None, _texts(old), _texts(new), autojunk=False)
-    same = sum(block.size for block in matcher.get_matching_blocks())
-    return same / max(len(old), 1)
+    """Returns which share of what two versions make stands in lines that both have, 0 to 1."""
+    before, after = list(old.values()), list(new.values())
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    same = (before[b.a : b.a + b.size] for b in matcher.get_matching_blocks())
+    total = _count(before) + _count(after)
+    return 2 * sum(map(_count, same)) / total if total else 0.0
 
 
-def _texts(lines: Lines) -> Sequence[str]:
-    return list(lines.values())
+def _count(lines: Sequence[str]) -> int:
+    """Returns how many instructions lines make."""
+    return sum(len(line.split()) for line in lines)
 
 
 def _line(module: HloModule, instruction: HloInstruction) -> str:

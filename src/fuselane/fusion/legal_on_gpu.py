@@ -33,12 +33,22 @@ _MEMBERS: Final = ELEMENTWISE | opcodes(
 )
 
 
-def make_legal_on_gpu(module: HloModule, log: FusionLog) -> None:
+def make_legal_on_gpu(module: HloModule, log: FusionLog, *, has_xlas: bool = False) -> None:
     """Takes apart the fusions of a module that XLA:GPU cannot compile, and logs each.
 
     The others get the kind that XLA gives those that its emitter for them makes.
+
+    Args:
+        module: Changed in place.
+        log: What passes have fused; gets a step per fusion that is taken apart.
+        has_xlas: Whether fusions that no pass made are XLA's own, which it compiles.
     """
-    take_apart_illegal(module, log, NAME, _judge)
+    made = {step.fusion for step in log}
+
+    def judge(fusion: HloInstruction) -> str | Illegal:
+        return fusion.fusion_kind if has_xlas and fusion.name not in made else _judge(fusion)
+
+    take_apart_illegal(module, log, NAME, judge)
 
 
 def _judge(fusion: HloInstruction) -> str | Illegal:

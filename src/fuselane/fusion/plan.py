@@ -2,9 +2,13 @@
 
     {"fuselane-plan": 1,
      "modules": {"jit_step": {
+       "parameters": "f32[8]{0}",
        "lines": {"step.py:3": "broadcast multiply", "step.py:4": "add sine"},
        "kernels": [{"results": ["step.py:4 add #0"],
                     "edges": ["step.py:4 sine #0 -> step.py:4 add #0"]}]}}}
+
+Of modules with the same name, as those of one function for several shapes or of several lambdas,
+the second is called `jit_step #1`, and so on.
 
 A kernel computes its results and, for each of its edges, the producer where the consumer is. A
 plan is saved by `fuselane fuse --save`, may be edited, and is followed by `fusion="plan.json"`.
@@ -16,10 +20,11 @@ that the plan does not know is fused as XLA does.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from fuselane.errors import OptionError
 from fuselane.fusion.dissolve import dissolve, is_dissolvable, unfuse_on_gpu
@@ -34,8 +39,12 @@ from fuselane.hlo.module import HloModule
 
 VERSION: Final = 1
 ARROW: Final = " -> "
+_NUMBER: Final = " #"
+"""Before the number of a module whose name others have, too."""
+
 _TAG: Final = "fuselane_landmark"
 Edge = tuple[Landmark, Landmark]
+_Part = TypeVar("_Part")
 
 
 @final
@@ -55,11 +64,19 @@ class PlannedKernel:
 @final
 @dataclass(frozen=True, slots=True)
 class PlannedModule:
-    """The kernels of a module that compute more than one instruction, and its lines."""
+    """The kernels of a module that compute more than one instruction.
+
+    Attributes:
+        name: The module's; others may have the same.
+        lines: What each of its lines makes, as `Landmarks` has it.
+        kernels: Those kernels.
+        parameters: Shapes of what the module is called with; "" if the plan does not tell.
+    """
 
     name: str
     lines: tuple[tuple[str, str], ...]
     kernels: tuple[PlannedKernel, ...]
+    parameters: str = ""
 
 
 # Making plans.
@@ -94,7 +111,13 @@ def make_plan(
         if is_dissolvable(fusion)
     ]
     wanted = tuple(kernel for kernel in kernels if kernel.edges and kernel.results)
-    return PlannedModule(module.name, tuple(landmarks.lines.items()), wanted)
+    lines = tuple(landmarks.lines.items())
+    return PlannedModule(module.name, lines, wanted, parameters_of(module))
+
+
+def parameters_of(module: HloModule) -> str:
+    """Returns the shapes of what a module is called with, as plans have them."""
+    return ", ".join(str(parameter.shape) for parameter in module.entry.parameters)
 
 
 def _read_kernel(fusion: HloInstruction, numbers: Mapping[str, Landmark]) -> PlannedKernel:
@@ -117,24 +140,29 @@ def _read_kernel(fusion: HloInstruction, numbers: Mapping[str, Landmark]) -> Pla
 # Reading and writing.
 
 
-def write_plan(path: Path, modules: list[PlannedModule]) -> None:
-    """Writes a plan as JSON. Raises OSError if the file cannot be written."""
-    content = {
-        "fuselane-plan": VERSION,
-        "modules": {
-            module.name: {
-                "lines": dict(module.lines),
-                "kernels": [
-                    {
-                        "results": [str(result) for result in kernel.results],
-                        "edges": [f"{a}{ARROW}{b}" for a, b in kernel.edges],
-                    }
-                    for kernel in module.kernels
-                ],
-            }
-            for module in modules
-        },
-    }
+def write_plan(path: Path, modules: Sequence[PlannedModule]) -> None:
+    """Writes a plan as JSON, modules that are alike once.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    seen: Counter[str] = Counter()
+    written: dict[str, Any] = {}
+    for module in dict.fromkeys(modules):
+        number = seen[module.name]
+        seen[module.name] += 1
+        written[f"{module.name}{_NUMBER}{number}" if number else module.name] = {
+            "parameters": module.parameters,
+            "lines": dict(module.lines),
+            "kernels": [
+                {
+                    "results": [str(result) for result in kernel.results],
+                    "edges": [f"{a}{ARROW}{b}" for a, b in kernel.edges],
+                }
+                for kernel in module.kernels
+            ],
+        }
+    content = {"fuselane-plan": VERSION, "modules": written}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -153,33 +181,52 @@ def read_plan(path: Path) -> tuple[PlannedModule, ...]:
     if not isinstance(content, dict) or content.get("fuselane-plan") != VERSION:
         raise OptionError(f"{str(path)!r} is no plan of `fuselane fuse --save`.")
     try:
-        modules = tuple(
-            PlannedModule(
-                name,
-                tuple((str(line), str(made)) for line, made in module["lines"].items()),
-                tuple(_read_planned(kernel) for kernel in module["kernels"]),
-            )
-            for name, module in content["modules"].items()
-        )
-    except (TypeError, AttributeError):
-        what = "objects, lists and texts are not where `fuselane fuse --save` writes them"
-        raise OptionError(f"The plan {str(path)!r} has another form: {what}.") from None
-    except (KeyError, ValueError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else f"{error}"
-        raise OptionError(f"The plan {str(path)!r} has another form: {what}.") from None
-    return modules
+        return tuple(_read_module(*item) for item in _read(content["modules"], dict).items())
+    except KeyError as error:
+        what = f"it lacks {error}"
+    except ValueError as error:
+        what = f"{error}"
+    raise OptionError(f"The plan {str(path)!r} has another form: {what}.") from None
 
 
-def _read_planned(kernel: Mapping[str, Any]) -> PlannedKernel:
-    edges = [edge.partition(ARROW) for edge in kernel["edges"]]
-    return PlannedKernel(
-        tuple(_read_landmark(result) for result in kernel["results"]),
-        tuple((_read_landmark(a), _read_landmark(b)) for a, _, b in edges),
+def _read_module(key: str, content: Any) -> PlannedModule:
+    module = _read(content, dict)
+    lines = _read(module["lines"], dict)
+    kernels = _read(module["kernels"], list)
+    return PlannedModule(
+        name=key.partition(_NUMBER)[0],
+        lines=tuple((line, _read(made, str)) for line, made in lines.items()),
+        kernels=tuple(map(_read_planned, kernels)),
+        parameters=_read(module.get("parameters", ""), str),
     )
 
 
-def _read_landmark(text: str) -> Landmark:
-    landmark = Landmark.parse(text)
+def _read_planned(content: Any) -> PlannedKernel:
+    kernel = _read(content, dict)
+    return PlannedKernel(
+        tuple(map(_read_landmark, _read(kernel["results"], list))),
+        tuple(map(_read_edge, _read(kernel["edges"], list))),
+    )
+
+
+def _read_edge(content: Any) -> Edge:
+    producer, arrow, consumer = _read(content, str).partition(ARROW)
+    if not arrow:
+        raise ValueError(f"{content!r} is not of the form `file.py:12 sine #0{ARROW}...`")
+    return _read_landmark(producer), _read_landmark(consumer)
+
+
+def _read_landmark(content: Any) -> Landmark:
+    landmark = Landmark.parse(_read(content, str))
     if landmark is None:
-        raise ValueError(f"{text!r} is not of the form `file.py:12 add #0`")
+        raise ValueError(f"{content!r} is not of the form `file.py:12 add #0`")
     return landmark
+
+
+def _read(content: Any, kind: type[_Part]) -> _Part:
+    """Returns a part of a plan. Raises ValueError if it is of another kind."""
+    if not isinstance(content, kind):
+        raise ValueError(
+            "objects, lists and texts are not where `fuselane fuse --save` writes them"
+        )
+    return content

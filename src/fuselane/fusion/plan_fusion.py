@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
+from fuselane.fusion import legal, legal_on_gpu
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
 from fuselane.fusion.fuse import LOOP
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.landmarks import Landmark, Landmarks, likeness, match_lines
 from fuselane.fusion.pipelines import PIPELINES, for_gpu
-from fuselane.fusion.plan import ARROW, Edge, PlannedKernel, PlannedModule
+from fuselane.fusion.plan import ARROW, Edge, PlannedKernel, PlannedModule, parameters_of
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.computation import HloComputation
@@ -21,8 +22,11 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.tuples import element_of, tuple_of
 
+_RULES_OF_XLA: Final = frozenset({legal.NAME, legal_on_gpu.NAME})
+"""How the log calls what takes kernels apart that XLA cannot compile."""
+
 _MIN_LIKENESS: Final = 0.5
-"""Share of a module's lines that a plan has to know to be followed under another module's name."""
+"""How like a plan and a module have to be if the module's name is another."""
 
 
 @final
@@ -59,17 +63,19 @@ class PlanFusion:
         return any(changed)
 
     def _find(self, module: HloModule, landmarks: Landmarks) -> PlannedModule | None:
+        """Returns the module of the plan that is most like another: of those with its name if
+        there are any, and with its shapes if several are as like."""
+        parameters = parameters_of(module)
+
+        def rank(planned: PlannedModule) -> tuple[float, bool]:
+            same = planned.parameters == parameters
+            return likeness(dict(planned.lines), landmarks.lines), same
+
         named = [planned for planned in self.modules if planned.name == module.name]
-        if named:
-            return named[0]
-        lines = landmarks.lines
-        likely = [(likeness(dict(planned.lines), lines), planned) for planned in self.modules]
-        best = max(likely, key=_first, default=None)
-        return best[1] if best is not None and best[0] >= _MIN_LIKENESS else None
-
-
-def _first(pair: tuple[float, PlannedModule]) -> float:
-    return pair[0]
+        best = max(named or self.modules, key=rank, default=None)
+        if best is None or named:
+            return best
+        return best if rank(best)[0] >= _MIN_LIKENESS else None
 
 
 # Making kernels.
@@ -109,7 +115,7 @@ class _Follower:
             found = self._follow(edge)
             if found is not None:
                 producers[found[1]].add(found[0])
-        results = [self._instruction(landmark) for landmark in planned.results]
+        results = [self._result(landmark) for landmark in planned.results]
         num_before = len(self.kernels)
         self._add([r for r in results if r is not None and r not in self.owner], producers)
         # An edge taken out of a plan leaves behind a kernel of what was in front of it.
@@ -121,7 +127,10 @@ class _Follower:
         """Makes the kernels."""
         made: list[tuple[HloInstruction, HloInstruction]] = []
         for kernel in self.kernels:
-            made += _build(module, kernel)
+            fusion, results = _build(module, kernel)
+            made += results
+            named = ", ".join(str(self.landmarks.of[result]) for result in kernel.results)
+            self._note("", named, allow("The plan says so."), fusion.name)
         for old, new in made:
             old.move_control_edges_to(new.operands[0] if new.opcode != "fusion" else new)
             old.replace_all_uses_with(new)
@@ -176,35 +185,51 @@ class _Follower:
         self._note(str(edge[0]), str(edge[1]), refuse(BoundaryReason.UNKNOWN, detail))
         return None
 
+    def _result(self, landmark: Landmark) -> HloInstruction | None:
+        found = self._instruction(landmark)
+        if found is None:
+            detail = f"There is no `{landmark}` any more."
+            self._note(str(landmark), "", refuse(BoundaryReason.UNKNOWN, detail))
+        return found
+
     def _instruction(self, landmark: Landmark) -> HloInstruction | None:
         line = self.lines.get(landmark.line)
         if line is None:
             return None
         return self.landmarks.find.get(Landmark(line, landmark.opcode, landmark.occurrence))
 
-    def _note(self, producer: str, consumer: str, decision: FusionDecision) -> None:
+    def _note(
+        self, producer: str, consumer: str, decision: FusionDecision, fusion: str = ""
+    ) -> None:
         self.log.append(
             FusionStep(
                 pass_name=PlanFusion.name,
                 producer=producer,
                 consumer=consumer,
                 decision=decision,
+                fusion=fusion,
             )
         )
 
 
 def complaint(log: FusionLog) -> str:
     """Returns a sentence about what of a plan could not be followed, or "" if all could."""
-    steps = [step for step in log if step.pass_name == PlanFusion.name]
-    refused = [step for step in steps if not step.decision.can_fuse]
-    if not refused:
+    places = [
+        (ARROW.join(filter(None, (step.producer, step.consumer))), step.decision.detail)
+        for step in log
+        if step.pass_name == PlanFusion.name and not step.decision.can_fuse
+    ]
+    kernels = {step.fusion: step.consumer for step in log if step.pass_name == PlanFusion.name}
+    places += [
+        (kernels[step.consumer], step.decision.detail)
+        for step in log
+        if step.pass_name in _RULES_OF_XLA and kernels.get(step.consumer)
+    ]
+    if not places:
         return ""
-    first = refused[0]
-    edge = ARROW.join(filter(None, (first.producer, first.consumer)))
-    return (
-        f"A plan could not be followed in {len(refused)} of {len(steps)} edges, such as"
-        f" {edge}: {first.decision.detail}"
-    )
+    place, detail = places[0]
+    where = "" if len(places) == 1 else f"in {len(places)} places, such as "
+    return f"A plan could not be followed {where}at {place}: {detail}"
 
 
 def _members(
@@ -226,12 +251,13 @@ def _is_number(operand: HloInstruction) -> bool:
     return operand.opcode == "constant" and operand.shape.rank == 0
 
 
-def _build(module: HloModule, kernel: _Kernel) -> list[tuple[HloInstruction, HloInstruction]]:
-    """Makes a fusion; returns its results with what they are to take the place of."""
+def _build(
+    module: HloModule, kernel: _Kernel
+) -> tuple[HloInstruction, list[tuple[HloInstruction, HloInstruction]]]:
+    """Makes a fusion; returns it, and pairs of a result and what is to take its place."""
     results = kernel.results
     computation = results[0].computation
-    if computation is None:
-        return []
+    assert computation is not None, "landmarks are of instructions in the module"
     body = HloComputation.create("fused_computation")
     body.proto.is_fusion_computation = True
     inside = {
@@ -255,8 +281,9 @@ def _build(module: HloModule, kernel: _Kernel) -> list[tuple[HloInstruction, Hlo
     )
     computation.add(fusion)
     if len(results) == 1:
-        return [(results[0], fusion)]
-    return [(r, computation.add(element_of(fusion, index))) for index, r in enumerate(results)]
+        return fusion, [(results[0], fusion)]
+    elements = [(r, computation.add(element_of(fusion, n))) for n, r in enumerate(results)]
+    return fusion, elements
 
 
 def _parameter(operand: HloInstruction, number: int) -> HloInstruction:

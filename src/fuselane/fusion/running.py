@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from fuselane.fusion.buffers import insert_copies
 from fuselane.fusion.decision import FusionLog
-from fuselane.fusion.dissolve import dissolve, unfuse_on_gpu
+from fuselane.fusion.dissolve import dissolve, forget_order, unfuse_on_gpu
 from fuselane.fusion.legal import make_legal
 from fuselane.fusion.legal_on_gpu import make_legal_on_gpu
 from fuselane.fusion.partition import assign_threads
@@ -59,8 +59,9 @@ def apply_on_gpu(module: HloModule, pipeline: Pipeline, gpu: GpuDescription) -> 
     Raises:
         VerificationError: if a pass broke a rule of HLO; the module is of no use then.
     """
-    unfuse_on_gpu(module)
+    has_xlas = refines(pipeline)
+    (forget_order if has_xlas else unfuse_on_gpu)(module)
     log = run_pipeline(for_gpu(pipeline, gpu), module)
-    make_legal_on_gpu(module, log)
+    make_legal_on_gpu(module, log, has_xlas=has_xlas)
     verify(module)
     return log

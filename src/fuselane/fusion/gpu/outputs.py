@@ -114,8 +114,18 @@ def _refuse(left: Candidate, right: Candidate, xla: str) -> FusionDecision:
     shapes = left.loop_shape, right.loop_shape
     return refuse(
         BoundaryReason.LOOP_SHAPES,
-        f"`{left.name}` runs over {shapes[0]} and `{right.name}` over {shapes[1]}.",
+        f"`{left.name}` {_work(left)} and `{right.name}` {_work(right)}.",
         xla=xla,
         elements=shapes[0].num_elements if shapes[0].is_array else 0,
         other_elements=shapes[1].num_elements if shapes[1].is_array else 0,
     )
+
+
+def _work(candidate: Candidate) -> str:
+    """Returns what the loop of a kernel does, as part of a sentence."""
+    shape, dimensions = candidate.loop_shape, list(candidate.hero.dimensions)
+    if candidate.reduction is not None:
+        return f"reduces {shape} along {dimensions}"
+    if candidate.transposition is not None:
+        return f"transposes {shape} by {dimensions}"
+    return f"runs over {shape}"

@@ -130,3 +130,45 @@ def test_wide_vectors_are_the_librarys_as_well(monkeypatch: pytest.MonkeyPatch) 
         decide(contrastive(), device, monkeypatch).numbers["xla_us"] for device in one_core
     )
     assert 0.5 < wide / narrow < 0.7
+
+
+CLIPPED = """
+squares { x = f32[768] parameter(0) ROOT y = f32[768] multiply(x, x) }
+parts {
+  x = f32[768] parameter(0) zero = f32[] parameter(1)
+  ROOT r = f32[24] reduce-window(x, zero), window={size=32 stride=32}, to_apply=add
+}
+sum {
+  zero = f32[] parameter(0) x = f32[768,768] parameter(1)
+  y = f32[768,768] multiply(x, x)
+  ROOT s = f32[] reduce(y, zero), dimensions={0,1}, to_apply=add
+}
+factor {
+  s = f32[] parameter(0) p = f32[24] parameter(1) zero = f32[] constant(0) one = f32[] constant(1)
+  t = f32[] reduce(p, zero), dimensions={0}, to_apply=add
+  u = f32[] add(s, t) n = f32[] sqrt(u)
+  ROOT f = f32[] divide(one, n)
+}
+scale {
+  x = f32[768,768] parameter(0) f = f32[] parameter(1) one = f32[] constant(1)
+  m = f32[] minimum(f, one) b = f32[768,768] broadcast(m), dimensions={}
+  ROOT y = f32[768,768] multiply(x, b)
+}
+ENTRY main {
+  bias = f32[768] parameter(0) weights = f32[768,768] parameter(1) zero = f32[] constant(0)
+  b = f32[768] fusion(bias), kind=kLoop, calls=squares
+  p = f32[24] fusion(b, zero), kind=kLoop, calls=parts
+  s = f32[] fusion(zero, weights), kind=kCustom, calls=sum
+  f = f32[] fusion(s, p), kind=kLoop, calls=factor
+  ROOT y = f32[768,768] fusion(weights, f), kind=kLoop, calls=scale,
+    backend_config={"outer_dimension_partitions":["2"]}
+}"""
+
+
+def test_what_is_left_behind_a_kernel_has_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients clipped by their norm: the 24 partial sums of the bias can be lanes, and all that
+    goes through the weights, a sum included that XLA's library does else, then follows behind the
+    kernel as XLA's."""
+    decision = decide(CLIPPED, AVX2, monkeypatch)
+    assert not decision.can_fuse
+    assert decision.numbers["kernel_us"] > 1.5 * decision.numbers["xla_us"]

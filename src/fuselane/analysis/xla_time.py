@@ -36,6 +36,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.transfer import clone_computation
 
 _FUNCTIONS: Final[Mapping[str, tuple[float, float]]] = {
     "erf": (1.0, 9.0),
@@ -181,6 +182,20 @@ def estimate_thunk_us(
     """
     clock = _Clock(costs=costs, footprint=footprint, is_compiled=is_compiled, num_cores=num_cores)
     return clock.instruction(instruction)
+
+
+def estimate_fused_us(computation: HloComputation, costs: MachineCosts) -> float:
+    """Returns XLA's time for a computation of arrays as one kernel in a loop, in microseconds."""
+    body = clone_computation(computation)
+    operands = [
+        HloInstruction.create("parameter", parameter.shape, parameter_number=number)
+        for number, parameter in enumerate(body.parameters)
+    ]
+    fusion = HloInstruction.create(
+        "fusion", body.root.shape, operands, called_computations=[body], fusion_kind="kLoop"
+    )
+    footprint = sum(value.shape.byte_size for value in (fusion, *operands))
+    return estimate_thunk_us(fusion, costs, footprint=footprint)
 
 
 def count_touched_bytes(loop: HloInstruction) -> float:

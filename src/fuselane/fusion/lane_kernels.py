@@ -30,6 +30,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.tuples import element_of, tuple_of
 
 MakeKernel = Callable[[Outlined], Decision]
 """Replaces the loop that stands for some instructions by a kernel, if that is worth it."""
@@ -89,6 +90,7 @@ class LaneKernels:
         """Replaces the regions that are worth a kernel; returns whether there were any."""
         if self.make_kernel is None:
             return False
+        _take_apart_root(module.entry)
         attempts = _Attempts(self, self.make_kernel, module, log)
         for region in sorted(find_regions(module.entry), key=_count_elements, reverse=True):
             attempts.try_region(region)
@@ -200,6 +202,18 @@ class _Attempts:
                 fusion=fusion,
             )
         )
+
+
+def _take_apart_root(computation: HloComputation) -> None:
+    """Makes a root of several arrays a tuple of elements of what computes them, as all others that
+    have several results are read by elements alone."""
+    root = computation.root
+    if root.opcode != "tuple" and any(shape.is_array for shape in root.shape.tuple_shapes):
+        elements = [
+            computation.add(element_of(root, number))
+            for number, _ in enumerate(root.shape.tuple_shapes)
+        ]
+        computation.root = computation.add(tuple_of(elements))
 
 
 def find_regions(computation: HloComputation) -> list[list[HloInstruction]]:

@@ -338,7 +338,7 @@ class _Clock:
         if opcode == "dot":
             products = DotDimensions.of(instruction).contracted_size(instruction) + _SHORT_SUM
             operations = count * products * _share(instruction) * _LIBRARY_PRODUCT
-            time = operations * costs.library_operation_us
+            time = operations * costs.xla_operation_us
             return time + _num_matrices(instruction) * _MATRIX * costs.xla_scalar_us
         if opcode == "custom-call":
             known = lapack_operations(instruction)

@@ -22,7 +22,7 @@ from typing import ClassVar, Final, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.boundary import BoundaryReason
-from fuselane.decisions import Decision
+from fuselane.decisions import Decision, Reason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
 from fuselane.fusion.outline import Outlined, outline
 from fuselane.fusion.remainder import fuse_remainder
@@ -148,6 +148,8 @@ class _Attempts:
         self.num_left = options.max_attempts
         self.refused: dict[object, FusionDecision] = {}
         """Decisions about regions, by what they compute."""
+        self.out_of_time: FusionDecision | None = None
+        """What is said of all that is left once the time to compile is over."""
         self.has_changed = False
 
     def try_region(self, region: Sequence[HloInstruction]) -> None:
@@ -156,7 +158,9 @@ class _Attempts:
         if not any(map(_is_kernel, left)):
             return
         structure = _structure(left)
-        if structure in self.refused:
+        if self.out_of_time is not None:
+            self._note(left, self.out_of_time)
+        elif structure in self.refused:
             self._note(left, self.refused[structure])
         elif self.num_left == 0:
             limit = self.options.max_attempts
@@ -184,6 +188,8 @@ class _Attempts:
         outlined.put_back()
         refusal = refuse(BoundaryReason.SLOWER, decision.sentence)._replace(numbers=numbers)
         self._note(region, refusal)
+        if decision.reason is Reason.OUT_OF_TIME:
+            self.out_of_time = refusal
         for part in cut(region):
             for component in _components(part):
                 self.try_region(component)

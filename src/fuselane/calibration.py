@@ -156,6 +156,12 @@ def _sines(state: Any) -> Any:
     return jnp.sin(jnp.sin(state) + 1)
 
 
+def _row_means(state: Any) -> Any:
+    """What XLA:CPU leaves to its library: a function, reduced along rows."""
+    rows, means = state
+    return rows, jnp.exp(rows - means[:, None]).mean(axis=1)
+
+
 def _recurrence(state: Any) -> Any:
     """A chain of scalar operations that XLA compiles into one function."""
     for _ in range(4):
@@ -165,6 +171,10 @@ def _recurrence(state: Any) -> Any:
 
 def _filled(*shape: int) -> Callable[[], jax.Array]:
     return lambda: jnp.full(shape, 0.7, jnp.float32)
+
+
+def _rows_and_means() -> tuple[jax.Array, ...]:
+    return jnp.full((64, 1024), 0.7, jnp.float32), jnp.full((64,), 0.5, jnp.float32)
 
 
 def _three() -> tuple[jax.Array, ...]:
@@ -195,6 +205,13 @@ PROBES: Final = (
         usual_us=5.33,
     ),
     Probe(names=("xla_call_us",), step=_sines, state=_filled(4096), steps=50, usual_us=32.5),
+    Probe(
+        names=("library_operation_us", "library_function_us"),
+        step=_row_means,
+        state=_rows_and_means,
+        steps=20,
+        usual_us=56.0,
+    ),
     Probe(
         names=("cached_bytes_per_us",),
         step=lambda x: x * 0.999,

@@ -52,6 +52,13 @@ class DeviceDescription:
     num_cores: int
     features: str
 
+    @property
+    def library_bits(self) -> float:
+        """Width of a vector in terms of how long libraries take, which use the widest registers:
+        half of their time goes by how many instructions there are, and half by how often these go
+        through the units."""
+        return 2 / (1 / self.vector_bits + 1 / self.unit_bits)
+
 
 @lru_cache(maxsize=1)
 def host_device() -> DeviceDescription:

@@ -22,6 +22,8 @@ NO_WORK: Final = dataclasses.replace(
     xla_scalar_us=1e-12,
     xla_function_us=1e-12,
     xla_call_us=1e-12,
+    library_operation_us=1e-12,
+    library_function_us=1e-12,
     cached_bytes_per_us=1e12,
     memory_bytes_per_us=1e12,
 )

@@ -456,6 +456,29 @@ def test_streams_that_all_lanes_share_are_not_copied() -> None:
     assert met(100_000) == pytest.approx(met(1000), rel=0.1)
 
 
+@pytest.mark.parametrize(("lanes", "is_far"), [(32_768, False), (1_048_576, True)])
+def test_much_that_lanes_that_meet_pass_on_comes_from_memory(lanes: int, is_far: bool) -> None:
+    """What is made before they meet and needed behind: written and read once."""
+    shape = f"f32[{lanes}]"
+
+    def from_memory_us(made: str) -> float:
+        body = f"""
+          zero_f = f32[] constant(0)
+          s = {shape} {made}(e0)
+          t = f32[] reduce(s, zero_f), dimensions={{0}}, to_apply=sum
+          b = {shape} broadcast(t), dimensions={{}}
+          y = {shape} divide({"e0" if made == "negate" else "s"}, b)"""
+        more = "sum { l = f32[] parameter(0) r = f32[] parameter(1) ROOT o = f32[] add(l, r) }"
+        module = counting_loop(body, ["y"], [shape], trip_count=MANY, more=more)
+        cached = dataclasses.replace(COSTS, memory_bytes_per_us=COSTS.cached_bytes_per_us)
+        return step_us(module) - step_us(module, costs=cached)
+
+    num_bytes = 2 * lanes * 4
+    passed_us = COSTS.moving_us(num_bytes, CACHED_BYTES + 1) - COSTS.moving_us(num_bytes, 0)
+    more_us = from_memory_us("exponential") - from_memory_us("negate")
+    assert more_us == pytest.approx(passed_us if is_far else 0.0, rel=0.01, abs=1e-6)
+
+
 def test_large_grids_take_as_long_as_memory() -> None:
     def per_point(side: int) -> float:
         shape = f"f32[{side},{side}]"

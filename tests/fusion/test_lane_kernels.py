@@ -182,6 +182,28 @@ def test_a_yes_replaces_the_region() -> None:
     assert step.fusion and step.decision.numbers == {"xla_kernels": 3.0, "xla_us": 7.0}
 
 
+def test_several_results_can_be_the_programs_own() -> None:
+    """A smallest element and its place, without a tuple around them."""
+    changed = module_of(
+        """HloModule m
+        both { a = f32[] parameter(0) b = s32[] parameter(1) c = f32[] parameter(2)
+          d = s32[] parameter(3) e = f32[] maximum(a, c) f = s32[] maximum(b, d)
+          ROOT t = (f32[], s32[]) tuple(e, f) }
+        ENTRY main { x = f32[4096,8] parameter(0) y = f32[4096,8] sine(x)
+          n = s32[4096,8] iota(), iota_dimension=1 low = f32[] constant(0) zero = s32[] constant(0)
+          ROOT most = (f32[4096], s32[4096]) reduce(y, n, low, zero), dimensions={1},
+            to_apply=both }"""
+    )
+    before, log = changed.entry.root.shape, FusionLog()
+    assert LaneKernels(make_kernel=answer(True)).run(changed, log)
+    changed.remove_unused_computations()
+    verify(changed)
+    to_text(changed.to_bytes())
+    (step,) = log
+    assert step.fusion and changed.entry.root.shape == before
+    assert "while" in {i.opcode for i in changed.entry.instructions}
+
+
 def test_a_no_puts_everything_back() -> None:
     """Nothing is left of the loop."""
     changed, log, has_changed = run(CHAIN, False)

@@ -18,7 +18,13 @@ from fuselane.calibration import PROBES, Probe, calibrate
 from fuselane.device import host_device
 from fuselane.errors import CacheError, InputError
 from fuselane.runtime import costs as kept
-from fuselane.runtime.costs import costs_path, load_costs, read_costs, write_costs
+from fuselane.runtime.costs import (
+    built_in_costs,
+    costs_path,
+    load_costs,
+    read_costs,
+    write_costs,
+)
 from tests.differential.harness import find_report, last_decision
 
 
@@ -84,7 +90,7 @@ def test_no_kernels_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_file_the_costs_built_in_hold(own_cache: Path) -> None:
-    assert load_costs(own_cache) == MachineCosts()
+    assert load_costs(own_cache) == built_in_costs(host_device())
 
 
 GOOD = dataclasses.asdict(MachineCosts())
@@ -109,13 +115,27 @@ def test_damaged_files_are_no_files(text: str, own_cache: Path) -> None:
     assert load_costs(own_cache).thunk_us == 7.0
     path.write_text(text)
     load_costs.cache_clear()
-    assert load_costs(own_cache) == MachineCosts()
+    assert load_costs(own_cache) == built_in_costs(host_device())
+
+
+@pytest.mark.parametrize(
+    ("vector_bits", "unit_bits", "scale"), [(256, 256, 1.0), (512, 256, 0.75), (512, 512, 0.5)]
+)
+def test_libraries_take_less_time_on_wide_vectors(
+    vector_bits: int, unit_bits: int, scale: float
+) -> None:
+    """XLA's own loops do not: their vectors have 256 bits on all of these."""
+    device = dataclasses.replace(host_device(), vector_bits=vector_bits, unit_bits=unit_bits)
+    costs, usual = built_in_costs(device), MachineCosts()
+    assert costs.library_function_us == pytest.approx(scale * usual.library_function_us)
+    assert costs.library_operation_us == pytest.approx(scale * usual.library_operation_us)
+    assert costs.xla_function_us == usual.xla_function_us
 
 
 def test_files_of_others_are_not_trusted(own_cache: Path) -> None:
     write_costs(costs_path(own_cache), MachineCosts(thunk_us=7.0))
     own_cache.chmod(0o777)
-    assert load_costs(own_cache) == MachineCosts()
+    assert load_costs(own_cache) == built_in_costs(host_device())
 
 
 def test_other_machines_have_files_of_their_own(

@@ -154,6 +154,11 @@ def straight(x: jax.Array) -> jax.Array:
     return jnp.sin(x) * jnp.exp(x) + jnp.sqrt(jnp.abs(x)).sum()
 
 
+def summed(x: jax.Array) -> jax.Array:
+    """No loop, and a sum that is left to be finished behind a kernel."""
+    return jnp.sqrt(jnp.sin(x).sum())
+
+
 CASES: Final = {
     "plain": Case(plain, INTEGERS, {}),
     "ahead": Case(ahead, INTEGERS, {}),
@@ -168,6 +173,7 @@ CASES: Final = {
     "refused": Case(plain, INTEGERS, REFUSED, has_kernel=False),
     "refused ahead": Case(ahead, INTEGERS, REFUSED, has_kernel=False),
     "straight": Case(straight, np.tile(FLOATS, 30), {"fusion": "fuselane"}),
+    "summed": Case(summed, np.tile(FLOATS, 30), {"fusion": "fuselane"}),
     "straight, refused": Case(
         straight, FLOATS, {"fusion": "fuselane", "verify": True}, has_kernel=False
     ),

@@ -18,7 +18,8 @@ PAGE_BYTES: Final = 4096
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineCosts:
-    """Costs on one machine, in microseconds; the defaults are those of a 2.5 GHz server core.
+    """Costs on one machine, in microseconds; the defaults are those of a 2.5 GHz server core that
+    has AVX2.
 
     `thunk` is XLA:CPU's word for one unit of work of its runtime: a fusion, a copy, a call of a
     library. An operation is one cheap instruction on one vector register (`analysis.cost`).
@@ -32,6 +33,8 @@ class MachineCosts:
         xla_scalar_us: An operation of XLA's code that is not vectorised.
         xla_function_us: An exponential of XLA's, one f32 element of many.
         xla_call_us: A sine of XLA's, one f32 element of many.
+        library_operation_us: An operation of XLA's libraries on 256 bits of an array.
+        library_function_us: An exponential of theirs, one f32 element of many.
         kernel_call_us: A kernel is called, on one thread.
         wake_us: What a kernel on several threads takes besides.
         kernel_cycle_us: A cycle of a core that runs a kernel; see `codegen.vector_time`.
@@ -50,6 +53,8 @@ class MachineCosts:
     xla_scalar_us: float = 0.5e-3
     xla_function_us: float = 0.9e-3
     xla_call_us: float = 3.5e-3
+    library_operation_us: float = 0.17e-3
+    library_function_us: float = 0.9e-3
     kernel_call_us: float = 0.5
     wake_us: float = 4.0
     kernel_cycle_us: float = 0.35e-3

@@ -36,6 +36,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.transfer import clone_computation
 
 _FUNCTIONS: Final[Mapping[str, tuple[float, float]]] = {
     "erf": (1.0, 9.0),
@@ -114,10 +115,10 @@ _IN_ORDER_BYTES: Final = 512
 Source: XLA backends/cpu/runtime/thunk_executor.h, ThunkExecutor::Options."""
 
 _ROW: Final = 16.0
-_COLUMN_ELEMENT: Final = 0.28
-"""Library reductions: scalar operations for each row, and for each element of columns, which lie
-side by side in vectors: measured, 0.08 to 0.16 ns. Columns whose elements all compete for one set
-of the cache take as long as rows."""
+_COLUMN: Final = 6.6
+"""Library reductions: scalar operations for each row, and operations for each vector of columns,
+which lie side by side: measured, 0.08 to 0.16 ns an element. Columns whose elements all compete for
+one set of the cache take as long as rows."""
 _MATRIX: Final = 30.0
 _MIN_FUNCTIONS: Final = 4.0
 """A function of one element takes as long as those of a few: nothing hides its latency."""
@@ -181,6 +182,20 @@ def estimate_thunk_us(
     """
     clock = _Clock(costs=costs, footprint=footprint, is_compiled=is_compiled, num_cores=num_cores)
     return clock.instruction(instruction)
+
+
+def estimate_fused_us(computation: HloComputation, costs: MachineCosts) -> float:
+    """Returns XLA's time for a computation of arrays as one kernel in a loop, in microseconds."""
+    body = clone_computation(computation)
+    operands = [
+        HloInstruction.create("parameter", parameter.shape, parameter_number=number)
+        for number, parameter in enumerate(body.parameters)
+    ]
+    fusion = HloInstruction.create(
+        "fusion", body.root.shape, operands, called_computations=[body], fusion_kind="kLoop"
+    )
+    footprint = sum(value.shape.byte_size for value in (fusion, *operands))
+    return estimate_thunk_us(fusion, costs, footprint=footprint)
 
 
 def count_touched_bytes(loop: HloInstruction) -> float:
@@ -330,12 +345,12 @@ class _Clock:
             if known is not None:
                 return known * costs.xla_scalar_us
         if opcode == "reduce" and self.is_library_code:
-            if not _is_row_wise(instruction):
-                operations = instruction.operands[0].shape.num_elements * _COLUMN_ELEMENT
-                operations += count * _ROW if _has_clashing_rows(instruction) else 0
-                return operations * costs.xla_scalar_us
-            inner = instruction.operands[0].shape.num_elements * _share(instruction)
-            return inner * costs.xla_operation_us + count * _ROW * costs.xla_scalar_us
+            is_row_wise = _is_row_wise(instruction)
+            vectors = instruction.operands[0].shape.num_elements * _share(instruction.operands[0])
+            time = vectors * (1 if is_row_wise else _COLUMN) * costs.library_operation_us
+            if is_row_wise or _has_clashing_rows(instruction):
+                time += count * _ROW * costs.xla_scalar_us
+            return time
         return count * scalar_operations(instruction) * costs.xla_scalar_us
 
     def _elementwise(self, instruction: HloInstruction, count: float) -> float:
@@ -358,7 +373,7 @@ class _Clock:
         costs = self.costs
         is_double = bits > _SINGLE_BITS
         if self.is_library_code and opcode in _LIBRARY_FUNCTIONS and not is_double:
-            return count * _LIBRARY_FUNCTIONS[opcode] * costs.xla_function_us
+            return count * _LIBRARY_FUNCTIONS[opcode] * costs.library_function_us
         if opcode in _FUNCTIONS:
             elements = max(count * (_SCALAR_FUNCTION if self.is_scalar_code else 1), _MIN_FUNCTIONS)
             return elements * _FUNCTIONS[opcode][is_double] * costs.xla_function_us
@@ -370,6 +385,8 @@ class _Clock:
         if self.is_scalar_code:
             return OPCODE_COST[opcode] * count * independent * costs.xla_scalar_us
         vectors = count * max(bits, 8) / _VECTOR_BITS
+        if self.is_library_code:
+            return OPCODE_COST[opcode] * vectors * costs.library_operation_us
         one = costs.xla_scalar_us * (independent if self.is_compiled else 1)
         return OPCODE_COST[opcode] * max(one, vectors * costs.xla_operation_us)
 

@@ -8,7 +8,11 @@ from typing import ClassVar, Final, final
 
 from fuselane import config
 from fuselane.analysis.machine_costs import MachineCosts
-from fuselane.analysis.xla_time import estimate_step_us, estimate_thunk_us
+from fuselane.analysis.xla_time import (
+    estimate_fused_us,
+    estimate_step_us,
+    estimate_thunk_us,
+)
 from fuselane.backends.backend import KernelCall
 from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.codegen.kernel_time import (
@@ -73,8 +77,12 @@ class CpuBackend:
         )
 
     def straight_us(self, program: LaneProgram, plan: Plan) -> float:
-        """Returns the time of a call of a kernel of straight-line code, on all threads."""
-        return estimate_straight_us(program, plan, self.costs, host_device())
+        """Returns the time of a call of a kernel of straight-line code, on all threads, and of what
+        XLA makes of its sums over lanes behind it."""
+        kernel_us = estimate_straight_us(program, plan, self.costs, host_device())
+        if program.epilogue is None:
+            return kernel_us
+        return kernel_us + estimate_fused_us(program.epilogue.computation, self.costs)
 
     def plan(self, program: LaneProgram) -> Plan:
         """Returns the layout: vectors, tiles, threads."""

@@ -12,6 +12,7 @@ from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.row_accesses import count_row_accesses
 from fuselane.codegen.scalar_time import WIDE, estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
+from fuselane.codegen.sweeps import count_passed_bytes
 from fuselane.codegen.vector_timing import PRODUCT
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
@@ -63,6 +64,7 @@ def estimate_kernel_step_us(
     step = tiles * (plan.tile_vectors * per_block + per_tile) + traffic / threads
     if not program.meetings:
         return step
+    step += _passing_us(program, costs)
     # No other tile fills the time in which lanes that meet wait for each other.
     return max(step, estimate_waiting_us(program, plan, body, costs))
 
@@ -260,6 +262,13 @@ def _scratch_traffic(program: LaneProgram, plan: Plan, costs: MachineCosts) -> f
         if element.kind is ElementKind.STATE and element.lane_dimension is not None
     )
     return costs.moving_us(2 * state, state / plan.num_tiles)
+
+
+def _passing_us(program: LaneProgram, costs: MachineCosts) -> float:
+    """Returns the time to write what lanes that meet leave for later phases of a step, and to read
+    it again, where that does not stay in a core's caches."""
+    left, received = count_passed_bytes(program)
+    return costs.moving_us(left + received, left) if left > CACHED_BYTES else 0.0
 
 
 def _lies_apart(element: LoopElement) -> bool:

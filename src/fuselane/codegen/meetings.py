@@ -8,6 +8,7 @@ Both are taken in block by block; `finish` then makes them known to all lanes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, final
@@ -146,7 +147,11 @@ class Reduced:
         )
 
     def add(self, block: Emitter, start: ir.Value) -> None:
-        """See `Meeting.add`: combines it with what the lanes have."""
+        """See `Meeting.add`: combines it with what the lanes have.
+
+        Many elements of a lane are combined by themselves first: added one by one to what the other
+        lanes had, floats would lose their last digits.
+        """
         del start
         operand = block.array(self.reduction.operands[0])
         place, builder = block.place, block.builder
@@ -154,6 +159,10 @@ class Reduced:
         present = without_missing(place, operand, self.combiner)
         inner = [d for d in self.reduction.dimensions if d != lane]
         kept = [d for d in range(len(sizes)) if d not in self.reduction.dimensions]
+        counts = [sizes[d] for d in inner]
+        is_long = math.prod(counts) > block.max_unrolled
+        none_yet = identity(self.combiner, self.element_type)
+        nothing = constant(self.element_type, none_yet, place.block.width)
 
         def run(at: Element) -> None:
             def step(index: tuple[Index, ...], values: Sequence[ir.Value]) -> list[ir.Value]:
@@ -164,13 +173,16 @@ class Reduced:
                 entry = present.get(place, tuple(where[d] for d in range(len(sizes))))
                 return [combine(builder, self.combiner, values[0], entry, self.element_type)]
 
+            so_far = self.vectors.get(place, at)
             (value,) = emit_fold(
                 builder,
-                [sizes[d] for d in inner],
-                [self.vectors.get(place, at)],
+                counts,
+                [nothing if is_long else so_far],
                 step,
                 max_unrolled=block.max_unrolled,
             )
+            if is_long:
+                value = combine(builder, self.combiner, so_far, value, self.element_type)
             self.vectors.put(place, at, value)
 
         self._for_each(run)

@@ -16,11 +16,17 @@ from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexing import Element, Index, unflatten
 from fuselane.codegen.loops import emit_fold, emit_for_each
 from fuselane.codegen.types import constant
+from fuselane.hlo.combiners import identity
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 
 _REORDERABLE: Final = frozenset({"add", "and", "maximum", "minimum", "multiply", "or", "xor"})
+
+_LONG_SUM: Final = 4096
+"""Floats up to which they are added to one sum. More of several dimensions go through partial sums
+of no fewer than _MIN_PART."""
+_MIN_PART: Final = 64
 
 
 def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
@@ -133,6 +139,24 @@ def _accumulate(
         ]
         return _combine_in_pairs(emitter, instruction.to_apply, [*starts, *values])
     cuts = [sorted(set().union(*(cuts_along(array, axis) for array in arrays))) for axis in reduced]
+    outer = 0 if emitter.program.has_lanes else _split_sum(instruction, sizes)
+    if outer:
+        element = instruction.shape.element_type
+        none_yet = constant(element, identity(instruction.to_apply.root.opcode, element))
+
+        def add_part(at: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
+            part = emit_fold(
+                emitter.builder,
+                sizes[outer:],
+                [none_yet],
+                lambda inner, values: step((*at, *inner), values),
+                cuts=cuts[outer:],
+            )
+            total = apply_computation(emitter, instruction.to_apply, [*carried, *part])
+            _allow_reordering(total)
+            return total
+
+        return emit_fold(emitter.builder, sizes[:outer], starts, add_part, cuts=cuts[:outer])
     return emit_fold(
         emitter.builder,
         sizes,
@@ -141,6 +165,22 @@ def _accumulate(
         max_unrolled=max_unrolled,
         cuts=cuts,
     )
+
+
+def _split_sum(instruction: HloInstruction, sizes: Sequence[int]) -> int:
+    """Returns how many of the dimensions that are reduced go through partial sums of what the
+    others hold; 0 where all is summed in one go.
+
+    Added one by one to a total that is large by then, many floats would lose their last digits.
+    """
+    is_float = instruction.shape.is_array and instruction.shape.element_type.is_floating
+    is_sum = is_float and instruction.to_apply.root.opcode in ("add", "multiply")
+    if not (is_sum and _is_reorderable(instruction.to_apply)) or math.prod(sizes) <= _LONG_SUM:
+        return 0
+    outer = min(
+        range(len(sizes)), key=lambda n: math.prod(sizes[:n]) + math.prod(sizes[n:]), default=0
+    )
+    return outer if math.prod(sizes[outer:]) >= _MIN_PART else 0
 
 
 def _is_reorderable(computation: HloComputation) -> bool:

@@ -9,14 +9,22 @@ has to pass. Streams need not pass: they are in memory anyway.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.codegen.indexing import residual_size
-from fuselane.codegen.schedule import Step, number_parts, parts_of, results_of, with_takers
+from fuselane.codegen.schedule import (
+    Step,
+    make_schedule,
+    needs_lanes,
+    number_parts,
+    parts_of,
+    results_of,
+    with_takers,
+)
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.program import Guard, LaneProgram
+from fuselane.lanes.program import ElementKind, Guard, LaneProgram
 
 MAX_ROWS: Final = 12
 """Rows of streams a sweep may walk through, unless nothing can be cut."""
@@ -105,6 +113,26 @@ def cut_in_phases(
     count = 1 + max((phases.get(id(step), 0) for step in (*once, *results)), default=0)
     groups = [[step for step in once if phases[id(step)] == number] for number in range(count)]
     return list(_describe(groups, steps, results, repeated, program))
+
+
+def count_passed_bytes(program: LaneProgram) -> tuple[int, int]:
+    """Returns how many bytes all lanes of a loop in which they meet leave for later phases of a
+    step, and how many they receive from earlier ones."""
+    body = program.loop.instruction.body
+    steps = make_schedule(body, program).steps
+    results = [
+        body.root.operands[element.index]
+        for element in program.loop.elements
+        if element.kind is ElementKind.STATE and element.lane_dimension is not None
+    ]
+    per_lane = [step for step in steps if needs_lanes(step, program) and step is not body.root]
+    sweeps = cut_in_phases(per_lane, find_phases(steps, program), results, program)
+
+    def count(values: Iterable[HloInstruction]) -> int:
+        return sum(value.shape.byte_size for value in values)
+
+    left = sum(count(sweep.left) for sweep in sweeps)
+    return left, sum(count(sweep.received) for sweep in sweeps)
 
 
 def order_of(steps: Sequence[Step], sweeps: Sequence[Sweep]) -> dict[HloInstruction, int]:

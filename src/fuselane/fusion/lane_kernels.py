@@ -22,7 +22,7 @@ from typing import ClassVar, Final, final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.boundary import BoundaryReason
-from fuselane.decisions import Decision
+from fuselane.decisions import Decision, Reason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
 from fuselane.fusion.outline import Outlined, outline
 from fuselane.fusion.remainder import fuse_remainder
@@ -30,6 +30,7 @@ from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.hlo.tuples import element_of, tuple_of
 
 MakeKernel = Callable[[Outlined], Decision]
 """Replaces the loop that stands for some instructions by a kernel, if that is worth it."""
@@ -89,6 +90,7 @@ class LaneKernels:
         """Replaces the regions that are worth a kernel; returns whether there were any."""
         if self.make_kernel is None:
             return False
+        _take_apart_root(module.entry)
         attempts = _Attempts(self, self.make_kernel, module, log)
         for region in sorted(find_regions(module.entry), key=_count_elements, reverse=True):
             attempts.try_region(region)
@@ -146,6 +148,8 @@ class _Attempts:
         self.num_left = options.max_attempts
         self.refused: dict[object, FusionDecision] = {}
         """Decisions about regions, by what they compute."""
+        self.out_of_time: FusionDecision | None = None
+        """What is said of all that is left once the time to compile is over."""
         self.has_changed = False
 
     def try_region(self, region: Sequence[HloInstruction]) -> None:
@@ -154,7 +158,9 @@ class _Attempts:
         if not any(map(_is_kernel, left)):
             return
         structure = _structure(left)
-        if structure in self.refused:
+        if self.out_of_time is not None:
+            self._note(left, self.out_of_time)
+        elif structure in self.refused:
             self._note(left, self.refused[structure])
         elif self.num_left == 0:
             limit = self.options.max_attempts
@@ -182,6 +188,8 @@ class _Attempts:
         outlined.put_back()
         refusal = refuse(BoundaryReason.SLOWER, decision.sentence)._replace(numbers=numbers)
         self._note(region, refusal)
+        if decision.reason is Reason.OUT_OF_TIME:
+            self.out_of_time = refusal
         for part in cut(region):
             for component in _components(part):
                 self.try_region(component)
@@ -200,6 +208,18 @@ class _Attempts:
                 fusion=fusion,
             )
         )
+
+
+def _take_apart_root(computation: HloComputation) -> None:
+    """Makes a root of several arrays a tuple of elements of what computes them, as all others that
+    have several results are read by elements alone."""
+    root = computation.root
+    if root.opcode != "tuple" and any(shape.is_array for shape in root.shape.tuple_shapes):
+        elements = [
+            computation.add(element_of(root, number))
+            for number, _ in enumerate(root.shape.tuple_shapes)
+        ]
+        computation.root = computation.add(tuple_of(elements))
 
 
 def find_regions(computation: HloComputation) -> list[list[HloInstruction]]:

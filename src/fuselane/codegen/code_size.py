@@ -30,6 +30,10 @@ there are more than registers, and LLVM takes three quarters of its time for the
 models), or nine tenths; kernels take 0.85 to 1.04 of theirs. Registers of GPUs have no addresses.
 """
 
+_MAX_UNROLLED_PARTS: Final = 600.0
+"""Machine instructions of one element of a reduction for which what it takes in is a loop, too: a
+few functions in a row hide each other's latency."""
+
 _ROUNDING: Final = 6.0
 """Machine instructions that round a sum of halves."""
 
@@ -49,7 +53,10 @@ def is_long(emitter: Emitter, instruction: HloInstruction) -> bool:
     size = _num_results(emitter, instruction)
     if size <= 1:
         return False
-    return _is_too_much(emitter, _count_instructions(emitter, instruction), size)
+    code = _count_instructions(emitter, instruction)
+    if emitter.place.block.width > 1:
+        return code > _MAX_UNROLLED_VECTORS and code > size * _MIN_VECTOR_CODE
+    return code > _MAX_UNROLLED_SCALARS and code > size * _MIN_SCALAR_CODE
 
 
 def is_long_for_each(emitter: Emitter, reduce: HloInstruction) -> bool:
@@ -67,14 +74,8 @@ def is_long_for_each(emitter: Emitter, reduce: HloInstruction) -> bool:
         return False
     size = math.prod(views[0].shape.dimensions[axis] for axis in reduce.dimensions)
     code = _count_instructions(emitter, reduce) / _num_results(emitter, reduce)
-    return _is_too_much(emitter, code, size)
-
-
-def _is_too_much(emitter: Emitter, code: float, size: int) -> bool:
-    """Whether so many machine instructions are too many for so many elements."""
-    if emitter.place.block.width > 1:
-        return code > _MAX_UNROLLED_VECTORS and code > size * _MIN_VECTOR_CODE
-    return code > _MAX_UNROLLED_SCALARS and code > size * _MIN_SCALAR_CODE
+    least = _MIN_VECTOR_CODE if emitter.place.block.width > 1 else _MIN_SCALAR_CODE
+    return code > _MAX_UNROLLED_PARTS and code > size * least
 
 
 def _num_results(emitter: Emitter, instruction: HloInstruction) -> int:

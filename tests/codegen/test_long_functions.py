@@ -17,6 +17,7 @@ from fuselane.codegen.types import vector_of
         (ir.DoubleType(), "power", 6, True),
         (ir.DoubleType(), "power", 2, False),
         (ir.FloatType(), "exponential", 6, False),
+        (ir.FloatType(), "exponential", 200, True),
     ],
 )
 def test_long_functions_are_called(

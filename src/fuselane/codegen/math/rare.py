@@ -18,6 +18,9 @@ MIN_CALLED_SIZE: Final = 100
 _MIN_CALLS: Final = 4
 """A function of as many instructions with as many calls is called, not inlined."""
 
+_MAX_COPIED: Final = 2000
+"""Instructions of all copies of a shorter function from which on it is called, too."""
+
 _PIECE_BITS: Final = 512
 """The widest vectors that rare code works on: one register of AVX-512's, two of AVX2's."""
 
@@ -85,7 +88,7 @@ def _piece_by_piece(
 
 
 def call_long_functions(module: ir.Module) -> None:
-    """Leaves calls of a module's own functions that are long and called at many places.
+    """Leaves calls of a module's own functions that are long, or called at very many places.
 
     A call costs a few instructions, and what registers hold across it; copies of hundreds of
     instructions cost LLVM its time and the processor its instruction cache.
@@ -98,9 +101,13 @@ def call_long_functions(module: ir.Module) -> None:
         if isinstance(instruction, ir.CallInstr)
     )
     for function in module.functions:
-        size = sum(len(block.instructions) for block in function.blocks)
-        is_long = size >= MIN_CALLED_SIZE and calls[function.name] >= _MIN_CALLS
-        if is_long and "alwaysinline" in function.attributes:
+        size, count = (
+            sum(len(block.instructions) for block in function.blocks),
+            calls[function.name],
+        )
+        is_long = size >= MIN_CALLED_SIZE and count >= _MIN_CALLS
+        is_called = is_long or size * count >= _MAX_COPIED
+        if is_called and "alwaysinline" in function.attributes:
             function.attributes.remove("alwaysinline")
             function.attributes.add("noinline")
 

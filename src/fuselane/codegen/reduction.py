@@ -46,8 +46,10 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
         emitter.array(operand).get(emitter.place, ()) for operand in instruction.operands[count:]
     ]
 
+    max_unrolled = 1 if is_long_for_each(emitter, instruction) else emitter.max_unrolled
+
     def accumulate(index: Element) -> list[ir.Value]:
-        return _accumulate(emitter, instruction, arrays, starts, index)
+        return _accumulate(emitter, instruction, arrays, starts, index, max_unrolled)
 
     long = is_long(emitter, instruction)
     if count == 1:
@@ -111,8 +113,9 @@ def _accumulate(
     arrays: Sequence[Array],
     starts: Sequence[ir.Value],
     index: Element,
+    max_unrolled: int,
 ) -> list[ir.Value]:
-    """Emits one element of every result."""
+    """Emits one element of every result, in a loop if it takes in more than `max_unrolled`."""
     place = emitter.place
     reduced = instruction.dimensions
     dimensions = arrays[0].shape.dimensions
@@ -130,7 +133,6 @@ def _accumulate(
         return [widen(place, value) for value in step(inner, carried)]
 
     has_lanes = any(array.lane is not None for array in arrays)
-    max_unrolled = 1 if is_long_for_each(emitter, instruction) else emitter.max_unrolled
     is_looped = math.prod(sizes) > max_unrolled
     if not emitter.program.has_lanes and not is_looped and _is_reorderable(instruction.to_apply):
         inner = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]

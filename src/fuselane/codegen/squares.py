@@ -186,7 +186,7 @@ def turn_out(builder: ir.IRBuilder, source: Lines, target: Lines, block: LaneBlo
 
 def _group_lanes(block: LaneBlock, element: PrimitiveType) -> int:
     """Returns how many lanes a group has."""
-    return min(block.width, _COLUMN_BYTES // max(element.byte_size, _WORD_BYTES))
+    return min(block.width, _COLUMN_BYTES // _ROW_BYTES * _side(element))
 
 
 def _side(element: PrimitiveType) -> int:

@@ -261,7 +261,7 @@ def _load_group(
     return [
         from_memory(builder, part, element)
         for column in columns
-        for part in _take_apart(builder, column, element)
+        for part in _split_words(builder, column, element)
     ]
 
 
@@ -270,7 +270,7 @@ def _store_group(
 ) -> None:
     """Stores a row of a square for every lane of a group, given its columns as memory has them."""
     element, side = target.element, _side(target.element)
-    words = _put_together(builder, columns, element)
+    words = _pack_words(builder, columns, element)
     for first in range(0, block.width, side):
         parts = words
         if block.width > side:
@@ -312,7 +312,7 @@ def _from_words(builder: ir.IRBuilder, row: ir.Value, element: PrimitiveType) ->
     return builder.bitcast(row, vector_of(memory_type(element), size))
 
 
-def _take_apart(builder: ir.IRBuilder, words: ir.Value, element: PrimitiveType) -> list[ir.Value]:
+def _split_words(builder: ir.IRBuilder, words: ir.Value, element: PrimitiveType) -> list[ir.Value]:
     """Returns the elements of a word of each lane: vectors of lanes, as memory has them."""
     count = _words_of(element)
     if count == 1:
@@ -327,7 +327,7 @@ def _take_apart(builder: ir.IRBuilder, words: ir.Value, element: PrimitiveType) 
     return parts
 
 
-def _put_together(
+def _pack_words(
     builder: ir.IRBuilder, columns: Sequence[ir.Value], element: PrimitiveType
 ) -> list[ir.Value]:
     """Returns words of each lane, given its elements: vectors of lanes, as memory has them."""

@@ -28,6 +28,15 @@ def small_state(lanes: int, trips: int = 10_000, dtype: str = "f32") -> LaneProg
     return form_program(counting_loop(body, ["y", "e0"], [row, row], trip_count=trips))
 
 
+def uncounted(lanes: int) -> LaneProgram:
+    body = f"y = f32[{lanes}] add(e0, e0)"
+    condition = "ROOT go = pred[] compare(i, e1), direction=LT"
+    carried = [f"f32[{lanes}]", "s32[]"]
+    program = form_program(counting_loop(body, ["y", "e1"], carried, condition=condition))
+    assert program.loop.trip_count is None
+    return program
+
+
 def large_state(lanes: int) -> LaneProgram:
     shape = f"f32[{lanes},100]"
     body = f"y = {shape} reverse(e0), dimensions={{1}}"
@@ -181,6 +190,11 @@ def test_threads_only_for_much_work() -> None:
     assert not plan_of(small_state(65_536, trips=1), DEVICE).parallel
     assert not plan_of(small_state(65_536), dataclasses.replace(DEVICE, num_cores=1)).parallel
     assert not plan_of(small_state(65_536), threads=1).parallel
+
+
+def test_few_lanes_of_a_loop_of_unknown_length_stay_in_one_thread() -> None:
+    assert not plan_of(uncounted(64), SMALL).parallel
+    assert plan_of(uncounted(65_536), SMALL).parallel
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -58,6 +58,9 @@ _MIN_ROW_LANES: Final = 64
 """Lanes of a stream's row that are worth going there: a few cache lines."""
 _PAGE_ELEMENTS: Final = 512  # of 8 bytes, the largest there are
 _MIN_PARALLEL_OPS: Final = 200_000
+_UNKNOWN_TRIPS: Final = 256
+"""Steps a loop is taken to have that nobody has counted. Loops of few lanes are over soon as often
+as not, and another thread takes 15 to 40 microseconds to wake on a busy machine."""
 _MIN_DOT_SHARE: Final = 0.3
 _VECTORS_PER_DOT: Final = 2
 _MAX_UNROLLED_BESIDE_DOTS: Final = 16
@@ -212,7 +215,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         kept |= find_made_in_front(program)
     work = replace(work, state_bytes=work.state_bytes + sum(kept.values()))
     trips = program.loop.trip_count
-    total = (math.inf if trips is None else trips) * program.num_lanes / lanes * work.lane_ops
+    trips = _UNKNOWN_TRIPS if trips is None else trips
+    total = trips * program.num_lanes / lanes * work.lane_ops
     threads = min(device.num_cores, options.threads or device.num_cores)
     if total < _MIN_PARALLEL_OPS:
         threads = 1

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import hashlib
 import json
 import os
 import resource
@@ -40,16 +39,15 @@ import pytest
 
 import fuselane
 from fuselane import replacing
-from fuselane.backends import cpu
 from fuselane.backends.backend import Backend, Planned, pick
 from fuselane.backends.gpu import GpuBackend
-from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.codegen.llvm import compile_ptx, nvptx_target
 from fuselane.codegen.nvptx import build_threads
 from fuselane.config import Options
 from fuselane.errors import FuselaneError, UnsupportedError
 from fuselane.gpu import GPUS, GpuDescription
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.identity import identity_of
 from fuselane.lanes.program import LaneProgram
 from fuselane.machine import describe_machine
 from fuselane.replacing import Kernels, Place
@@ -128,37 +126,34 @@ class Recorder:
     program: str = ""
     rows: dict[str, list[KernelRow]] = field(default_factory=dict)
     _formed: LaneProgram | None = None
-    _key: str = ""
 
     def install(self) -> None:
-        """Looks over the shoulder of the CPU's back end."""
+        """Looks over the shoulder of who replaces loops."""
 
         def picked(program: LaneProgram, backend: Backend) -> Planned:
             self._formed = self._formed or program
             return pick(program, backend)
 
-        def built(program: LaneProgram, *arguments: Any, **keywords: Any) -> KernelCode:
-            code = build_planned(program, *arguments, **keywords)
-            self._key = self._key or hashlib.sha256(code.ir.encode()).hexdigest()
-            return code
-
         replace_loop = Kernels.replace
 
         def replaced(kernels: Kernels, loop: HloInstruction, place: Place, *rest: Any) -> Any:
-            self._formed, self._key = None, ""
+            self._formed = None
             refused = replace_loop(kernels, loop, place, *rest)
-            if refused is None and self._formed is not None and self._key not in self.rows:
-                formed = self._formed
-                self.rows[self._key] = [self._assembled(formed, place, gpu) for gpu in self.gpus]
+            formed = self._formed
+            if refused is None and formed is not None:
+                key = identity_of(formed)
+                if key not in self.rows:
+                    self.rows[key] = [self._assembled(formed, key, place, g) for g in self.gpus]
             return refused
 
-        vars(cpu).update(build_planned=built)
         vars(replacing).update(pick=picked)
         Kernels.replace = replaced  # type: ignore[method-assign, assignment]
 
-    def _assembled(self, program: LaneProgram, place: Place, gpu: GpuDescription) -> KernelRow:
+    def _assembled(
+        self, program: LaneProgram, key: str, place: Place, gpu: GpuDescription
+    ) -> KernelRow:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
-        row = KernelRow(gpu=gpu.name, key=self._key, program=self.program or test)
+        row = KernelRow(gpu=gpu.name, key=key, program=self.program or test)
         if place.ahead is not None:
             return replace(row, refusal=AHEAD)
         start = time.perf_counter()

@@ -114,8 +114,8 @@ class Recorder:
 
         compile_kernel = cpu.compile_kernel
 
-        def compiled(code: KernelCode, options: Options, **keywords: Any) -> Kernel:
-            kernel = compile_kernel(code, options, **keywords)
+        def compiled(code: KernelCode, key: str, options: Options, **keywords: Any) -> Kernel:
+            kernel = compile_kernel(code, key, options, **keywords)
             if kernel.object_code:  # else only asked about
                 self.kernels[kernel.key] = record(kernel, code, self._programs[code.ir])
             return kernel

@@ -15,8 +15,7 @@
       form        normal form, lanes, streams, guards: a lane program, or a reason why not; of
                   those that one thread would run none, if its products alone take too long
       choose      how to lay it out on this machine, and whether that beats XLA by estimate
-      emit        lane program to LLVM IR
-      compile     LLVM IR to machine code, unless the kernel cache has it
+      compile     lane program to LLVM IR and that to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
     put back      small loops that stay go back into such calls, if anything is written
     clean up      what follows behind kernels is fused as XLA would have, donated arguments are
@@ -24,9 +23,9 @@
     fuse          with the option `fusion`: another strategy than XLA's on all that is left
     write         HLO objects to bytes; a call that was to return at once still does
 
-What happened to each loop goes into the decision log. A loop on which `form`, `emit` or `compile`
-fails stays with XLA, with one warning per kind of failure; so does the whole module if anything
-else fails (see `runtime.hook`). Where `fuse` fails, XLA's own fusions stay, and so do the kernels.
+What happened to each loop goes into the decision log. A loop on which `form` or `compile` fails
+stays with XLA, with one warning per kind of failure; so does the whole module if anything else
+fails (see `runtime.hook`). Where `fuse` fails, XLA's own fusions stay, and so do the kernels.
 When `max_compile_s` is over (see `budget`), the loop at hand and those to come stay with XLA, and
 what has been replaced stays replaced.
 """

@@ -26,6 +26,7 @@ from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options
 from fuselane.device import host_device
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.lanes.identity import identity_of
 from fuselane.lanes.program import LaneProgram
 from fuselane.runtime.cache import open_cache
 from fuselane.runtime.costs import load_costs
@@ -98,58 +99,63 @@ class CpuBackend:
 
     def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:
         """Returns the kernel, from the cache or fresh from LLVM."""
-        code = build_planned(program, plan, bounds_checks=self.options.bounds_checks)
-        kernel = compile_kernel(code, self.options, is_dry=self.is_dry)
+        kernel = self._kernel(program, plan)
         target, attributes = TARGET, custom_call_attributes(kernel)
         if self.options.repeat:
             target = REPEAT_TARGET
             attributes = repeat_attributes(kernel, program.name, len(program.outputs))
         return KernelCall(
-            program=replace(program, num_tiles=code.num_tiles, scratch_bytes=code.scratch_bytes),
+            program=replace(
+                program, num_tiles=kernel.num_tiles, scratch_bytes=kernel.scratch_bytes
+            ),
             target=target,
             attributes=attributes,
             key=kernel.key,
         )
 
+    def _kernel(self, program: LaneProgram, plan: Plan) -> Kernel:
+        options = self.options
+        target, settings = repr(HostTarget.host()), options.fingerprint()
+        name = program.name if options.bounds_checks else ""  # whose failures name it
+        key = compute_key(identity_of(program), repr(plan), name, target, settings)
 
-def compile_kernel(code: KernelCode, options: Options, *, is_dry: bool = False) -> Kernel:
-    """Returns the machine code of a kernel, from the cache or fresh from LLVM.
+        def make() -> Kernel:
+            code = build_planned(program, plan, bounds_checks=options.bounds_checks)
+            return compile_kernel(code, key, options, is_dry=self.is_dry)
+
+        if self.is_dry:
+            return make()
+        return open_cache(config.cache_dir(), options.cache_mib * 2**20).get_or_build(key, make)
+
+
+def compile_kernel(code: KernelCode, key: str, options: Options, *, is_dry: bool = False) -> Kernel:
+    """Returns the machine code of a kernel, fresh from LLVM.
 
     Args:
         code: The kernel.
+        key: What it is known by.
         options: What the user set.
-        is_dry: Whether to leave out the machine code, and the cache alone.
+        is_dry: Whether to leave out the machine code.
     Raises:
         OutOfTimeError: if LLVM would probably need longer than there is time.
     """
-    target = HostTarget.host()
-    max_threads = (options.threads or 0) if code.parallel else 1
-    is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
-    in_order = is_wide and code.is_bitwise and options.optimise
-    vectorise = code.is_scalar and options.optimise
-    is_simple = code.has_dots or code.num_accesses <= _MAX_SIMPLE_ACCESSES
-    opt_level = (1 if is_simple else 2) if options.optimise else 0
-    layout = f"{code.symbol} {code.num_tiles} {max_threads} {vectorise} {in_order} {opt_level}"
-    key = compute_key(code.ir, layout, repr(target), options.fingerprint())
-
-    def compile_now() -> Kernel:
-        check_time(code.num_instructions)
-        return make_kernel(
-            compile_object(code.ir, target, opt_level, vectorise=vectorise, in_order=in_order)
+    check_time(code.num_instructions)
+    target, object_code = HostTarget.host(), b""
+    if not is_dry:
+        is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
+        in_order = is_wide and code.is_bitwise and options.optimise
+        vectorise = code.is_scalar and options.optimise
+        is_simple = code.has_dots or code.num_accesses <= _MAX_SIMPLE_ACCESSES
+        opt_level = (1 if is_simple else 2) if options.optimise else 0
+        object_code = compile_object(
+            code.ir, target, opt_level, vectorise=vectorise, in_order=in_order
         )
-
-    def make_kernel(object_code: bytes) -> Kernel:
-        return Kernel(
-            key=key,
-            symbol=code.symbol,
-            object_code=object_code,
-            num_tiles=code.num_tiles,
-            max_threads=max_threads,
-            target=target,
-        )
-
-    if is_dry:
-        check_time(code.num_instructions)
-        return make_kernel(b"")
-    cache = open_cache(config.cache_dir(), options.cache_mib * 2**20)
-    return cache.get_or_build(key, compile_now)
+    return Kernel(
+        key=key,
+        symbol=code.symbol,
+        object_code=object_code,
+        num_tiles=code.num_tiles,
+        max_threads=(options.threads or 0) if code.parallel else 1,
+        target=target,
+        scratch_bytes=code.scratch_bytes,
+    )

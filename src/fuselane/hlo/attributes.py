@@ -43,13 +43,17 @@ class Works:
 
     def of(self, instruction: HloInstruction) -> tuple[object, ...]:
         """Returns a value that is equal for instructions that do the same."""
+        callees = tuple(callee.name for callee in instruction.called_computations)
+        return instruction.opcode, instruction.shape, self.attributes(instruction), callees
+
+    def attributes(self, instruction: HloInstruction) -> bytes:
+        """Returns the attributes an instruction computes by, serialised; see `attributes_of`."""
         origin = instruction.origin
         known = self._attributes.get(id(origin))
         if known is None:
             known = origin, attributes_of(instruction, "backend_config", "parameter_number")
             self._attributes[id(origin)] = known
-        callees = tuple(callee.name for callee in instruction.called_computations)
-        return instruction.opcode, instruction.shape, known[1], callees
+        return known[1]
 
 
 def work_of(instruction: HloInstruction) -> tuple[object, ...]:

@@ -36,6 +36,7 @@ class Kernel:
         num_tiles: Independent pieces of work, numbered from 0.
         max_threads: Most threads that may run tiles at once; 0 is no limit.
         target: The machine it was compiled for.
+        scratch_bytes: Memory the caller has to give as one more output, if any.
     """
 
     key: str
@@ -44,6 +45,7 @@ class Kernel:
     num_tiles: int
     max_threads: int
     target: HostTarget
+    scratch_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -100,7 +102,7 @@ class Kernel:
         return Kernel.from_bytes(data)
 
 
-_HEADER_FIELDS: Final = ("key", "symbol", "num_tiles", "max_threads")
+_HEADER_FIELDS: Final = ("key", "symbol", "num_tiles", "max_threads", "scratch_bytes")
 _TARGET_FIELDS: Final = tuple(field.name for field in dataclasses.fields(HostTarget))
 
 

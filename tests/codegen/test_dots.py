@@ -322,6 +322,24 @@ def test_sums_stay_in_registers() -> None:
     assert (inner.count("phi <16 x float>"), num_products) == (6, 6 * num_loads)
 
 
+def test_one_sum_per_lane_waits_for_a_quarter_of_its_products() -> None:
+    """No element is stored first: each is read once, where it is multiplied."""
+    body = """
+  d = f32[L] dot(e1, e2), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  y = f32[L] add(e0, d)
+"""
+    shapes = ["f32[L]", "f32[S,L]", "f32[S]"]
+    compiled = compile_loop(loop(body, shapes, L=256, S=40), device=SMALL_DEVICE)
+    products = re.findall(r"%\"(.*?)\" = call .*fmuladd.*, <\d+ x float> (.*)\)", compiled.code.ir)
+    assert len(products) == 40
+    waiting: dict[str, int] = {}
+    for product, total in products:
+        waiting[product] = waiting.get(total.strip('%"'), 0) + 1
+    assert max(waiting.values()) == 10
+    num_arrays = len(re.findall(r" alloca float", compiled.code.ir))
+    assert num_arrays <= 1, "the carried numbers alone"
+
+
 def loop(
     body: str,
     shapes: Sequence[str],

@@ -151,6 +151,17 @@ def test_a_matrix_that_never_changes_is_read_by_rows_and_by_columns() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_sums_along_the_rows_of_a_matrix_that_never_changes(size: int) -> None:
+    def pull(weights: jax.Array, x: jax.Array) -> Any:
+        def step(x: jax.Array, _: None) -> Any:
+            return 0.9 * x + 0.1 * jnp.tanh((weights * x[:, None]).sum(0)), None
+
+        return lax.scan(step, x, None, length=40)[0]
+
+    check_lanes(size, pull, normals(size, size), normals(size, seed=1), tolerance=CLOSE)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_neighbours_on_a_ring(size: int) -> None:
     def couple(x: jax.Array) -> Any:
         def step(x: jax.Array, _: None) -> Any:

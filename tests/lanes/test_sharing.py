@@ -81,6 +81,27 @@ def test_what_never_changes_need_not_be_shared() -> None:
     assert (lanes, count(body)) == (None, {})
 
 
+@pytest.mark.parametrize(("own", "summed"), [("{0}", "{1}"), ("{1}", "{0}")])
+def test_a_matrix_that_never_changes_has_its_lanes_where_they_are_used(
+    own: str, summed: str
+) -> None:
+    """It stays as it is, by rows or by columns; what it is multiplied by is shared."""
+    body, lanes = shared_body(
+        f"""
+  f0 = f32[] constant(0)
+  all = f32[24,24] broadcast(e0), dimensions={summed}
+  products = f32[24,24] multiply(all, e1)
+  moved = f32[24] reduce(products, f0), dimensions={summed}, to_apply=add_f32
+""",
+        ["moved", "e1"],
+        ["f32[24]", "f32[24,24]"],
+    )
+    assert lanes == 24
+    assert count(body) == {"copy": 1}
+    (place,) = find(body, "multiply").operands[0].dimensions
+    assert own != f"{{{place}}}"
+
+
 def test_neighbours_are_moved_for_all_and_taken_by_each() -> None:
     body, lanes = shared_body(
         """

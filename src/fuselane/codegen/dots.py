@@ -106,7 +106,8 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
     shape = dot.shape
     is_looped = is_looped_dot(instruction, emitter.program)
     if not is_looped and shape.num_outputs <= emitter.max_unrolled:
-        emitter.values[instruction] = dot.with_operands(_materialized).unrolled()
+        prepare = _as_it_is if shape.num_outputs == 1 else _materialized
+        emitter.values[instruction] = dot.with_operands(prepare).unrolled()
         return
     side = choose_side(instruction, shape) if emitter.shared_bits else None
     if side is not None:
@@ -143,6 +144,11 @@ def _choose_step(total: int, outputs: int) -> int:
     and so that little is left behind the loop."""
     most = max(1, _PRODUCTS_IN_LOOP // outputs)
     return min(range(most, most // 2, -1), key=lambda step: step + total % step)
+
+
+def _as_it_is(_: Emitter, array: Array) -> Array:
+    """Returns an operand each of whose elements is read once."""
+    return array
 
 
 def _materialized(emitter: Emitter, array: Array) -> Array:
@@ -211,9 +217,10 @@ class _Dot:
 
     def unrolled(self) -> Registers:
         """Emits every multiplication on its own."""
-        shape = self.shape
+        shape, one = self.shape, Block(left=1, right=1)
+        step, beside = shape.contracting.size, shape.num_outputs
         sums = [
-            self._sum_of_block((b, i, j), Block(left=1, right=1), step=shape.contracting.size)
+            self._sum_of_block((b, i, j), one, step=step, beside=beside)
             for b in range(shape.batch.size)
             for i in range(shape.left.size)
             for j in range(shape.right.size)
@@ -326,7 +333,7 @@ class _Dot:
     # One block.
 
     def _sum_of_block(
-        self, start: tuple[Index, Index, Index], block: Block, *, step: int
+        self, start: tuple[Index, Index, Index], block: Block, *, step: int, beside: int = 1
     ) -> list[ir.Value]:
         """Emits the sums of a block of outputs, row by row.
 
@@ -334,6 +341,7 @@ class _Dot:
             start: Its first output, as (b, i, j).
             block: Its size.
             step: Products of one output in one iteration of the loop.
+            beside: Blocks that are emitted without a loop around any of them.
         """
         sums = emit_sums(
             self.emitter.builder,
@@ -341,14 +349,18 @@ class _Dot:
             self.shape.contracting.size,
             lambda k, sums: self._add_products(start, block, k, sums),
             step=step,
-            parts=self._partial_sums(block.outputs, step),
+            parts=self._partial_sums(block.outputs * beside, step),
         )
         return [self._finish(parts) for parts in sums]
 
     def _partial_sums(self, outputs: int, step: int) -> int:
-        """Returns in how many parts to sum: few long sums would wait for each addition."""
-        total = self.shape.contracting.size
-        if total < _MIN_LONG_SUM or step >= total:
+        """Returns in how many parts to sum: few long sums would wait for each addition.
+
+        Args:
+            outputs: Sums that do not wait for each other.
+            step: Products of each in one go.
+        """
+        if self.shape.contracting.size < _MIN_LONG_SUM:
             return 1
         spare = self.emitter.vectors_in_registers // outputs // 2
         return max(1, min(_MAX_PARTIAL_SUMS, spare, step))

@@ -33,6 +33,7 @@ from fuselane.analysis.dimension_rules import assign_class, find_classes
 from fuselane.analysis.meeting_lanes import LaneSeed
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.parallel_classes import is_meeting
+from fuselane.analysis.while_loops import is_invariant
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
@@ -263,10 +264,17 @@ class _Sharing:
             value, lane = _key(value, lane)
             wanted[value].lanes[lane] = None
 
+        unchanged = set[HloInstruction]()
         for index, root in enumerate(body.root.operands):
-            want(root, self._element_lane(index, None))
+            if is_invariant(self._loop, index):
+                unchanged.add(root)
+            else:
+                want(root, self._element_lane(index, None))
         for value in reversed(body.instructions):
             of_value = wanted[value]
+            if value in unchanged:  # whose lanes lie where its users want them
+                first = next(iter(of_value.lanes), None)
+                want(value, self._element_lane(value.tuple_index, first))
             for lane in self._own_lanes(value, of_value.lanes):
                 of_value.own[lane] = self._needs(value, lane)
                 for operand, at in zip(value.operands, of_value.own[lane], strict=True):

@@ -50,7 +50,6 @@ def warn_once(message: str) -> None:
             frame.f_lineno,
             module=frame.f_globals.get("__name__"),
             registry=frame.f_globals.setdefault("__warningregistry__", {}),
-            module_globals=frame.f_globals,
         )
     except FuselaneWarning:
         _logger.warning(message)

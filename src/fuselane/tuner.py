@@ -157,6 +157,11 @@ def tune_input(
     path = Path(command[0])
     if not path.is_file():
         raise InputError(f"There is no script {command[0]!r}.")
+    if path.suffix != ".py":
+        raise InputError(
+            f"Programs are run to be tuned, so name a script (.py) that does, not {command[0]!r};"
+            " modules in files are tuned for a GPU only, with --target."
+        )
     with recording() as found, contextlib.suppress(SystemExit):
         try:
             run_script(path, command[1:])

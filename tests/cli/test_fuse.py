@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +96,21 @@ def test_bad_input(
     """One sentence, before anything is compiled."""
     assert cli.main(["fuse", str(script), *arguments]) == cli.BAD_INPUT
     assert sentence in capsys.readouterr().err
+
+
+def test_warnings_are_sentences(script: Path, tmp_path: Path) -> None:
+    """But for those that point at a line of the user's."""
+    plan = tmp_path / "plan.json"
+    assert cli.main(["fuse", str(script), "--pipeline", "xla-2021", "--save", str(plan)]) == cli.OK
+    plan.write_text(plan.read_text().replace("sine #0", "sien #0"))
+    command = [sys.executable, "-m", "fuselane"]
+    compared = [*command, "fuse", f"{script}:program", "--pipeline", str(plan), "--rounds", "1"]
+    ran = subprocess.run(compared, capture_output=True, text=True, check=True)
+    assert "\nfuselane: A plan could not be followed in 2 places" in ran.stderr
+    assert "FuselaneWarning" not in ran.stderr
+    run = [*command, "run", "--fusion", str(plan), str(script)]
+    ran = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert "script.py:9: FuselaneWarning: A plan could not be followed in 2" in ran.stderr
 
 
 def test_cartpole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

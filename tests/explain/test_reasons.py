@@ -56,6 +56,37 @@ ENTRY main {{
   c = f32[8] custom-call(s), custom_call_target="mine"
   ROOT g = f32[8] fusion(c), kind=kLoop, calls=sin
 }}""",
+    "one of several results": f"""
+// REASON both -> g: multi-output
+// REASON most -> h: multi-output
+{_SIN}
+two {{
+  a = f32[8,4] parameter(0)
+  b = f32[8,4] cosine(a)
+  c = f32[8,4] sine(a)
+  ROOT t = (f32[8,4], f32[8,4]) tuple(b, c)
+}}
+larger {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  c = f32[] parameter(2)
+  d = f32[] parameter(3)
+  e = f32[] maximum(a, c)
+  f = f32[] maximum(b, d)
+  ROOT t = (f32[], f32[]) tuple(e, f)
+}}
+negate {{ a = f32[8,4] parameter(0)  ROOT n = f32[8,4] negate(a) }}
+ENTRY main {{
+  x = f32[8,4] parameter(0)
+  z = f32[] constant(0)
+  both = (f32[8,4], f32[8,4]) fusion(x), kind=kLoop, calls=two
+  left = f32[8,4] get-tuple-element(both), index=0
+  g = f32[8,4] fusion(left), kind=kLoop, calls=negate
+  most = (f32[8], f32[8]) reduce(x, x, z, z), dimensions={{1}}, to_apply=larger
+  right = f32[8] get-tuple-element(most), index=1
+  h = f32[8] fusion(right), kind=kLoop, calls=sin
+  ROOT r = (f32[8,4], f32[8]) tuple(g, h)
+}}""",
     "a sort between fusions": f"""
 // REASON f -> s: sort
 // REASON s -> g: sort

@@ -22,8 +22,8 @@ Dims = tuple[int, ...]
 
 _LIMITS: Final = {"f16": 2**10, "bf16": 2**7, "f32": 2**20, "f64": 2**20}
 """Up to where whole numbers are exact, with some room."""
-_SIGNED: Final = ("s8", "s32")
-_UNSIGNED: Final = ("u8", "u32")
+_SIGNED: Final = ("s8", "s16", "s32", "s64")
+_UNSIGNED: Final = ("u8", "u32", "u64")
 _INTEGERS: Final = (*_SIGNED, *_UNSIGNED)
 _WIDE: Final = ("f32", "f64")
 """Types of floats that round little enough to be compared."""
@@ -37,6 +37,9 @@ _DTYPES: Final = (
     "u8",
     "u32",
     "s8",
+    "s16",
+    "s64",
+    "u64",
     "f16",
     "bf16",
     "f64",
@@ -116,8 +119,22 @@ def draw_module(seed: int, num_steps: int | None = None) -> RandomModule:
     results = main.results()
     main.lines.append(f"ROOT root = ({_types(results)}) tuple({_names(results)})")
     inputs = tuple(_draw_input(rng.randrange(2**32), parameter) for parameter in parameters)
-    text = "\n\n".join(["HloModule random", *texts, main.text("ENTRY ")])
+    head = f"HloModule random{_draw_aliases(rng, parameters, results)}"
+    text = "\n\n".join([head, *texts, main.text("ENTRY ")])
     return RandomModule(text, inputs, tuple(result.near for result in results))
+
+
+def _draw_aliases(rng: random.Random, parameters: Sequence[Value], results: Sequence[Value]) -> str:
+    """Returns which results may lie where arguments were, as a module's head has it."""
+    free = list(range(len(results)))
+    aliases = []
+    for number, parameter in enumerate(parameters):
+        fitting = [at for at in free if results[at].type == parameter.type]
+        if fitting and rng.random() < 0.5:
+            at = rng.choice(fitting)
+            free.remove(at)
+            aliases.append(f"{{{at}}}: ({number}, {{}}, may-alias)")
+    return f", input_output_alias={{ {', '.join(aliases)} }}" if aliases else ""
 
 
 def _draw_input(seed: int, parameter: Value) -> Array:
@@ -253,7 +270,7 @@ class _Writer:
         return value
 
     def iota(self, dtype: str, dims: Dims) -> Value:
-        wanted = "s32" if dtype in ("pred", "s8", "u8") else dtype
+        wanted = dtype if dtype in (*_LIMITS, "u32") else "s32"
         if not dims:
             return self.cast(self.constant("s32", self.rng.randint(-3, 9)), dtype)
         axis = self.rng.randrange(len(dims))
@@ -280,7 +297,7 @@ class _Writer:
         if value.dtype == dtype:
             return value
         if dtype in _LIMITS:
-            if value.dtype in ("s32", "u32"):
+            if value.dtype in _INTEGERS and value.dtype not in ("s8", "u8"):
                 low, high = (self.constant(value.dtype, n) for n in (0, _EXACT_BOUND))
                 value = self.emit("clamp", (low, value, high), value.dtype, value.dims)
             bound = {"pred": 1, "s8": 128, "u8": 255}.get(value.dtype, _EXACT_BOUND)
@@ -682,6 +699,40 @@ def _dot(w: _Writer) -> Value:
     return w.emit("dot", (x, y), dtype, dims, tail, bound=x.bound * y.bound * depth)
 
 
+def _convolution(w: _Writer) -> Value:
+    """Of a row or a picture with a few channels; strides, borders and holes in either operand."""
+    rank = w.rng.randint(1, 2)
+    dtype = w.rng.choice(("f32", "f32", "f64"))
+    num_in, num_out = w.rng.randint(1, 3), w.rng.randint(1, 3)
+    space = [w.rng.randint(3, 8 if rank == 1 else 5) for _ in range(rank)]
+    wide = [w.rng.randint(1, 3) for _ in range(rank)]
+    x = w.fit(w.pick(), dtype, (w.rng.randint(1, 2), *space, num_in))
+    y = w.fit(w.pick(), dtype, (*wide, num_in, num_out))
+    depth = num_in * math.prod(wide)
+    limit = 1 if x.near or y.near else _EXACT_BOUND
+    x, y = w.bounded(x, limit), w.bounded(y, limit)
+    strides = [w.rng.choice((1, 1, 2)) for _ in range(rank)]
+    holes = [w.rng.choice((1, 1, 2)) for _ in range(rank)]
+    pads = [(w.rng.randint(0, 2), w.rng.randint(0, 2)) for _ in range(rank)]
+    dims = []
+    for size, width, stride, hole, (low, high) in zip(
+        space, wide, strides, holes, pads, strict=True
+    ):
+        room = (size - 1) * hole + 1 + low + high - width
+        dims.append(max(room, 0) // stride + 1 if room >= 0 else 0)
+    if 0 in dims:
+        return _slice(w)
+    sizes, steps, gaps = ("x".join(map(str, numbers)) for numbers in (wide, strides, holes))
+    borders = "x".join(f"{low}_{high}" for low, high in pads)
+    names = "01"[:rank]
+    tail = (
+        f"window={{size={sizes} stride={steps} pad={borders} lhs_dilate={gaps}}}, "
+        f"dim_labels=b{names}f_{names}io->b{names}f"
+    )
+    shape = (x.dims[0], *dims, num_out)
+    return w.emit("convolution", (x, y), dtype, shape, tail, bound=x.bound * y.bound * depth)
+
+
 def _gather(w: _Writer) -> Value:
     """Rows, or windows, of any dimension."""
     x = w.array()
@@ -754,6 +805,58 @@ def _sort(w: _Writer) -> Value:
     if text not in w.texts:
         w.texts.append(text)
     return w.emit("sort", (x,), "s32", x.dims, f"dimensions={{{axis}}}, to_apply={name}")
+
+
+def _sort_with(w: _Writer) -> list[Value]:
+    """Keys, and what goes with them."""
+    keys = w.exact()
+    keys = w.fit(keys, "s32", keys.dims or (5,))
+    taken = w.fit(w.pick(), w.rng.choice(("f32", "f64")), keys.dims)
+    axis = w.rng.randrange(len(keys.dims))
+    name = f"less_s32_{taken.dtype}"
+    text = (
+        f"{name} {{\n  {name}.a = s32[] parameter(0)\n  {name}.b = s32[] parameter(1)\n"
+        f"  {name}.c = {taken.dtype}[] parameter(2)\n  {name}.d = {taken.dtype}[] parameter(3)\n"
+        f"  ROOT {name}.r = pred[] compare({name}.a, {name}.b), direction=LT\n}}"
+    )
+    if text not in w.texts:
+        w.texts.append(text)
+    w.used.update((keys.name, taken.name))
+    tail = f", dimensions={{{axis}}}, is_stable=true, to_apply={name}"
+    return w.elements("sort", _names((keys, taken)), (keys, taken), tail)
+
+
+def _select_and_scatter(w: _Writer) -> Value:
+    """What the gradient of a maximum over windows does: each goes where its window's largest is."""
+    x = w.exact()
+    x = w.fit(x, "s32", x.dims or (5,))
+    window = [w.rng.randint(1, min(3, size)) for size in x.dims]
+    strides = [w.rng.choice((1, 2)) for _ in x.dims]
+    dims = tuple(
+        (size - wide) // stride + 1
+        for size, wide, stride in zip(x.dims, window, strides, strict=True)
+    )
+    source = w.fit(w.exact(), "s32", dims)
+    name = "at_least"
+    text = (
+        f"{name} {{\n  {name}.a = s32[] parameter(0)\n  {name}.b = s32[] parameter(1)\n"
+        f"  ROOT {name}.r = pred[] compare({name}.a, {name}.b), direction=GE\n}}"
+    )
+    if text not in w.texts:
+        w.texts.append(text)
+    sizes, steps = ("x".join(map(str, numbers)) for numbers in (window, strides))
+    tail = (
+        f"window={{size={sizes} stride={steps}}}, select={name}, scatter={w.combiner('add', 's32')}"
+    )
+    zero = w.constant("s32", 0)
+    return w.emit("select-and-scatter", (x, source, zero), "s32", x.dims, tail)
+
+
+def _reduce_precision(w: _Writer) -> Value:
+    """To that of `bfloat16`; near values may end up on two sides of a step."""
+    x = w.exact()
+    x = x if x.dtype == "f32" else w.cast(x, "f32")
+    return w.emit("reduce-precision", (x,), "f32", x.dims, "exponent_bits=8, mantissa_bits=7")
 
 
 def _iota(w: _Writer) -> Value:
@@ -889,11 +992,15 @@ _OPERATIONS: Final[dict[str, Callable[[_Writer], Value | list[Value]]]] = {
     "arg-max": _arg_max,
     "reduce-window": _reduce_window,
     "dot": _dot,
+    "convolution": _convolution,
     "gather": _gather,
     "scatter": _scatter,
     "dynamic-slice": _dynamic_slice,
     "dynamic-update-slice": _dynamic_update_slice,
     "sort": _sort,
+    "sort-with": _sort_with,
+    "select-and-scatter": _select_and_scatter,
+    "reduce-precision": _reduce_precision,
     "iota": _iota,
     "constant": _constant,
     "barrier": _barrier,
@@ -909,6 +1016,10 @@ _WEIGHTS: Final = {
     "select": 4,
     "reduce": 5,
     "sort": 1,
+    "sort-with": 1,
+    "select-and-scatter": 1,
+    "reduce-precision": 1,
+    "convolution": 1,
     "complex": 1,
     "barrier": 1,
     "call": 1,

@@ -265,7 +265,20 @@ def test_warning(planned: PlannedModule, tmp_path: Path) -> None:
     [
         (None, "cannot be read"),
         ("{", "is no JSON"),
+        ("[" * 100_000, "is nested too deeply"),
         ("[]", "is no plan of"),
+        ('{"modules": {}}', "is no plan of"),
+        ('{"fuselane-plan": 2}', "is of version 2; this version of Fuselane reads version 1."),
+        ('{"fuselane-plan": 1, "modules": {}, "module": 1}', "there is no 'module', only 'fuse"),
+        (
+            '{"fuselane-plan": 1, "modules": {"m": {"lines": {}, "kernels": [], "line": 1}}}',
+            "another form: there is no 'line', only 'parameters', 'lines', 'kernels'.",
+        ),
+        (
+            '{"fuselane-plan": 1, "modules": {"m": {"lines": {}, "kernels": [{"results": [], '
+            '"edges": [], "edge": []}]}}}',
+            "another form: there is no 'edge', only 'results', 'edges'.",
+        ),
         ('{"fuselane-plan": 1}', "has another form: it lacks 'modules'."),
         ('{"fuselane-plan": 1, "modules": 7}', "has another form: objects, lists and texts are"),
         ('{"fuselane-plan": 1, "modules": {"m": []}}', "another form: objects, lists and texts"),

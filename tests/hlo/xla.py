@@ -75,7 +75,7 @@ def load(data: bytes, options: Mapping[str, Any] = QUICKLY) -> Callable[..., lis
     executable = client.compile_and_load(text, devices, compile_options)
 
     def run(*inputs: Array) -> list[Array]:
-        arguments = [jax.device_put(value, device) for value in inputs]
+        arguments = [jax.device_put(value.copy(), device) for value in inputs]  # may be donated
         results = executable.execute_sharded(arguments)
         return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]
 

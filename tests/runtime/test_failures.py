@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import signal
+import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +22,7 @@ from fuselane import pipeline, replacing
 from fuselane.backends import cpu
 from fuselane.decisions import DecisionLog
 from fuselane.errors import CodegenError, VerificationError
+from fuselane.lanes import form as lanes_form
 from fuselane.runtime import cache, hook
 
 
@@ -135,3 +141,99 @@ def test_hook_describes_where_it_failed() -> None:
     except ValueError as error:
         assert hook.describe(error).startswith("ValueError: first line (fail:")
     assert hook.describe(KeyError()) == "KeyError"
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise ValueError("injected")
+
+
+def line_of(function: Callable[..., Any]) -> int:
+    """Returns the line of a function that is marked with `# here`."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(at for at, line in enumerate(lines) if "# here" in line)
+
+
+@pytest.mark.parametrize("compile_it", [fuselane.jit, jax.jit])
+def test_warnings_point_at_the_call(
+    compile_it: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA's thread, on which the failure is, has no line of the user's."""
+
+    def call() -> jax.Array:
+        return compiled(argument())  # here
+
+    monkeypatch.setattr(replacing, "form", fail)
+    compiled = compile_it(program)
+    with pytest.warns(fuselane.FuselaneWarning) as caught, fuselane.enabled():
+        call()
+    (warning,) = caught
+    assert (warning.filename, warning.lineno) == (__file__, line_of(call))
+
+
+def test_warnings_of_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While two threads compile, nobody knows whose line it is; there is a warning all the same."""
+    both = threading.Barrier(2, timeout=60)
+
+    def fail_together(*_: Any, **__: Any) -> Any:
+        both.wait()
+        raise ValueError(f"injected on {threading.get_ident()}")
+
+    monkeypatch.setattr(replacing, "form", fail_together)
+    with pytest.warns(fuselane.FuselaneWarning) as caught, fuselane.enabled():
+        threads = [
+            threading.Thread(target=lambda n=n: jax.jit(program)(argument()[n:])) for n in (1, 2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {warning.filename for warning in caught} == {replacing.__file__}
+
+
+def decided(module: str) -> list[bool]:
+    """Returns for each decision on a loop of a module whether it became a kernel."""
+    return [loop.fused for loop in fuselane.decisions().loops if loop.module == module]
+
+
+def test_ctrl_c_in_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the main thread, from which XLA's compilers for GPUs call: it ends the compilation, as
+    what it is, and the next one is none the worse."""
+
+    def stopped(x: jax.Array) -> jax.Array:
+        return program(x)
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    compiled = fuselane.jit(stopped)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(replacing, "form", interrupt)
+        compiled(argument())
+    np.testing.assert_array_equal(compiled(argument()), jax.jit(program)(argument()))
+    assert decided("jit_stopped") == [True]
+
+
+def test_ctrl_c_while_the_hook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C waits for the compilation, as it does without Fuselane, and is not lost; the hook on
+    its thread of XLA's does not notice."""
+    ended: list[threading.Thread] = []
+    real_form = lanes_form.form
+
+    def waited(x: jax.Array) -> jax.Array:
+        return program(x)
+
+    def press(*arguments: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)  # a main thread that did not wait would be gone
+        result = real_form(*arguments, **named)
+        ended.append(threading.current_thread())
+        return result
+
+    compiled = fuselane.jit(waited)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(replacing, "form", press)
+        compiled(argument())
+    assert ended
+    assert threading.main_thread() not in ended
+    np.testing.assert_array_equal(compiled(argument()), jax.jit(program)(argument()))
+    assert decided("jit_waited") == [True]

@@ -20,6 +20,7 @@ import pytest
 
 import fuselane
 from fuselane import api, cli
+from fuselane.cli.tune import _duration
 from fuselane.device import host_device
 from fuselane.errors import InputError, OptionError
 from fuselane.tuner import tune_input
@@ -33,6 +34,7 @@ from fuselane.tuning.store import Store
 from fuselane.tuning.tuned import device_key, load_tuned, module_name, versions
 from tests.gpu_extra import needs_gpu_extra
 from tests.hlo.xla import lowered
+from tests.test_docs import ROOT
 
 X = np.linspace(-2, 2, 4096, dtype=np.float32)
 
@@ -252,6 +254,11 @@ def test_only_known_names_are_read(own_cache: Path, monkeypatch: pytest.MonkeyPa
     assert tuned.find(data, loops=False) is None
 
 
+def test_budgets() -> None:
+    """In seconds, minutes and hours."""
+    assert [_duration(text) for text in ("90", "90s", "1.5m", "2h")] == [90, 90, 90, 7200]
+
+
 def test_wrong_settings() -> None:
     """One sentence each."""
     for settings, sentence in (
@@ -369,7 +376,8 @@ def test_a_function_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["none.py", "--search", "luck"], "There is no search 'luck', only"),
         (["none.py", "--from", "all"], "There is no fusion pass 'all'"),
         (["none.py", "--target", "abacus"], "There is no target 'abacus'"),
-        (["none.py", "--budget", "long"], "'long' is not a number"),
+        (["none.py", "--budget", "long"], "'long' is no time such as 90s, 5m or 1h"),
+        ([str(ROOT / "README.md")], "so name a script (.py) that does, not"),
         ([], "the following arguments are required: input"),
     ],
 )

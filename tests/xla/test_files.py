@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,13 @@ from jax import export
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
 from fuselane.comparing import compare_strategies
-from fuselane.errors import CaptureError, FuselaneError
+from fuselane.errors import CaptureError, FuselaneError, InputError
 from fuselane.xla import compilation
 from fuselane.xla.capture import bytecode, capture, lower
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.dump import read_dump
 from fuselane.xla.files import capture_path
-from fuselane.xla.toolchain import find_toolchain
+from fuselane.xla.toolchain import Toolchain, find_toolchain
 
 MAX_S = 120.0
 
@@ -99,6 +100,39 @@ def test_hlo_after_optimizations_is_read_as_it_is(dump: Path, end: str) -> None:
     (stage,) = module.stages
     assert stage.data == module.final
     assert any(i.opcode == "fusion" for c in module.module().computations for i in c.instructions)
+
+
+@pytest.mark.parametrize("end", ["cpu_after_optimizations.hlo.pb", "cpu_after_optimizations.txt"])
+def test_optimized_for_cpus_is_nothing_for_a_gpu(
+    dump: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "find_toolchain", Toolchain)  # no compiler has to be there
+    with pytest.raises(InputError, match=r"has optimized this module for CPUs.* for h100\."):
+        capture_path(find(dump, end), "h100", max_s=MAX_S)
+
+
+MARKS: Final = {
+    "attribute": ('frontend_attributes={fingerprint_before_lhs="1"}', "kLoop", ""),
+    "metadata": ("", "kLoop", ', metadata={scheduling_name="f"}'),
+    "kind": ("", "kInput", ""),
+    "none": ("", "kLoop", ""),
+}
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_optimized_for_a_gpu(mark: str, tmp_path: Path) -> None:
+    """Told by what XLA's GPU compiler leaves on modules; the target has to be one then."""
+    attribute, kind, metadata = MARKS[mark]
+    path = tmp_path / "module.hlo"
+    path.write_text(
+        f"HloModule {', '.join(filter(None, ('m', 'is_scheduled=true', attribute)))}\n"
+        "sin { a = f32[8] parameter(0)  ROOT s = f32[8] sine(a) }\n"
+        "ENTRY main {\n  x = f32[8] parameter(0)\n"
+        f"  ROOT f = f32[8] fusion(x), kind={kind}, calls=sin{metadata}\n}}"
+    )
+    is_for_gpu = mark != "none"
+    with nullcontext() if not is_for_gpu else pytest.raises(InputError, match="name the GPU"):
+        capture_path(path, max_s=MAX_S)
 
 
 @pytest.mark.parametrize("form", ["text", "bytecode", "artifact"])

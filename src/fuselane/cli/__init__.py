@@ -13,7 +13,7 @@ from typing import NoReturn, final
 
 import fuselane
 from fuselane.cli import cartpole, explain, fuse, fuzz, run, small, tune
-from fuselane.cli.common import BAD_INPUT, INTERRUPTED, OK, WRONG, complain
+from fuselane.cli.common import BAD_INPUT, INTERRUPTED, OK, WRONG, complain, show_warnings
 from fuselane.errors import FuselaneError
 
 __all__ = ["BAD_INPUT", "INTERRUPTED", "OK", "WRONG", "main"]
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.arguments = for_script
     if arguments[:1] != ["run"] and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # of signs that a terminal does not know
+    show_warnings()
     try:
         exit_code: int = options.run(options)
     except FuselaneError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +13,19 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+import fuselane
 from fuselane.errors import InputError
 
 OK: Final = 0
 WRONG: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
+
+_OWN: Final = str(Path(fuselane.__file__).parent)
+_COMMAND: Final = sys.argv[0]
+"""The file that the console's `fuselane` is."""
+
+_format_usually: Final = warnings.formatwarning
 
 _WIDE: Final = 1000
 """Columns in which any table fits."""
@@ -85,6 +93,24 @@ def progress(line: str) -> None:
 def complain(sentence: str) -> None:
     """Prints what is wrong with the input."""
     say(f"fuselane: {sentence}")
+
+
+def show_warnings() -> None:
+    """Has warnings of ours that point at no line of the user's printed as a sentence."""
+    warnings.formatwarning = _format_warning
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    is_own = filename.startswith(_OWN) or filename == _COMMAND
+    if issubclass(category, fuselane.FuselaneWarning) and is_own:
+        return f"fuselane: {message}\n"
+    return _format_usually(message, category, filename, lineno, line)
 
 
 def stay_on_the_cpu() -> None:

@@ -16,7 +16,7 @@ from fuselane.tuning.searches import SEARCHES
 from fuselane.tuning.settings import TuneSettings
 from fuselane.xla.targets import CPU, find_target
 
-_SCALES: Final = {"s": 1.0, "m": 60.0}
+_SCALES: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +120,9 @@ class _ProgressLine:
 
 
 def _duration(text: str) -> float:
-    """Returns the seconds of `90`, `90s` or `1.5m`."""
+    """Returns the seconds of `90`, `90s`, `1.5m` or `2h`."""
     scale = _SCALES.get(text[-1:])
-    return seconds(text) if scale is None else scale * seconds(text[:-1])
+    try:
+        return seconds(text) if scale is None else scale * seconds(text[:-1])
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 5m or 1h") from None

@@ -25,6 +25,7 @@ from fuselane.explain.emitters import (
 )
 from fuselane.explain.random_numbers import makes_random_numbers
 from fuselane.explain.units import format_bytes, plural
+from fuselane.fusion.rules import describe
 from fuselane.hlo.instruction import HloInstruction
 
 Rules = Callable[[Edge], BoundaryDecision | None]
@@ -172,7 +173,7 @@ def _decide_side(side: HloInstruction, edge: Edge) -> BoundaryDecision | None:
         reason = BoundaryReason.LOOP_CONTROL if "loop" in what else BoundaryReason.CONDITIONAL
         return _decide(reason, f"XLA compiles {name} into one function: {what}.", edge)
     if opcode in COLLECTIVE_OPCODES:
-        detail = f"{name}, a {opcode}, waits for other devices."
+        detail = f"{describe(side)}, waits for other devices."
         return _decide(BoundaryReason.COLLECTIVE, detail, edge)
     if opcode in _SIDE_EFFECTS:
         return _decide(BoundaryReason.SIDE_EFFECT, f"{name} is an {opcode}.", edge)

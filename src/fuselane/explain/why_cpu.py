@@ -17,6 +17,7 @@ from fuselane.explain.emitters import get_wrapped
 from fuselane.explain.same_values import SameValues
 from fuselane.explain.units import plural
 from fuselane.explain.why_in_place import explain_in_place
+from fuselane.explain.why_several import for_several_results
 from fuselane.fusion.cpu_rules import CpuRules
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.growing import GrowingFusion
@@ -60,6 +61,8 @@ class CpuRefusals:
 
     def why(self, edge: Edge) -> BoundaryDecision | None:
         """Returns why XLA did not fuse a kernel into another, or None if no rule speaks up."""
+        if edge.producer.shape.is_tuple:
+            return for_several_results(edge.producer)
         producer, consumer = (self._by_name[i.name] for i in (edge.producer, edge.consumer))
         producer = self._roots.get(producer, producer)
         consumer = self._consumers.get(consumer, consumer)

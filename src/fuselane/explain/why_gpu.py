@@ -17,6 +17,7 @@ from fuselane.explain.emitters import get_wrapped
 from fuselane.explain.same_values import SameValues
 from fuselane.explain.units import plural
 from fuselane.explain.why_in_place import explain_in_place
+from fuselane.explain.why_several import for_several_results
 from fuselane.fusion.opcodes import is_fusible
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -86,7 +87,7 @@ class GpuRefusals:
     def why(self, edge: Edge) -> BoundaryDecision | None:
         """Returns why XLA did not fuse a kernel into another, or None if nothing tells."""
         if edge.producer.shape.is_tuple:
-            return _for_several_results(edge.producer)
+            return for_several_results(edge.producer)
         decision = self._ask(self._former[edge.producer.name], edge)
         if decision is None:
             # What XLA left alone it wrapped into a fusion last, after it had decided about it.
@@ -140,17 +141,6 @@ def _from_refusal(refusal: XlaRefusal, edge: Edge) -> BoundaryDecision:
         reason = BoundaryReason.CONCATENATE_USERS
     detail = f"XLA kept `{edge.producer.name}` apart from what reads it: {refusal.reason}."
     return BoundaryDecision(reason=reason, detail=detail, xla=refusal.reason)
-
-
-def _for_several_results(producer: HloInstruction) -> BoundaryDecision:
-    """Answers for a kernel of several results, which XLA makes last."""
-    count = len(producer.shape.tuple_shapes)
-    detail = (
-        f"`{producer.name}` makes {plural(count, 'result')} at once; XLA fuses such a kernel into"
-        " nothing else."
-    )
-    numbers = {"results": float(count)}
-    return BoundaryDecision(reason=BoundaryReason.MULTI_OUTPUT, detail=detail, numbers=numbers)
 
 
 def _for_other_user(

@@ -29,6 +29,7 @@ from fuselane.fusion.rules import (
     check_fusible,
     check_producer_is_no_fusion,
     check_root,
+    describe,
     reason_of,
 )
 from fuselane.hlo.instruction import HloInstruction
@@ -203,7 +204,7 @@ def _check_loop_fusible_producer(edge: Edge) -> FusionDecision | None:
         return None
     return refuse(
         reason_of(edge.producer),
-        f"XLA:CPU has no loop form of `{edge.producer.name}`, a {edge.producer.opcode}.",
+        f"XLA:CPU has no loop form of {describe(edge.producer)}.",
         xla="Producer is not loop-fusible",
     )
 
@@ -246,7 +247,7 @@ def _answer_loop_fusible_consumer(edge: Edge) -> FusionDecision:
         return allow(f"`{edge.producer.name}` is computed where `{consumer.name}` needs it.")
     return refuse(
         reason_of(consumer),
-        f"XLA:CPU has no loop form of `{consumer.name}`, a {consumer.opcode}.",
+        f"XLA:CPU has no loop form of {describe(consumer)}.",
         xla="not found a fusible case",
     )
 

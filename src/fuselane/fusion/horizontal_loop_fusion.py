@@ -22,7 +22,7 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
 from fuselane.fusion.horizontal import check_feeder, feeders
 from fuselane.fusion.opcodes import is_elementwise, leaf_shapes
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import describe, reason_of
 from fuselane.fusion.traversal import xla_post_order
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -238,7 +238,7 @@ def _check_loop(kernel: HloInstruction) -> FusionDecision | None:
     is_simple = kernel.opcode != "fusion" and is_elementwise(kernel)
     leaves = leaf_shapes(kernel.shape)
     if not is_loop and not is_simple:
-        detail = f"`{kernel.name}`, a {kernel.opcode}, is no loop of its own."
+        detail = f"{describe(kernel)}, is no loop of its own."
         return refuse(reason_of(kernel), detail)
     if len({leaf.element_type for leaf in leaves}) > 1:
         detail = f"The results of `{kernel.name}` have different types."

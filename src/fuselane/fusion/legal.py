@@ -20,7 +20,7 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refu
 from fuselane.fusion.dissolve import inline, is_dissolvable
 from fuselane.fusion.fuse import LOOP, OUTPUT
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import describe, reason_of
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -106,7 +106,7 @@ def check_fusion(fusion: HloInstruction) -> FusionDecision | None:
             return _refuse(member, "holds a tuple")
         if member.opcode in _IN_LOOPS or _is_end(member, body):
             continue
-        return _refuse(member, f"holds `{member.name}`, a {member.opcode}")
+        return _refuse(member, f"holds {describe(member)},")
     if body.root.opcode == "tuple":
         dimensions = [root.shape.dimensions for root in body.root.operands]
         if len(set(dimensions)) > 1:

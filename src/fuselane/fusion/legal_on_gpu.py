@@ -18,7 +18,7 @@ from fuselane.fusion.gpu.region import Region
 from fuselane.fusion.gpu.shapes import reduction_form, tiled_transpose
 from fuselane.fusion.legal import Illegal, take_apart_illegal
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import describe, reason_of
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
@@ -68,8 +68,8 @@ def _check_members(fusion: HloInstruction) -> FusionDecision | None:
         if member.is_root and member.opcode in ("scatter", "tuple"):
             continue
         return refuse(
-            BoundaryReason.TUPLE if member.opcode == "tuple" else reason_of(member),
-            f"XLA:GPU has no kernel that holds `{member.name}`, a {member.opcode}, with others.",
+            reason_of(member),
+            f"XLA:GPU has no kernel that holds {describe(member)}, with others.",
         )
     return None
 

@@ -31,7 +31,7 @@ from fuselane.fusion.gpu.outputs import check_loop_shapes, check_slices, check_u
 from fuselane.fusion.gpu.rules import GpuRules
 from fuselane.fusion.in_place import in_place_operands
 from fuselane.fusion.opcodes import is_effective_scalar, is_elementwise, is_fusible
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import describe, reason_of
 from fuselane.fusion.traversal import Reachability, sequential_computations, xla_post_order
 from fuselane.gpu import GPUS, GpuDescription
 from fuselane.hlo.computation import HloComputation
@@ -317,7 +317,7 @@ def _check_root(candidate: Candidate) -> FusionDecision | None:
         return None
     return refuse(
         reason_of(instruction),
-        f"`{candidate.name}`, a {instruction.opcode}, cannot be one of several results.",
+        f"{describe(instruction)}, cannot be one of several results.",
         xla="not eligible as a multi-output fusion root",
     )
 
@@ -340,7 +340,7 @@ def _check_producer(of: Candidate) -> FusionDecision | None:
     if not of.is_loop_producer(or_unnested=True):
         return refuse(
             reason_of(of.instruction),
-            f"No loop can compute `{of.name}`, a {of.instruction.opcode}, on the way.",
+            f"No loop can compute {describe(of.instruction)}, on the way.",
             xla="producer is not loop-fusible",
         )
     if of.is_transposing:

@@ -38,6 +38,8 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
 VERSION: Final = 1
+_VERSION: Final = "fuselane-plan"
+"""The field that holds it."""
 ARROW: Final = " -> "
 _NUMBER: Final = " #"
 """Before the number of a module whose name others have, too."""
@@ -162,7 +164,7 @@ def write_plan(path: Path, modules: Sequence[PlannedModule]) -> None:
                 for kernel in module.kernels
             ],
         }
-    content = {"fuselane-plan": VERSION, "modules": written}
+    content = {_VERSION: VERSION, "modules": written}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -176,11 +178,19 @@ def read_plan(path: Path) -> tuple[PlannedModule, ...]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"The plan {str(path)!r} cannot be read: {error.strerror}.") from None
+    except RecursionError:
+        raise OptionError(f"The plan {str(path)!r} is nested too deeply.") from None
     except ValueError as error:
         raise OptionError(f"The plan {str(path)!r} is no JSON: {error}.") from None
-    if not isinstance(content, dict) or content.get("fuselane-plan") != VERSION:
+    if not isinstance(content, dict) or _VERSION not in content:
         raise OptionError(f"{str(path)!r} is no plan of `fuselane fuse --save`.")
+    if content[_VERSION] != VERSION:
+        raise OptionError(
+            f"The plan {str(path)!r} is of version {content[_VERSION]!r}; this version of Fuselane"
+            f" reads version {VERSION}."
+        )
     try:
+        _expect_fields(content, _VERSION, "modules")
         return tuple(_read_module(*item) for item in _read(content["modules"], dict).items())
     except KeyError as error:
         what = f"it lacks {error}"
@@ -191,6 +201,7 @@ def read_plan(path: Path) -> tuple[PlannedModule, ...]:
 
 def _read_module(key: str, content: Any) -> PlannedModule:
     module = _read(content, dict)
+    _expect_fields(module, "parameters", "lines", "kernels")
     lines = _read(module["lines"], dict)
     kernels = _read(module["kernels"], list)
     return PlannedModule(
@@ -203,6 +214,7 @@ def _read_module(key: str, content: Any) -> PlannedModule:
 
 def _read_planned(content: Any) -> PlannedKernel:
     kernel = _read(content, dict)
+    _expect_fields(kernel, "results", "edges")
     return PlannedKernel(
         tuple(map(_read_landmark, _read(kernel["results"], list))),
         tuple(map(_read_edge, _read(kernel["edges"], list))),
@@ -221,6 +233,13 @@ def _read_landmark(content: Any) -> Landmark:
     if landmark is None:
         raise ValueError(f"{content!r} is not of the form `file.py:12 add #0`")
     return landmark
+
+
+def _expect_fields(content: Mapping[str, Any], *known: str) -> None:
+    """Raises ValueError for a field that is none of a plan's, such as one with a typing error."""
+    for name in content:
+        if name not in known:
+            raise ValueError(f"there is no {name!r}, only {', '.join(map(repr, known))}")
 
 
 def _read(content: Any, kind: type[_Part]) -> _Part:

@@ -27,7 +27,7 @@ from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.dissolve import share
 from fuselane.fusion.elementwise_kernels import index_space, is_elementwise_kernel, large_arrays
 from fuselane.fusion.in_place import in_place_operands
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import describe, reason_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -139,7 +139,7 @@ class _Walk:
 
     def _check_user(self, producer: HloInstruction, user: HloInstruction) -> FusionDecision | None:
         if not is_elementwise_kernel(user):
-            detail = f"`{user.name}`, a {user.opcode}, is no elementwise kernel."
+            detail = f"{describe(user)}, is no elementwise kernel."
             return refuse(reason_of(user), detail)
         if index_space(user) != index_space(producer):
             detail = f"`{producer.name}` and `{user.name}` go through different index spaces."

@@ -50,7 +50,7 @@ def check_fusible(edge: Edge) -> FusionDecision | None:
     """Refuses opcodes that no fusion may hold."""
     for side in (edge.producer, edge.consumer):
         if not is_fusible(side):
-            detail = f"`{side.name}` is a {side.opcode}, which no fusion can hold."
+            detail = f"No fusion can hold {describe(side)}."
             return refuse(reason_of(side), detail)
     if edge.producer.control_successors or edge.producer.control_predecessors:
         detail = f"`{edge.producer.name}` must run before or after others."
@@ -140,8 +140,40 @@ def is_always_duplicable(producer: HloInstruction) -> bool:
     return producer.operands[0].shape.element_type.bits < producer.shape.element_type.bits
 
 
+def describe(side: HloInstruction) -> str:
+    """Returns name and opcode of an instruction, as sentences have them; of what takes an element
+    out of a tuple, which is that, and who makes it."""
+    if side.opcode != "get-tuple-element":
+        return f"`{side.name}`, {_with_article(side.opcode)}"
+    maker, path = _maker_of(side)
+    place = ".".join(map(str, path))
+    part = "element" if maker.opcode in ("parameter", "tuple") else "result"
+    return f"`{side.name}`, {part} {place} of the {maker.opcode} `{maker.name}`"
+
+
+def _with_article(opcode: str) -> str:
+    return f"{'an' if opcode[0] in 'aeio' else 'a'} {opcode}"
+
+
+def _maker_of(element: HloInstruction) -> tuple[HloInstruction, list[int]]:
+    """Returns what makes the tuple that an element is taken out of, and where in it that is."""
+    path: list[int] = []
+    while element.opcode == "get-tuple-element":
+        path.insert(0, element.tuple_index)
+        element = element.operands[0]
+    return element, path
+
+
 def reason_of(side: HloInstruction) -> BoundaryReason:
-    """Returns why an instruction that cannot be fused is a boundary."""
+    """Returns why an instruction that cannot be fused is a boundary; an element of a tuple is one
+    for the sake of who makes it."""
+    if side.opcode == "get-tuple-element":
+        maker, _ = _maker_of(side)
+        if maker.opcode == "parameter":
+            return BoundaryReason.TUPLE
+        of_maker = reason_of(maker)
+        is_plain = of_maker is BoundaryReason.NOT_FUSIBLE
+        return BoundaryReason.MULTI_OUTPUT if is_plain else of_maker
     if side.opcode == "fusion":
         is_custom = side.fusion_kind == "kCustom"
         return BoundaryReason.LIBRARY_CALL if is_custom else BoundaryReason.NOT_FUSIBLE
@@ -164,5 +196,4 @@ _REASON_OF_OPCODE: Final = {
     "rng-bit-generator": BoundaryReason.RANDOM_NUMBERS,
     "rng-get-and-update-state": BoundaryReason.RANDOM_NUMBERS,
     "tuple": BoundaryReason.TUPLE,
-    "get-tuple-element": BoundaryReason.TUPLE,
 }

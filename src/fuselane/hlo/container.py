@@ -30,3 +30,19 @@ def is_optimized(data: bytes) -> bool:
     module = HloModuleProto.FromString(data)
     instructions = (i for computation in module.computations for i in computation.instructions)
     return bool(module.schedule.sequences) or any(i.opcode == "fusion" for i in instructions)
+
+
+_GPU_MARK: Final = "fingerprint_before_lhs"
+"""An attribute that XLA:GPU's scheduling leaves on modules."""
+
+
+def is_scheduled_for_gpu(data: bytes) -> bool | None:
+    """Whether a serialized HloModuleProto was scheduled by XLA's GPU compiler, or else by that for
+    CPUs; None if it is not scheduled."""
+    module = HloModuleProto.FromString(data)
+    if not module.schedule.sequences:
+        return None
+    if _GPU_MARK in {entry.key for entry in module.frontend_attributes.map}:
+        return True
+    instructions = (i for computation in module.computations for i in computation.instructions)
+    return any(i.metadata.scheduling_name or i.fusion_kind == "kInput" for i in instructions)

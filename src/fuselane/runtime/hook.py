@@ -3,6 +3,11 @@
 XLA calls a registered transformation once or more per compilation, on a thread of its own that
 Python has not seen before, after its own fusion passes and before scheduling. The transformation
 registered here never raises and, when it fails, leaves the module as it was.
+
+Ctrl-C is the exception. Python takes it on the main thread only, which waits in XLA's CPU compiler
+until that is done, and raises KeyboardInterrupt behind it. Where a compiler calls from the main
+thread, Ctrl-C comes in the middle of the transformation: it ends the compilation, and JAX is told
+that the error XLA makes of it was one.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import jaxlib
-from jax._src import xla_bridge
+from jax._src import compiler, xla_bridge
 
 from fuselane.codegen.llvm import needed_cuda
 from fuselane.gpu import GPUS, GpuDescription, describe_gpu
@@ -33,6 +38,9 @@ Transformation = Callable[[bytes], bytes | None]
 GpuTransformation = Callable[[GpuDescription, bytes], bytes | None]
 
 _OLDEST: Final = "{}.{}".format(*min(gpu.compute_capability for gpu in GPUS.values()))
+
+_INTERRUPTED: Final = "Ctrl-C came while Fuselane looked at a module."
+"""What says KeyboardInterrupt in the hook; XLA's error repeats it."""
 
 _CUDA: Final = "cuda"
 _GPU_PLATFORMS: Final = frozenset({_CUDA, "gpu"})
@@ -88,6 +96,12 @@ def _register() -> None:
         xla = importlib.import_module("jax.extend.xla")
         stage = xla.PipelineStage.PRE_SCHEDULER
         xla.register_hlo_module_transformation(_call, name=NAME, stage=stage, platforms="cpu")
+    compiler.register_xla_runtime_error_handler(_as_interrupt)
+
+
+def _as_interrupt(error: Exception) -> Any:
+    """Returns KeyboardInterrupt for what XLA made of one in the hook, None for other errors."""
+    return KeyboardInterrupt() if _INTERRUPTED in str(error) else None
 
 
 def install_on_gpus(transformation: GpuTransformation, after: GpuTransformation) -> None:
@@ -201,11 +215,15 @@ def _call(module: bytes) -> bytes | None:
 
 
 def guard(transformation: Transformation, module: bytes) -> bytes | None:
-    """Runs a transformation; where it fails, that is a warning, and the module stays as it is."""
+    """Runs a transformation; where it fails, that is a warning, and the module stays as it is.
+
+    Raises:
+        KeyboardInterrupt: if Ctrl-C comes meanwhile.
+    """
     try:
         return transformation(module)
     except KeyboardInterrupt:
-        raise
+        raise KeyboardInterrupt(_INTERRUPTED) from None
     except BaseException as error:
         warn_once(f"Fuselane failed and left a program to XLA: {describe(error)}")
         return None

@@ -55,11 +55,12 @@ class Tuning:
             end = "interrupted, and goes on from here when run again"
         else:
             end = "the budget is used up"
+        asked = "1 candidate" if self.num_asked == 1 else f"{self.num_asked} candidates"
         lines = [
             f"{self.name}  {self.best_us:,.4g} us {kind}, {self.gain:.3f} times as fast as XLA's"
             f" own fusions at {self.xla_us:,.4g} us",
             f"  best       {self.best}",
-            f"  looked at  {self.num_asked} candidates, {self.num_measured} different; {end}",
+            f"  looked at  {asked}, {self.num_measured} different; {end}",
         ]
         lines += [f"  refused    {count}: {reason}" for reason, count in self.refusals.items()]
         if self.best.compiler_options:

@@ -17,6 +17,7 @@ from typing import Any, Final, final
 
 from fuselane import config
 from fuselane.errors import CaptureError
+from fuselane.hlo.container import is_scheduled_for_gpu
 from fuselane.hlo.proto import HloModuleProto
 from fuselane.xla.captured import CapturedModule, CapturedStage
 from fuselane.xla.child import last_words, run_child
@@ -26,6 +27,12 @@ from fuselane.xla.toolchain import Toolchain, find_toolchain
 
 _CHILD: Final = "fuselane.xla.compiler"
 _OPTIMIZED: Final = "XLA had optimized this module before, so its passes are not shown."
+_OTHER_TARGET: Final = {
+    True: "XLA's GPU compiler has optimized this module; name the GPU as its target, such as h100.",
+    False: "XLA has optimized this module for CPUs, which cannot be undone for {}. Name the program"
+    " itself or the module as it was before any pass of XLA's, or leave out the target.",
+}
+"""By whether a GPU's compiler has optimized a module."""
 _ERROR_CHARS: Final = 400
 
 
@@ -130,7 +137,12 @@ def as_it_is(data: bytes, target: Target) -> CapturedModule:
     Args:
         data: A serialized HloModuleProto.
         target: What it was optimized for.
+    Raises:
+        CaptureError: if it was optimized for a CPU and the target is a GPU, or the other way round.
     """
+    is_for_gpu = is_scheduled_for_gpu(data)
+    if is_for_gpu is not None and is_for_gpu is not (target.gpu is not None):
+        raise CaptureError(_OTHER_TARGET[is_for_gpu].format(target.name))
     return CapturedModule(
         name=HloModuleProto.FromString(data).name,
         target=target.name,

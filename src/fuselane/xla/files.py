@@ -45,8 +45,8 @@ def capture_path(
         target: As for `capture`; None is what a folder was compiled for, or else the CPU.
         max_s: Seconds XLA may take.
     Raises:
-        InputError: for something else, for an unknown target, and for a folder that was compiled
-            for another one.
+        InputError: for something else, for an unknown target, and for what was compiled for another
+            one.
         CaptureError: if XLA refuses the module, fails or takes too long.
     """
     if path.is_dir():
@@ -55,9 +55,9 @@ def capture_path(
     data = _read_file(path)
     source = _text_source(path, data) or _binary_source(path, data)
     if isinstance(source, Source):
-        if source.form == "pb" and is_optimized(source.data):
-            return (as_it_is(source.data, found),)
         try:
+            if source.form == "pb" and is_optimized(source.data):
+                return (as_it_is(source.data, found),)
             return (capture_source(source, found, max_s=max_s),)
         except CaptureError as error:
             raise InputError(f"{str(path)!r}: {error}") from None

@@ -27,6 +27,7 @@ from fuselane.fusion.rules import (
     check_duplication,
     check_producer_is_no_fusion,
     check_root,
+    describe,
     reason_of,
 )
 from fuselane.hlo.instruction import HloInstruction
@@ -205,13 +206,13 @@ def check_forms(producer: Candidate, consumer: Candidate) -> FusionDecision | No
     if not producer.is_loop_producer():
         return refuse(
             reason_of(producer.instruction),
-            f"No loop can compute `{producer.name}`, a {producer.instruction.opcode}, on the way.",
+            f"No loop can compute {describe(producer.instruction)}, on the way.",
             xla="the producer is not loop-fusible",
         )
     if not consumer.is_loop_consumer and not consumer.is_input_fusible:
         return refuse(
             reason_of(consumer.instruction),
-            f"No kernel can end in `{consumer.name}`, a {consumer.instruction.opcode}.",
+            f"No kernel can end in {describe(consumer.instruction)}.",
             xla="the consumer is not input-fusible and not loop-fusible",
         )
     if producer.is_multi_output:

@@ -24,7 +24,7 @@ from fuselane.fusion.opcodes import (
     leaf_shapes,
     opcodes,
 )
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import describe, reason_of
 from fuselane.hlo.instruction import HloInstruction
 
 _FUSIBLE: Final = ELEMENTWISE | opcodes(
@@ -289,7 +289,7 @@ def check_pair(producer: HloInstruction, consumer: HloInstruction) -> FusionDeci
 
 
 def _refuse_form(side: HloInstruction, role: str) -> FusionDecision:
-    detail = f"XLA:GPU has no fused form of `{side.name}`, a {side.opcode}."
+    detail = f"XLA:GPU has no fused form of {describe(side)}."
     return refuse(reason_of(side), detail, xla=f"the {role} is not fusible")
 
 

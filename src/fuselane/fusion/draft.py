@@ -301,7 +301,9 @@ def _build(
             for member, codes in template.members:
                 copies.append(member.copy_with([copies[c] if c >= 0 else read[~c] for c in codes]))
             made.extend(copies)
-            value = known[template, read] = copies[-1]
+            value = copies[-1]
+            if shared:
+                known[template, read] = value
         return value
 
     frames = [_Frame(recipe, arguments, 0, None)]
@@ -327,7 +329,9 @@ def _build(
         read = tuple([values[n] for n in range(template.num_inputs)])
         if not frames:
             break
-        frames[-1].values[frame.number] = known[frame.key] = make(template, read)
+        value = frames[-1].values[frame.number] = make(template, read)
+        if shared:
+            known[frame.key] = value
     for member in own:
         member.users = []
     for member, (_, codes) in zip(own, template.members, strict=True):

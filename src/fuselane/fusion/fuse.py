@@ -81,7 +81,7 @@ class Fuser:
         self, instruction: HloInstruction, body: HloComputation, kind: str
     ) -> HloInstruction:
         """Makes a fusion of that body take the place of an instruction, and returns it."""
-        self.module.add(body)
+        self.module.add_alone(body)
         fusion = HloInstruction.create(
             "fusion",
             instruction.shape,

@@ -24,6 +24,7 @@ from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.classic import ClassicRules, kind_of
 from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.early_model import compute_times
+from fuselane.fusion.gpu.kernel import places_in
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.growing import HEAVY, RECOMPUTED_INDICES, GrowingFusion
 from fuselane.fusion.in_place import members
@@ -112,9 +113,10 @@ class _Walk:
         for user in users:
             fusion = self._fuse(producer, user)
             self.log.note(self.options.name, producer, user, decision, fusion)
-            for changed in (user, fusion):
-                self.candidates.pop(changed, None)
-                self.growing.pop(changed, None)
+            self.candidates.pop(fusion, None)
+            self.growing.pop(fusion, None)
+            if fusion is user:
+                continue
             for reader in fusion.users:  # what is known of them names `user` as an operand
                 self.growing.pop(reader, None)
                 self.model.forget_operands(reader)
@@ -124,14 +126,14 @@ class _Walk:
         kind = kind_of(self._candidate(user))
         if not self.options.priced:
             return self.fuser.fuse(producer, user, kind)[0]
-        opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
-        costs = self.model.cost(producer), self.model.cost(user)
-        cost, places = fuse_cost(producer, user, *costs)
+        model = self.model
+        of, into = model.kernel(producer), model.kernel(user)
+        opcodes = into.opcodes if of.opcodes <= into.opcodes else into.opcodes | of.opcodes
+        cost, places = fuse_cost(producer, user, model.cost_of(of), model.cost_of(into))
         fusion = self.fuser.merge(producer, user, kind)
         cost.settle([places[operand] for operand in fusion.operands])
-        self.model.forget(user)
-        self.model.forget(fusion)
-        self.model.learn(fusion, cost, opcodes)
+        model.forget(user)
+        model.learn(fusion, cost, opcodes)
         if not cost.is_exact:
             self.grown.add(fusion)
         return fusion
@@ -282,8 +284,9 @@ class _Walk:
         )
 
     def _check_size(self, producer: HloInstruction, user: HloInstruction) -> FusionDecision | None:
-        of, into = self.model.cost(producer), self.model.cost(user)
-        times = into.operands[user.operands.index(producer)].emissions
+        kernel = self.model.kernel(user)
+        of, into = self.model.cost(producer), self.model.cost_of(kernel)
+        times = into.operands[places_in(kernel)[producer]].emissions
         size = into.code_size + times * of.code_size
         if size <= self.options.max_code_size:
             return None

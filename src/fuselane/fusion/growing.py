@@ -17,6 +17,8 @@ RECOMPUTED_INDICES: Final = frozenset(
 )
 """Opcodes whose code cannot be shared between two places that need the same element."""
 
+_NOTHING: Final[frozenset[HloInstruction]] = frozenset()
+
 HEAVY: Final = frozenset({"copy", "reduce", "reduce-window", "transpose"})
 """Opcodes whose number and kind limit what a kernel may hold."""
 
@@ -50,7 +52,7 @@ class GrowingFusion:
         self.fusion = fusion
         self._heavy: list[HloInstruction] | None = None
         self._reused: dict[HloInstruction, bool] | None = None
-        self._indexers: dict[HloInstruction, set[HloInstruction]] = {}
+        self._indexers: dict[HloInstruction, frozenset[HloInstruction]] = {}
         """For members and operands of the fusion: what asks for their elements with new indices."""
         self._emissions: dict[HloInstruction, int] = {}
         """Empty until asked for."""
@@ -60,7 +62,7 @@ class GrowingFusion:
         if self._emissions:
             return
         body = self.fusion.to_apply
-        self._indexers[body.root] = {self.fusion}
+        self._indexers[body.root] = frozenset((self.fusion,))
         self._emissions[self.fusion] = 1
         for member in reversed(body.post_order()):
             if member.opcode != "parameter" and member in self._indexers:
@@ -117,19 +119,20 @@ class GrowingFusion:
                 state = is_reused or reuses_operand(member, index)
                 self._reused[operand] = self._reused.get(operand, False) or state
         if self._emissions:
-            self._indexers[member] = self._indexers.pop(producer, set())
+            self._indexers[member] = self._indexers.pop(producer, _NOTHING)
             self._count(member, read)
 
     def _count(self, member: HloInstruction, read: Iterable[HloInstruction]) -> None:
         """Counts a member's emissions and passes its indices on to what it reads, parameters
         replaced by the fusion's operands."""
         self._emissions[member] = self._times(member)
+        indexers = self._indexers
+        asking, own = indexers[member], frozenset((member,))
         for operand in read:
-            indexers = self._indexers.setdefault(operand, set())
-            if member.opcode == "transpose" or _has_same_sizes(operand, member):
-                indexers |= self._indexers[member]
-            else:
-                indexers.add(member)
+            passes_on = member.opcode == "transpose" or _has_same_sizes(operand, member)
+            known, new = indexers.get(operand, _NOTHING), asking if passes_on else own
+            if known is not new:
+                indexers[operand] = known | new if known else new
 
     def _outside(self, operand: HloInstruction) -> HloInstruction:
         if operand.opcode == "parameter":

@@ -144,6 +144,7 @@ class _Walk:
         was one.
         """
         fusion: HloInstruction | None = None
+        growing = self._growing(consumer)
         waiting = self._waiting(consumer)
         pending = {producer for _, _, producer in waiting}
         refused: dict[HloInstruction, int] = {}
@@ -155,7 +156,7 @@ class _Walk:
             if not is_fusible(producer) or refused.get(producer) == len(producer.users):
                 continue
             index = -place if fusion is None else consumer.operands.index(producer)
-            edge = Edge(producer, consumer, index, self._growing(consumer))
+            edge = Edge(producer, consumer, index, growing)
             decision = self._decide(edge)
             if not decision.can_fuse:
                 self.log.note(self.options.name, producer, consumer, decision)
@@ -170,7 +171,7 @@ class _Walk:
             if fusion is None:  # which may have another object than it had, and fewer operands
                 if grown is not consumer:
                     refused.clear()
-                consumer, waiting = grown, self._waiting(grown)
+                consumer, growing, waiting = grown, self._growing(grown), self._waiting(grown)
                 pending = {producer for _, _, producer in waiting}
             else:
                 for operand in (*later, *read):

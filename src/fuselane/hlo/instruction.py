@@ -269,11 +269,13 @@ class HloInstruction:
         As in XLA, whose passes visit users in this order, the newest user of a former operand takes
         the place of this one among its users.
         """
-        before = dict.fromkeys(self.operands)
+        gone = dict.fromkeys(self.operands)
         for operand in dict.fromkeys(new):
-            if operand not in before:
+            if operand in gone:
+                del gone[operand]
+            else:
                 operand.users.append(self)
-        for old in before.keys() - set(new):
+        for old in gone:
             place, newest = old.users.index(self), old.users.pop()
             if newest is not self:
                 old.users[place] = newest

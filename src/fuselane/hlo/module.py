@@ -127,8 +127,19 @@ class HloModule:
         returns it."""
         for callee in reachable_computations([computation]):
             if callee.module is None:
-                self._adopt_computation(callee)
+                self.add_alone(callee)
         return computation
+
+    def add_alone(self, computation: HloComputation) -> None:
+        """As `add`, for a computation that calls none but those of this module."""
+        computation.module = self
+        computation.id = self._ids.next_computation_id()
+        names = self._computation_names
+        if computation.name in names:
+            computation.name = _numbered(computation.name, names, itertools.count(len(names)))
+        names.add(computation.name)
+        self.adopt(computation.instructions, computation)
+        self.computations.append(computation)
 
     def remove_unused_computations(self) -> int:
         """Removes computations the entry does not call, directly or not; returns how many."""
@@ -154,28 +165,20 @@ class HloModule:
 
         Their names stay where no other instruction has them.
         """
-        self.renumber(instructions, computation)
         names, numbers = self._instruction_names, self._name_numbers
-        for instruction in instructions:
-            if instruction.name in names:
-                instruction.name = _numbered(instruction.name, names, numbers)
-            names.add(instruction.name)
+        ids = self._ids.next_ids(computation, len(instructions))
+        for instruction, new_id in zip(instructions, ids, strict=True):
+            instruction.id = new_id
+            name = instruction.name
+            if name in names:
+                name = instruction.name = _numbered(name, names, numbers)
+            names.add(name)
 
     def renumber(self, instructions: Sequence[HloInstruction], computation: HloComputation) -> None:
         """Gives instructions of this module ids of another computation that they move to."""
         ids = self._ids.next_ids(computation, len(instructions))
         for instruction, new_id in zip(instructions, ids, strict=True):
             instruction.id = new_id
-
-    def _adopt_computation(self, computation: HloComputation) -> None:
-        computation.module = self
-        computation.id = self._ids.next_computation_id()
-        names = self._computation_names
-        if computation.name in names:
-            computation.name = _numbered(computation.name, names, itertools.count(len(names)))
-        names.add(computation.name)
-        self.adopt(computation.instructions, computation)
-        self.computations.append(computation)
 
     @cached_property
     def _ids(self) -> _Ids:

@@ -165,8 +165,7 @@ class _Walk:
                 else:
                     refused[producer] = len(producer.users)
                 continue
-            read = producer.operands.copy()
-            grown = self._fuse(edge)
+            grown, read = self._fuse(edge)
             self.log.note(self.options.name, producer, consumer, decision, grown)
             if fusion is None:  # which may have another object than it had, and fewer operands
                 if grown is not consumer:
@@ -202,19 +201,20 @@ class _Walk:
     def _ask_rules(self, edge: Edge) -> FusionDecision:
         return self.options.rules.should_fuse(edge, may_duplicate=self.options.may_duplicate)
 
-    def _fuse(self, edge: Edge) -> HloInstruction:
+    def _fuse(self, edge: Edge) -> tuple[HloInstruction, list[HloInstruction]]:
+        """Returns the fusion, and what the producer reads."""
         producer, kind = edge.producer, self.options.rules.kind(edge)
-        fusion = edge.consumer
-        if fusion.opcode != "fusion":
+        fusion, growing, read = edge.consumer, edge.growing, producer.operands.copy()
+        if growing is None:
             fusion = self.fuser.wrap(fusion, kind)
-        growing, read = self._growing(fusion), producer.operands.copy()
+            growing = self._growing(fusion)
         fusion, member = self.fuser.take_in(producer, fusion, kind)
         if growing is not None:
             growing.absorb(producer, member, read)
         if not producer.users:
             self.kept.discard(producer)
             self.queue[self.position.pop(producer)] = None
-        return fusion
+        return fusion, read
 
     def _growing(self, consumer: HloInstruction) -> GrowingFusion | None:
         if consumer.opcode != "fusion":

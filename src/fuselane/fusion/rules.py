@@ -52,6 +52,11 @@ def check_fusible(edge: Edge) -> FusionDecision | None:
         if not is_fusible(side):
             detail = f"`{side.name}` is a {side.opcode}, which no fusion can hold."
             return refuse(reason_of(side), detail)
+    return None
+
+
+def check_control_edges(edge: Edge) -> FusionDecision | None:
+    """Refuses a producer that has to run before or after others."""
     if edge.producer.control_successors or edge.producer.control_predecessors:
         detail = f"`{edge.producer.name}` must run before or after others."
         return refuse(BoundaryReason.SIDE_EFFECT, detail)

@@ -292,7 +292,7 @@ class HloInstruction:
                 old.users[place] = newest
         for operand in new:
             operand.users.append(self)
-        self.operands.extend(new)
+        self.operands += new
         self._note_edit()
 
     def replace_all_uses_with(self, new: HloInstruction) -> None:

@@ -99,7 +99,7 @@ class CpuRules:
         is_grown = consumer == "fusion"
         rules = (
             (check_fusible, not ALWAYS_FUSIBLE.issuperset((producer, consumer))),
-            (check_control_edges, True),
+            (_check_control_edges, True),
             (_check_large_constant, producer == "constant"),
             (_accept_output_fusion, producer == "dot"),
             (_check_output_fusible_add, producer == "add"),
@@ -173,6 +173,10 @@ class CpuRules:
             vector_bytes=vector.byte_size,
             limit=self.max_vector_bytes,
         )
+
+
+def _check_control_edges(edge: Edge) -> FusionDecision | None:
+    return check_control_edges(edge.producer)
 
 
 def _check_large_constant(edge: Edge) -> FusionDecision | None:

@@ -30,7 +30,7 @@ from fuselane.fusion.growing import HEAVY, RECOMPUTED_INDICES, GrowingFusion
 from fuselane.fusion.in_place import members
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.fusion.reuse import reuses_operand
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import check_control_edges, reason_of
 from fuselane.fusion.traversal import sequential_computations, xla_post_order
 from fuselane.gpu import GPUS, GpuDescription
 from fuselane.hlo.computation import HloComputation
@@ -158,7 +158,8 @@ class _Walk:
             return refuse(BoundaryReason.NOT_FUSIBLE, detail, xla="not fusing into a bitcast")
         of, into = self._candidate(producer), self._candidate(user)
         return (
-            self.rules.check_pair(of, into)
+            check_control_edges(producer)
+            or self.rules.check_pair(of, into)
             or (self._check_coalescing(of, into) if self.options.priced else None)
             or self.rules.check_budget(of, into)
             or (self._check_size if self.options.priced else self._check_code)(producer, user)

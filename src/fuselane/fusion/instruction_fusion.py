@@ -144,6 +144,7 @@ class _Walk:
         was one.
         """
         fusion: HloInstruction | None = None
+        position, name = self.position, self.options.name
         growing = self._growing(consumer)
         waiting = self._waiting(consumer)
         pending = {producer for _, _, producer in waiting}
@@ -159,14 +160,14 @@ class _Walk:
             edge = Edge(producer, consumer, index, growing)
             decision = self._decide(edge)
             if not decision.can_fuse:
-                self.log.note(self.options.name, producer, consumer, decision)
+                self.log.note(name, producer, consumer, decision)
                 if decision.reason in _MAY_CHANGE:
                     later.append(producer)
                 else:
                     refused[producer] = len(producer.users)
                 continue
             grown, read = self._fuse(edge)
-            self.log.note(self.options.name, producer, consumer, decision, grown)
+            self.log.note(name, producer, consumer, decision, grown)
             if fusion is None:  # which may have another object than it had, and fewer operands
                 if grown is not consumer:
                     refused.clear()
@@ -174,9 +175,9 @@ class _Walk:
                 pending = {producer for _, _, producer in waiting}
             else:
                 for operand in (*later, *read):
-                    if operand in self.position and operand not in pending:
+                    if operand in position and operand not in pending:
                         pending.add(operand)
-                        heappush(waiting, (-self.position[operand], 0, operand))
+                        heappush(waiting, (-position[operand], 0, operand))
             fusion = grown
             later.clear()
         return fusion is not None

@@ -25,6 +25,7 @@ from fuselane.fusion.opcodes import is_effective_scalar, is_expensive_on_gpu
 from fuselane.fusion.rules import (
     Edge,
     check_code_duplication,
+    check_control_edges,
     check_duplication,
     check_producer_is_no_fusion,
     check_root,
@@ -96,7 +97,9 @@ class ClassicRules:
             return refusal
         pair = None if _is_plain(edge) else (self.candidate(producer), self._consumer(edge))
         refusal = (
-            (pair and (check_coalescing(*pair) or self.check_pair(*pair)))
+            (pair and check_coalescing(*pair))
+            or check_control_edges(producer)
+            or (pair and self.check_pair(*pair))
             or check_root(edge)
             or check_duplication(edge, may_duplicate=may_duplicate, is_expensive=self.is_expensive)
             or (pair and self.check_sharing(*pair))
@@ -197,9 +200,7 @@ def _is_plain(edge: Edge) -> bool:
     """Whether a loop can compute both sides, and nothing but size and repeated work speaks against
     it: then neither need be looked into."""
     producer, consumer, _, growing = edge
-    if producer.opcode not in _PLAIN or producer.control_predecessors:
-        return False
-    if producer.control_successors:
+    if producer.opcode not in _PLAIN:
         return False
     if growing is None:
         return consumer.opcode in _PLAIN
@@ -223,9 +224,6 @@ def check_coalescing(producer: Candidate, consumer: Candidate) -> FusionDecision
 
 def check_forms(producer: Candidate, consumer: Candidate) -> FusionDecision | None:
     """Refuses instructions that no loop can compute, and constants but scalars in fusions."""
-    if producer.instruction.control_predecessors or producer.instruction.control_successors:
-        detail = f"`{producer.name}` must run before or after others."
-        return refuse(BoundaryReason.SIDE_EFFECT, detail)
     if not producer.is_loop_producer():
         return refuse(
             reason_of(producer.instruction),

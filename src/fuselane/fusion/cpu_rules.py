@@ -17,14 +17,18 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.in_place import IN_PLACE, check_in_place
 from fuselane.fusion.opcodes import (
+    ALWAYS_FUSIBLE,
+    ELEMENTWISE,
     is_effective_scalar,
     is_elementwise,
     is_expensive_on_cpu,
+    may_be_expensive_on_cpu,
     opcodes,
 )
 from fuselane.fusion.rules import (
     Edge,
     check_code_duplication,
+    check_control_edges,
     check_duplication,
     check_fusible,
     check_producer_is_no_fusion,
@@ -34,7 +38,7 @@ from fuselane.fusion.rules import (
 )
 from fuselane.hlo.instruction import HloInstruction
 
-_LOOP_FUSIBLE: Final = opcodes(
+_LOOP_FUSIBLE: Final = ELEMENTWISE | opcodes(
     "bitcast broadcast concatenate dynamic-slice dynamic-update-slice gather iota pad reduce "
     "reshape reverse slice transpose"
 )
@@ -95,13 +99,14 @@ class CpuRules:
 
         is_grown = consumer == "fusion"
         rules = (
-            (check_fusible, True),
+            (check_fusible, not ALWAYS_FUSIBLE.issuperset((producer, consumer))),
+            (_check_control_edges, True),
             (_check_large_constant, producer == "constant"),
             (_accept_output_fusion, producer == "dot"),
             (_check_output_fusible_add, producer == "add"),
-            (_check_loop_fusible_producer, True),
+            (_check_loop_fusible_producer, producer not in _LOOP_FUSIBLE),
             (self._check_concatenates, "concatenate" in (producer, consumer)),
-            (_check_reuse, True),
+            (_check_reuse, may_be_expensive_on_cpu(producer)),
             (check_root, True),
             (check_work, True),
             (_check_in_place_update, consumer in IN_PLACE),
@@ -171,6 +176,10 @@ class CpuRules:
         )
 
 
+def _check_control_edges(edge: Edge) -> FusionDecision | None:
+    return check_control_edges(edge.producer)
+
+
 def _check_large_constant(edge: Edge) -> FusionDecision | None:
     if edge.producer.opcode != "constant" or is_effective_scalar(edge.producer.shape):
         return None
@@ -190,13 +199,14 @@ def _accept_output_fusion(edge: Edge) -> FusionDecision | None:
 
 def _check_output_fusible_add(edge: Edge) -> FusionDecision | None:
     add = edge.producer
-    if not any(can_be_output_fused(operand, add) for operand in add.operands):
-        return None
-    return refuse(
-        BoundaryReason.LIBRARY_CALL,
-        f"`{add.name}` is to become the end of a product of a matrix and a vector.",
-        xla="bailing: producer is output-fusible",
-    )
+    for operand in add.operands:
+        if operand.opcode == "dot" and can_be_output_fused(operand, add):
+            return refuse(
+                BoundaryReason.LIBRARY_CALL,
+                f"`{add.name}` is to become the end of a product of a matrix and a vector.",
+                xla="bailing: producer is output-fusible",
+            )
+    return None
 
 
 def _check_loop_fusible_producer(edge: Edge) -> FusionDecision | None:

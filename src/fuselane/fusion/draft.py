@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, final
 
 from fuselane.hlo.computation import HloComputation
@@ -69,11 +68,15 @@ def recipe_of_body(body: HloComputation) -> Recipe | None:
     code = {parameter: ~number for number, parameter in enumerate(body.parameters)}
     code.update((member, number) for number, member in enumerate(members))
     coded = [(member, tuple([code[o] for o in member.operands])) for member in members]
-    reached = _reach(coded)
+    reads = [_reads(codes) for _, codes in coded]
+    reached = _reach(coded, reads)
     if reached is None:
         return None
     inputs = range(len(body.parameters))
-    listed = list(chain.from_iterable(map(_listed, coded)))
+    listed: Marks = []
+    for (_, codes), read in zip(coded, reads, strict=True):
+        if read:
+            listed += [2 * ~code for code in codes if code < 0] + read
     return _recipe(Own(coded, len(inputs)), _thin(reached, inputs), _thin(listed, inputs))
 
 
@@ -81,9 +84,11 @@ def _recipe(own: Own, reached: Marks, listed: Marks) -> Recipe:
     return Recipe(own, (), tuple(range(own.num_inputs)), reached, listed)
 
 
-def _reach(members: Sequence[tuple[HloInstruction, tuple[int, ...]]]) -> Marks | None:
-    """Returns the marks of the order in which members are reached from the last; None if not all
-    are."""
+def _reach(
+    members: Sequence[tuple[HloInstruction, tuple[int, ...]]], reads: Sequence[Marks]
+) -> Marks | None:
+    """Returns the marks of the order in which members, of whose `_reads` these are, are reached
+    from the last; None if not all are."""
     marks: Marks = []
     root = len(members) - 1
     path, entered = [(root, iter(members[root][1]))], {root}
@@ -98,19 +103,14 @@ def _reach(members: Sequence[tuple[HloInstruction, tuple[int, ...]]]) -> Marks |
                 break
         else:
             path.pop()
-            marks += _reads(members[top][1])
+            marks += reads[top]
     return marks if len(entered) == len(members) else None
-
-
-def _listed(member: tuple[HloInstruction, tuple[int, ...]]) -> Marks:
-    """Returns the marks of a member in front of which all members are that it reads."""
-    codes = member[1]
-    return [2 * ~code for code in codes if code < 0] + _reads(codes)
 
 
 def _reads(codes: tuple[int, ...]) -> Marks:
     """Returns the marks of a member's reading, the first operand's last."""
-    return [2 * ~code + 1 for code in reversed(dict.fromkeys(codes)) if code < 0]
+    inputs = [~code for code in codes if code < 0]
+    return [2 * number + 1 for number in reversed(dict.fromkeys(inputs))] if inputs else []
 
 
 def _thin(marks: Marks, inputs: Collection[int]) -> Marks:
@@ -301,7 +301,9 @@ def _build(
             for member, codes in template.members:
                 copies.append(member.copy_with([copies[c] if c >= 0 else read[~c] for c in codes]))
             made.extend(copies)
-            value = known[template, read] = copies[-1]
+            value = copies[-1]
+            if shared:
+                known[template, read] = value
         return value
 
     frames = [_Frame(recipe, arguments, 0, None)]
@@ -327,7 +329,9 @@ def _build(
         read = tuple([values[n] for n in range(template.num_inputs)])
         if not frames:
             break
-        frames[-1].values[frame.number] = known[frame.key] = make(template, read)
+        value = frames[-1].values[frame.number] = make(template, read)
+        if shared:
+            known[frame.key] = value
     for member in own:
         member.users = []
     for member, (_, codes) in zip(own, template.members, strict=True):

@@ -81,7 +81,7 @@ class Fuser:
         self, instruction: HloInstruction, body: HloComputation, kind: str
     ) -> HloInstruction:
         """Makes a fusion of that body take the place of an instruction, and returns it."""
-        self.module.add(body)
+        self.module.add_alone(body)
         fusion = HloInstruction.create(
             "fusion",
             instruction.shape,
@@ -127,7 +127,8 @@ class Fuser:
         if recipe is None or draft is None:
             return self.fuse(producer, consumer, kind)[0]
         fusion = draft.fusion
-        self._note_kind(fusion, kind)
+        if self._changed.get(fusion.to_apply) != kind:
+            self._note_kind(fusion, kind)
         draft.take(producer, recipe)
         self._drop_if_unread(producer)
         return fusion
@@ -192,10 +193,12 @@ class Fuser:
         made for all of them at once. Until it is looked at, the value may read what the producer
         reads."""
         fusion = self._fusion_of(consumer, kind)
-        if producer.opcode == "fusion" or fusion.to_apply.ends_in(_PASSING):
+        if producer.opcode == "fusion":
             return self.fuse(producer, fusion, kind)
         intake = self._intake
         if intake is None or intake.fusion is not fusion or intake.is_over:
+            if fusion.to_apply.ends_in(_PASSING):
+                return self.fuse(producer, fusion, kind)
             self._end_intake()
             intake = self._intake = Intake(fusion)
         value = intake.take(producer)
@@ -259,16 +262,17 @@ class Fuser:
 
     def _fusion_of(self, consumer: HloInstruction, kind: str) -> HloInstruction:
         fusion = consumer if consumer.opcode == "fusion" else self.wrap(consumer, kind)
-        if fusion.to_apply not in self._changed:
+        before = self._changed.get(fusion.to_apply)
+        if before is None:
             read_once(fusion)
-        self._note_kind(fusion, kind)
+        if before != kind:
+            self._note_kind(fusion, kind)
         return fusion
 
     def _note_kind(self, fusion: HloInstruction, kind: str) -> None:
-        if self._changed.get(fusion.to_apply) != kind:
-            self._changed[fusion.to_apply] = kind
-            if fusion.fusion_kind != kind:
-                fusion.proto.fusion_kind = kind
+        self._changed[fusion.to_apply] = kind
+        if fusion.fusion_kind != kind:
+            fusion.proto.fusion_kind = kind
 
     def _return_also(self, fusion: HloInstruction, value: HloInstruction) -> int:
         """Makes a value of a fusion's body one more result, or several; returns the first's index.

@@ -39,7 +39,7 @@ class FusionCse:
             for instruction in computation.instructions:
                 if instruction.opcode == "fusion" and not instruction.to_apply.fact(_is_done):
                     changed |= _remove_repetitions(instruction.to_apply, works)
-                    instruction.to_apply.note_edit()  # costs may count repetitions
+                    instruction.to_apply.forget_facts()  # costs may count repetitions
                     instruction.to_apply.remember(_is_done, True)
         return changed
 

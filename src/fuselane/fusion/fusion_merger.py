@@ -24,12 +24,13 @@ from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.classic import ClassicRules, kind_of
 from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.early_model import compute_times
+from fuselane.fusion.gpu.kernel import places_in
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.growing import HEAVY, RECOMPUTED_INDICES, GrowingFusion
 from fuselane.fusion.in_place import members
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.fusion.reuse import reuses_operand
-from fuselane.fusion.rules import reason_of
+from fuselane.fusion.rules import check_control_edges, reason_of
 from fuselane.fusion.traversal import sequential_computations, xla_post_order
 from fuselane.gpu import GPUS, GpuDescription
 from fuselane.hlo.computation import HloComputation
@@ -112,9 +113,10 @@ class _Walk:
         for user in users:
             fusion = self._fuse(producer, user)
             self.log.note(self.options.name, producer, user, decision, fusion)
-            for changed in (user, fusion):
-                self.candidates.pop(changed, None)
-                self.growing.pop(changed, None)
+            self.candidates.pop(fusion, None)
+            self.growing.pop(fusion, None)
+            if fusion is user:
+                continue
             for reader in fusion.users:  # what is known of them names `user` as an operand
                 self.growing.pop(reader, None)
                 self.model.forget_operands(reader)
@@ -124,14 +126,14 @@ class _Walk:
         kind = kind_of(self._candidate(user))
         if not self.options.priced:
             return self.fuser.fuse(producer, user, kind)[0]
-        opcodes = self.model.opcodes(user) | self.model.opcodes(producer)
-        costs = self.model.cost(producer), self.model.cost(user)
-        cost, places = fuse_cost(producer, user, *costs)
+        model = self.model
+        of, into = model.kernel(producer), model.kernel(user)
+        opcodes = into.opcodes if of.opcodes <= into.opcodes else into.opcodes | of.opcodes
+        cost, places = fuse_cost(producer, user, model.cost_of(of), model.cost_of(into))
         fusion = self.fuser.merge(producer, user, kind)
         cost.settle([places[operand] for operand in fusion.operands])
-        self.model.forget(user)
-        self.model.forget(fusion)
-        self.model.learn(fusion, cost, opcodes)
+        model.forget(user)
+        model.learn(fusion, cost, opcodes)
         if not cost.is_exact:
             self.grown.add(fusion)
         return fusion
@@ -156,7 +158,8 @@ class _Walk:
             return refuse(BoundaryReason.NOT_FUSIBLE, detail, xla="not fusing into a bitcast")
         of, into = self._candidate(producer), self._candidate(user)
         return (
-            self.rules.check_pair(of, into)
+            check_control_edges(producer)
+            or self.rules.check_pair(of, into)
             or (self._check_coalescing(of, into) if self.options.priced else None)
             or self.rules.check_budget(of, into)
             or (self._check_size if self.options.priced else self._check_code)(producer, user)
@@ -282,8 +285,9 @@ class _Walk:
         )
 
     def _check_size(self, producer: HloInstruction, user: HloInstruction) -> FusionDecision | None:
-        of, into = self.model.cost(producer), self.model.cost(user)
-        times = into.operands[user.operands.index(producer)].emissions
+        kernel = self.model.kernel(user)
+        of, into = self.model.cost(producer), self.model.cost_of(kernel)
+        times = into.operands[places_in(kernel)[producer]].emissions
         size = into.code_size + times * of.code_size
         if size <= self.options.max_code_size:
             return None

@@ -17,6 +17,8 @@ RECOMPUTED_INDICES: Final = frozenset(
 )
 """Opcodes whose code cannot be shared between two places that need the same element."""
 
+_NOTHING: Final[tuple[frozenset[HloInstruction], int]] = frozenset(), 0
+
 HEAVY: Final = frozenset({"copy", "reduce", "reduce-window", "transpose"})
 """Opcodes whose number and kind limit what a kernel may hold."""
 
@@ -50,8 +52,9 @@ class GrowingFusion:
         self.fusion = fusion
         self._heavy: list[HloInstruction] | None = None
         self._reused: dict[HloInstruction, bool] | None = None
-        self._indexers: dict[HloInstruction, set[HloInstruction]] = {}
-        """For members and operands of the fusion: what asks for their elements with new indices."""
+        self._asking: dict[HloInstruction, tuple[frozenset[HloInstruction], int]] = {}
+        """For members and operands of the fusion: what asks for their elements with new indices,
+        and how often all that stands in the code."""
         self._emissions: dict[HloInstruction, int] = {}
         """Empty until asked for."""
 
@@ -60,10 +63,10 @@ class GrowingFusion:
         if self._emissions:
             return
         body = self.fusion.to_apply
-        self._indexers[body.root] = {self.fusion}
+        self._asking[body.root] = frozenset((self.fusion,)), 1
         self._emissions[self.fusion] = 1
         for member in reversed(body.post_order()):
-            if member.opcode != "parameter" and member in self._indexers:
+            if member.opcode != "parameter" and member in self._asking:
                 self._count(member, map(self._outside, member.operands))
 
     @property
@@ -94,10 +97,7 @@ class GrowingFusion:
     def emissions(self, operand: HloInstruction) -> int:
         """Returns how often an operand's code would be emitted if it were part of the fusion."""
         self._look()
-        return self._times(operand)
-
-    def _times(self, operand: HloInstruction) -> int:
-        return sum([self._emissions[user] for user in self._indexers.get(operand, ())])
+        return self._asking.get(operand, _NOTHING)[1]
 
     def absorb(
         self, producer: HloInstruction, member: HloInstruction, read: Sequence[HloInstruction]
@@ -117,19 +117,25 @@ class GrowingFusion:
                 state = is_reused or reuses_operand(member, index)
                 self._reused[operand] = self._reused.get(operand, False) or state
         if self._emissions:
-            self._indexers[member] = self._indexers.pop(producer, set())
+            self._asking[member] = self._asking.pop(producer, _NOTHING)
             self._count(member, read)
 
     def _count(self, member: HloInstruction, read: Iterable[HloInstruction]) -> None:
         """Counts a member's emissions and passes its indices on to what it reads, parameters
         replaced by the fusion's operands."""
-        self._emissions[member] = self._times(member)
+        asking, emissions = self._asking, self._emissions
+        above = asking[member]
+        emissions[member] = above[1]
         for operand in read:
-            indexers = self._indexers.setdefault(operand, set())
-            if member.opcode == "transpose" or _has_same_sizes(operand, member):
-                indexers |= self._indexers[member]
-            else:
-                indexers.add(member)
+            new = above
+            if member.opcode != "transpose" and not _has_same_sizes(operand, member):
+                new = frozenset((member,)), above[1]
+            known = asking.get(operand)
+            if known is None:
+                asking[operand] = new
+            elif known is not new:
+                users = known[0] | new[0]
+                asking[operand] = users, sum([emissions[user] for user in users])
 
     def _outside(self, operand: HloInstruction) -> HloInstruction:
         if operand.opcode == "parameter":

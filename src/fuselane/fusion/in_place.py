@@ -17,7 +17,8 @@ from fuselane.hlo.instruction import HloInstruction
 _UPDATING: Final = frozenset({"bitcast", "dynamic-update-slice", "fusion", "scatter"})
 """Opcodes of instructions that overwrite an operand, or that may only name what does."""
 
-_MAY_UPDATE: Final = _UPDATING | {"tuple"}
+MAY_UPDATE: Final = _UPDATING | {"tuple"}
+"""Opcodes of a fusion's root if the fusion may overwrite an operand."""
 
 IN_PLACE: Final = _UPDATING - {"bitcast"}
 """Opcodes of instructions that may overwrite an operand."""
@@ -32,7 +33,7 @@ def in_place_operands(instruction: HloInstruction) -> list[int]:
             return list(range(len(instruction.operands) // 2))
         case "fusion":
             body = instruction.to_apply
-            return body.fact(_overwritten_operands) if body.ends_in(_MAY_UPDATE) else []
+            return body.fact(_overwritten_operands) if body.ends_in(MAY_UPDATE) else []
         case _:
             return []
 

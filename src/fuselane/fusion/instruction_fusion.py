@@ -144,6 +144,8 @@ class _Walk:
         was one.
         """
         fusion: HloInstruction | None = None
+        position, name = self.position, self.options.name
+        growing = self._growing(consumer)
         waiting = self._waiting(consumer)
         pending = {producer for _, _, producer in waiting}
         refused: dict[HloInstruction, int] = {}
@@ -155,28 +157,27 @@ class _Walk:
             if not is_fusible(producer) or refused.get(producer) == len(producer.users):
                 continue
             index = -place if fusion is None else consumer.operands.index(producer)
-            edge = Edge(producer, consumer, index, self._growing(consumer))
+            edge = Edge(producer, consumer, index, growing)
             decision = self._decide(edge)
             if not decision.can_fuse:
-                self.log.note(self.options.name, producer, consumer, decision)
+                self.log.note(name, producer, consumer, decision)
                 if decision.reason in _MAY_CHANGE:
                     later.append(producer)
                 else:
                     refused[producer] = len(producer.users)
                 continue
-            read = producer.operands.copy()
-            grown = self._fuse(edge)
-            self.log.note(self.options.name, producer, consumer, decision, grown)
+            grown, read = self._fuse(edge)
+            self.log.note(name, producer, consumer, decision, grown)
             if fusion is None:  # which may have another object than it had, and fewer operands
                 if grown is not consumer:
                     refused.clear()
-                consumer, waiting = grown, self._waiting(grown)
+                consumer, growing, waiting = grown, self._growing(grown), self._waiting(grown)
                 pending = {producer for _, _, producer in waiting}
             else:
                 for operand in (*later, *read):
-                    if operand in self.position and operand not in pending:
+                    if operand in position and operand not in pending:
                         pending.add(operand)
-                        heappush(waiting, (-self.position[operand], 0, operand))
+                        heappush(waiting, (-position[operand], 0, operand))
             fusion = grown
             later.clear()
         return fusion is not None
@@ -201,19 +202,20 @@ class _Walk:
     def _ask_rules(self, edge: Edge) -> FusionDecision:
         return self.options.rules.should_fuse(edge, may_duplicate=self.options.may_duplicate)
 
-    def _fuse(self, edge: Edge) -> HloInstruction:
+    def _fuse(self, edge: Edge) -> tuple[HloInstruction, list[HloInstruction]]:
+        """Returns the fusion, and what the producer reads."""
         producer, kind = edge.producer, self.options.rules.kind(edge)
-        fusion = edge.consumer
-        if fusion.opcode != "fusion":
+        fusion, growing, read = edge.consumer, edge.growing, producer.operands.copy()
+        if growing is None:
             fusion = self.fuser.wrap(fusion, kind)
-        growing, read = self._growing(fusion), producer.operands.copy()
+            growing = self._growing(fusion)
         fusion, member = self.fuser.take_in(producer, fusion, kind)
         if growing is not None:
             growing.absorb(producer, member, read)
         if not producer.users:
             self.kept.discard(producer)
             self.queue[self.position.pop(producer)] = None
-        return fusion
+        return fusion, read
 
     def _growing(self, consumer: HloInstruction) -> GrowingFusion | None:
         if consumer.opcode != "fusion":

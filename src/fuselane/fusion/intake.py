@@ -43,10 +43,13 @@ class Intake:
         copy = producer.copy_with([])
         copy.operands = producer.operands.copy()
         self._taken.append((producer, copy))
-        new = [o for o in dict.fromkeys(producer.operands) if o not in self._operands]
+        operands, new = self._operands, list[HloInstruction]()
+        operands.remove(producer)
+        for operand in copy.operands:
+            if operand not in operands:
+                operands.add(operand)
+                new.append(operand)
         self.fusion.exchange_operand(self.fusion.operands.index(producer), new)
-        self._operands.remove(producer)
-        self._operands.update(new)
         return copy
 
     def _make_body(self) -> None:

@@ -27,10 +27,11 @@ ELEMENTWISE: Final = opcodes(
 )
 """Opcodes whose result elements each depend on the same element of every operand."""
 
-_ALWAYS_FUSIBLE: Final = ELEMENTWISE | opcodes(
+ALWAYS_FUSIBLE: Final = ELEMENTWISE | opcodes(
     "broadcast concatenate constant dynamic-slice dynamic-update-slice fusion gather "
     "get-tuple-element iota map pad reduce reduce-window reshape reverse slice transpose tuple"
 )
+"""Opcodes of instructions that may be part of some fusion."""
 _NEVER_FUSIBLE: Final = frozenset({"domain", "parameter", "while", "conditional", "call"})
 
 _CHEAP: Final = opcodes(
@@ -73,7 +74,7 @@ def is_fusible(instruction: HloInstruction) -> bool:
     opcode = instruction.opcode
     if opcode == "bitcast":
         return instruction.shape.num_elements == instruction.operands[0].shape.num_elements
-    if opcode in _ALWAYS_FUSIBLE:
+    if opcode in ALWAYS_FUSIBLE:
         return True
     if opcode == "rng":
         return len(instruction.users) <= 1
@@ -120,6 +121,11 @@ def is_expensive_on_cpu(instruction: HloInstruction) -> bool:
     if opcode in _DIVISIONS and is_integer(instruction.shape):
         return not _is_scalar_constant(instruction.operands[0])
     return is_expensive(instruction)
+
+
+def may_be_expensive_on_cpu(opcode: str) -> bool:
+    """Whether `is_expensive_on_cpu` is true of any instruction with an opcode."""
+    return opcode == "convert" or opcode not in _CHEAP
 
 
 def is_effective_scalar(shape: Shape) -> bool:

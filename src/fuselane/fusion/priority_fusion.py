@@ -107,7 +107,7 @@ class _Queue:
         order = xla_post_order(self.computation)
         for instruction in order:
             self._weigh(self.model.kernel(instruction))
-        for instruction in order:
+        for instruction in filter(_may_be_fused, order):
             self._price(instruction)
         while self.heap:
             rank = -heapq.heappop(self.heap)
@@ -136,13 +136,13 @@ class _Queue:
         """Puts a producer into the queue where its gain belongs, or takes it out.
 
         Args:
-            producer: What may be computed in all its users.
+            producer: What may be computed in all its users, by its opcode.
             new: Those that changed, if any; nothing is known of them.
             lost: What its gain was larger by for users that changed or are gone.
             has_grown: Whether it changed itself.
         """
         before = self.priority.pop(producer, None)
-        if not producer.users or not _may_be_fused(producer):
+        if not producer.users:
             return
         if is_free_bitcast(producer):
             priority = _FIRST
@@ -171,8 +171,8 @@ class _Queue:
         of which one is none. If it is asked about all of them, a refusal is noted."""
         producer, is_read = of.instruction, False
         users = new or producer.users
-        is_light = producer in self.light and not self.computation.has_root(producer)
-        if is_light and self.light.issuperset(users):
+        light = self.light
+        if producer in light and light.issuperset(users) and not producer.is_root:
             return True
         for user in users:
             if is_free_bitcast(user):

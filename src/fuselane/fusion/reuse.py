@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuselane.fusion.opcodes import is_elementwise
+from fuselane.fusion.opcodes import ELEMENTWISE, is_elementwise
 from fuselane.hlo.instruction import HloInstruction
 
 _READS_ONCE: Final = frozenset(
@@ -21,7 +21,7 @@ def reuses_operand(instruction: HloInstruction, index: int) -> bool:
     A fusion's operands are looked up in its body, see `fusion_reuses`.
     """
     match instruction.opcode:
-        case opcode if opcode in _READS_ONCE:
+        case opcode if opcode in ELEMENTWISE or opcode in _READS_ONCE:
             return False
         case "pad":
             return index > 0

@@ -52,8 +52,13 @@ def check_fusible(edge: Edge) -> FusionDecision | None:
         if not is_fusible(side):
             detail = f"No fusion can hold {describe(side)}."
             return refuse(reason_of(side), detail)
-    if edge.producer.control_successors or edge.producer.control_predecessors:
-        detail = f"`{edge.producer.name}` must run before or after others."
+    return None
+
+
+def check_control_edges(producer: HloInstruction) -> FusionDecision | None:
+    """Refuses a producer that has to run before or after others."""
+    if producer.control_successors or producer.control_predecessors:
+        detail = f"`{producer.name}` must run before or after others."
         return refuse(BoundaryReason.SIDE_EFFECT, detail)
     return None
 

@@ -85,15 +85,11 @@ class _Paths:
             self._below[at] |= 1 << at
             for operand in post_order[at].operands:
                 self._below[self._position[operand]] |= self._below[at]
-        self._users = [
-            sum(1 << self._position[user] for user in instruction.users)
-            for instruction in post_order
-        ]
 
     def keep(self, instruction: HloInstruction) -> None:
         """Takes note that an instruction is not fused into any user."""
         at = self._position[instruction]
-        self._refusing[at] = self._users[at]
+        self._refusing[at] = sum(1 << self._position[user] for user in instruction.users)
         self._refused |= 1 << at
 
     def are_fusible(self, producer: HloInstruction, consumer: HloInstruction) -> bool:

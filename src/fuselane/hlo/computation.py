@@ -240,6 +240,10 @@ class HloComputation:
         if self._facts:
             self._facts.clear()
 
+    def forget_facts(self) -> None:
+        """Drops what functions said of the computation, see `fact`; it was not edited."""
+        self._facts.clear()
+
     def fact(self, find_out: Callable[[HloComputation], _Fact]) -> _Fact:
         """Returns what a function says of the computation; remembered until that is edited.
 

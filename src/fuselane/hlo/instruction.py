@@ -269,11 +269,13 @@ class HloInstruction:
         As in XLA, whose passes visit users in this order, the newest user of a former operand takes
         the place of this one among its users.
         """
-        before = dict.fromkeys(self.operands)
+        gone = dict.fromkeys(self.operands)
         for operand in dict.fromkeys(new):
-            if operand not in before:
+            if operand in gone:
+                del gone[operand]
+            else:
                 operand.users.append(self)
-        for old in before.keys() - set(new):
+        for old in gone:
             place, newest = old.users.index(self), old.users.pop()
             if newest is not self:
                 old.users[place] = newest
@@ -290,7 +292,7 @@ class HloInstruction:
                 old.users[place] = newest
         for operand in new:
             operand.users.append(self)
-        self.operands.extend(new)
+        self.operands += new
         self._note_edit()
 
     def replace_all_uses_with(self, new: HloInstruction) -> None:

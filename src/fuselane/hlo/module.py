@@ -127,8 +127,19 @@ class HloModule:
         returns it."""
         for callee in reachable_computations([computation]):
             if callee.module is None:
-                self._adopt_computation(callee)
+                self.add_alone(callee)
         return computation
+
+    def add_alone(self, computation: HloComputation) -> None:
+        """As `add`, for a computation that calls none but those of this module."""
+        computation.module = self
+        computation.id = self._ids.next_computation_id()
+        names = self._computation_names
+        if computation.name in names:
+            computation.name = _numbered(computation.name, names)
+        names.add(computation.name)
+        self.adopt(computation.instructions, computation)
+        self.computations.append(computation)
 
     def remove_unused_computations(self) -> int:
         """Removes computations the entry does not call, directly or not; returns how many."""
@@ -147,19 +158,27 @@ class HloModule:
 
     def free_names(self, instructions: Iterable[HloInstruction]) -> None:
         """Lets others have the names of instructions that the module has no more."""
-        self._instruction_names.difference_update(i.name for i in instructions)
+        for instruction in instructions:
+            self._stems.pop(instruction.name, None)
 
     def adopt(self, instructions: Sequence[HloInstruction], computation: HloComputation) -> None:
         """Gives instructions about to be added to a computation of this module ids and names.
 
         Their names stay where no other instruction has them.
         """
-        self.renumber(instructions, computation)
-        names, numbers = self._instruction_names, self._name_numbers
-        for instruction in instructions:
-            if instruction.name in names:
-                instruction.name = _numbered(instruction.name, names, numbers)
-            names.add(instruction.name)
+        stems, numbers = self._stems, self._name_numbers
+        ids = self._ids.next_ids(computation, len(instructions))
+        for instruction, new_id in zip(instructions, ids, strict=True):
+            instruction.id = new_id
+            name = instruction.name
+            stem = stems.get(name)
+            if stem is None:
+                stem = _stem(name)
+            else:
+                while (name := f"{stem}.{next(numbers)}") in stems:
+                    continue
+                instruction.name = name
+            stems[name] = stem
 
     def renumber(self, instructions: Sequence[HloInstruction], computation: HloComputation) -> None:
         """Gives instructions of this module ids of another computation that they move to."""
@@ -167,28 +186,19 @@ class HloModule:
         for instruction, new_id in zip(instructions, ids, strict=True):
             instruction.id = new_id
 
-    def _adopt_computation(self, computation: HloComputation) -> None:
-        computation.module = self
-        computation.id = self._ids.next_computation_id()
-        names = self._computation_names
-        if computation.name in names:
-            computation.name = _numbered(computation.name, names, itertools.count(len(names)))
-        names.add(computation.name)
-        self.adopt(computation.instructions, computation)
-        self.computations.append(computation)
-
     @cached_property
     def _ids(self) -> _Ids:
         return _Ids(self.computations)
 
     @cached_property
-    def _instruction_names(self) -> set[str]:
-        return {i.name for computation in self.computations for i in computation.instructions}
+    def _stems(self) -> dict[str, str]:
+        """The names of all instructions, and what stands in front of their numbers."""
+        return {i.name: _stem(i.name) for c in self.computations for i in c.instructions}
 
     @cached_property
     def _name_numbers(self) -> Iterator[int]:
         """Numbers that tell apart instructions which had one name; each is tried once."""
-        return itertools.count(len(self._instruction_names))
+        return itertools.count(len(self._stems))
 
     @cached_property
     def _computation_names(self) -> set[str]:
@@ -249,11 +259,16 @@ def _last_id(computation: HloComputation) -> int:
     return max(instruction.id for instruction in computation.instructions)
 
 
-def _numbered(name: str, taken: set[str], numbers: Iterator[int]) -> str:
+def _numbered(name: str, taken: set[str]) -> str:
     """Returns `name` with another number at its end, so that it is not taken."""
-    stem, _, number = name.rpartition(".")
-    if not (stem and number.isdecimal()):
-        stem = name
+    stem = _stem(name)
+    numbers = itertools.count(len(taken))
     while (new := f"{stem}.{next(numbers)}") in taken:
         continue
     return new
+
+
+def _stem(name: str) -> str:
+    """Returns what stands in front of a name's number, if it has any."""
+    stem, _, number = name.rpartition(".")
+    return stem if stem and number.isdecimal() else name

@@ -12,7 +12,7 @@ from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 
 _MANY: Final = 16
-"""Operands or users among which one is not searched for one by one."""
+"""Users among which one is not searched for one by one."""
 
 _SHAPED: Final = frozenset({"call", "fusion", "get-tuple-element", "tuple", "while"})
 """Opcodes of instructions whose shapes are known from their operands' or what they call."""
@@ -53,17 +53,23 @@ def verify_computation(computation: HloComputation) -> None:
     """
     seen: set[HloInstruction] = set()
     many = {i: frozenset(i.users) for i in computation.instructions if len(i.users) > _MANY}
+    num_read = num_users = 0
     for instruction in computation.instructions:
         _check_edges(computation, instruction, seen, many)
         seen.add(instruction)
+        operands = instruction.operands
+        num_read += len(set(operands)) if len(operands) > 1 else len(operands)
+        num_users += len(instruction.users)
     _require(computation.root in seen, f"The root of {computation.name} is not in it.")
     _check_unique(
         [i.id for i in computation.instructions], f"instruction ids of {computation.name}"
     )
     _check_parameters(computation)
-    many = {i: frozenset(i.operands) for i in computation.instructions if len(i.operands) > _MANY}
     for instruction in computation.instructions:
-        _check_mirrors(instruction, seen, many)
+        if num_users > num_read:  # all that read something are listed as users; and some others are
+            _check_users(instruction, seen)
+        if instruction.control_successors:
+            _check_successors(instruction, seen)
         if instruction.opcode in _SHAPED:
             _check_shapes(instruction)
 
@@ -112,23 +118,19 @@ def _check_edges(
             raise VerificationError(f"{name} is missing among {predecessor.name}'s successors.")
 
 
-def _check_mirrors(
-    instruction: HloInstruction,
-    members: set[HloInstruction],
-    many: Mapping[HloInstruction, Collection[HloInstruction]],
-) -> None:
-    """Checks what needs an instruction; `many` has the operands of those with many of them."""
+def _check_users(instruction: HloInstruction, members: set[HloInstruction]) -> None:
+    """Checks that what is listed as a user is one, and listed once."""
     for user in instruction.users:
-        operands = user.operands
-        if user not in members or instruction not in (
-            many[user] if len(operands) > _MANY else operands
-        ):
+        if user not in members or instruction not in user.operands:
             raise VerificationError(f"{user.name} is listed as a user of {instruction.name}.")
+    if len(set(instruction.users)) != len(instruction.users):
+        raise VerificationError(f"{instruction.name} lists a user twice.")
+
+
+def _check_successors(instruction: HloInstruction, members: set[HloInstruction]) -> None:
     for successor in instruction.control_successors:
         if successor not in members or instruction not in successor.control_predecessors:
             raise VerificationError(f"{successor.name} is listed as after {instruction.name}.")
-    if len(instruction.users) > 1 and len(set(instruction.users)) != len(instruction.users):
-        raise VerificationError(f"{instruction.name} lists a user twice.")
 
 
 def _check_parameters(computation: HloComputation) -> None:

@@ -21,14 +21,15 @@ from fuselane.fusion.gpu.shapes import (
 )
 from fuselane.fusion.growing import heavy_members
 from fuselane.fusion.in_place import without_bitcasts
-from fuselane.fusion.opcodes import is_elementwise, is_fusible, opcodes
+from fuselane.fusion.opcodes import ELEMENTWISE, is_elementwise, is_fusible, opcodes
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 
-_LOOP_FUSIBLE: Final = opcodes(
+LOOP_FUSIBLE: Final = ELEMENTWISE | opcodes(
     "bitcast broadcast concatenate copy dynamic-slice dynamic-update-slice gather pad "
     "reduce-window reshape reverse slice transpose"
 )
+"""Opcodes of what can be part of a loop over the elements of another instruction."""
 _HEROIC: Final = frozenset({"reduce", "transpose"})
 
 
@@ -174,7 +175,7 @@ class Candidate:
             return False
         if instruction.opcode == "fusion":
             return instruction.fusion_kind == "kLoop"
-        if instruction.opcode in _LOOP_FUSIBLE:
+        if instruction.opcode in LOOP_FUSIBLE:
             return True
         return is_elementwise(instruction) and bool(instruction.operands)
 

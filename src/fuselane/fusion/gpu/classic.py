@@ -17,13 +17,15 @@ from typing import Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP
-from fuselane.fusion.gpu.candidates import Candidate
+from fuselane.fusion.gpu.candidates import LOOP_FUSIBLE, Candidate
 from fuselane.fusion.gpu.rules import GpuRules
-from fuselane.fusion.in_place import check_in_place
+from fuselane.fusion.growing import HEAVY
+from fuselane.fusion.in_place import MAY_UPDATE, check_in_place
 from fuselane.fusion.opcodes import is_effective_scalar, is_expensive_on_gpu
 from fuselane.fusion.rules import (
     Edge,
     check_code_duplication,
+    check_control_edges,
     check_duplication,
     check_producer_is_no_fusion,
     check_root,
@@ -34,6 +36,8 @@ from fuselane.hlo.instruction import HloInstruction
 
 _CHEAP: Final = frozenset({"divide", "rsqrt"})
 _HEAVY_RATIO: Final = 10
+_PLAIN: Final = LOOP_FUSIBLE - HEAVY - {"bitcast", "dynamic-update-slice"}
+"""Opcodes that loops compute, wherever they stand in a kernel."""
 
 
 @final
@@ -88,24 +92,26 @@ class ClassicRules:
 
     def should_fuse(self, edge: Edge, *, may_duplicate: bool = True) -> FusionDecision:
         """Returns the answer of instruction fusion for an edge."""
+        producer, consumer = edge.producer, edge.consumer
         refusal = check_producer_is_no_fusion(edge) or self._check_reuse(edge)
         if refusal is not None:
             return refusal
-        producer = self.candidate(edge.producer)
-        consumer = self._consumer(edge)
+        pair = None if _is_plain(edge) else (self.candidate(producer), self._consumer(edge))
         refusal = (
-            check_coalescing(producer, consumer)
-            or self.check_pair(producer, consumer)
+            (pair and check_coalescing(*pair))
+            or check_control_edges(producer)
+            or (pair and self.check_pair(*pair))
             or check_root(edge)
             or check_duplication(edge, may_duplicate=may_duplicate, is_expensive=self.is_expensive)
-            or self.check_budget(producer, consumer)
+            or (pair and self.check_sharing(*pair))
+            or self.limits.check_operands(producer, consumer, is_vertical=True)
             or check_code_duplication(edge, self.max_duplication, self.max_consumers)
         )
         return refusal or allow(f"`{producer.name}` is computed where `{consumer.name}` needs it.")
 
     def kind(self, edge: Edge) -> str:
         """Returns the kind of the fusion an edge becomes."""
-        return kind_of(self._consumer(edge))
+        return LOOP if _is_plain(edge) else kind_of(self._consumer(edge))
 
     def candidate(
         self, instruction: HloInstruction, heavy: Sequence[HloInstruction] | None = None
@@ -123,11 +129,15 @@ class ClassicRules:
 
     def check_budget(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
         """Refuses kernels with too many operands, reductions, or too much shared memory."""
-        limits = self.limits
-        heavy = [*producer.heavy, *consumer.heavy]
-        return limits.check_heavy(heavy) or limits.check_operands(
+        return self.check_sharing(producer, consumer) or self.limits.check_operands(
             producer.instruction, consumer.instruction, is_vertical=True
         )
+
+    def check_sharing(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
+        """Refuses kernels with too many reductions, or too much shared memory."""
+        if not (producer.heavy or consumer.heavy):
+            return None
+        return self.limits.check_heavy([*producer.heavy, *consumer.heavy])
 
     def _consumer(self, edge: Edge) -> Candidate:
         heavy = edge.growing.heavy if edge.growing is not None else None
@@ -187,6 +197,21 @@ class ClassicRules:
                 return False
 
 
+def _is_plain(edge: Edge) -> bool:
+    """Whether a loop can compute both sides, and nothing but size and repeated work speaks against
+    it: then neither need be looked into."""
+    producer, consumer, _, growing = edge
+    if producer.opcode not in _PLAIN:
+        return False
+    if growing is None:
+        return consumer.opcode in _PLAIN
+    return (
+        not growing.heavy
+        and consumer.fusion_kind == LOOP
+        and not consumer.to_apply.ends_in(MAY_UPDATE)
+    )
+
+
 def check_coalescing(producer: Candidate, consumer: Candidate) -> FusionDecision | None:
     """Refuses transposes on the way into a reduction, which would read rows as columns."""
     if not producer.is_transposing or not consumer.is_reduction:
@@ -200,9 +225,6 @@ def check_coalescing(producer: Candidate, consumer: Candidate) -> FusionDecision
 
 def check_forms(producer: Candidate, consumer: Candidate) -> FusionDecision | None:
     """Refuses instructions that no loop can compute, and constants but scalars in fusions."""
-    if producer.instruction.control_predecessors or producer.instruction.control_successors:
-        detail = f"`{producer.name}` must run before or after others."
-        return refuse(BoundaryReason.SIDE_EFFECT, detail)
     if not producer.is_loop_producer():
         return refuse(
             reason_of(producer.instruction),

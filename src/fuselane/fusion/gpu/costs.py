@@ -36,13 +36,19 @@ def compute_cost(instruction: HloInstruction) -> KernelCost:
     """Returns the cost of an instruction as a kernel of its own; a fusion's is remembered."""
     if instruction.opcode == "fusion" and instruction.fusion_kind != "kCustom":
         return instruction.to_apply.fact(_cost_of_body)
-    operands = [
-        Operand(
-            utilization=operand_utilization(instruction, index),
-            bytes_read=_operand_bytes(instruction, index),
-        )
-        for index in range(len(instruction.operands))
-    ]
+    if instruction.opcode in ELEMENTWISE:
+        operands = [
+            Operand(utilization=1.0, bytes_read=operand.shape.byte_size)
+            for operand in instruction.operands
+        ]
+    else:
+        operands = [
+            Operand(
+                utilization=operand_utilization(instruction, index),
+                bytes_read=_operand_bytes(instruction, index),
+            )
+            for index in range(len(instruction.operands))
+        ]
     return KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
 
 

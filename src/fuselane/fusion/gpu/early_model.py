@@ -9,12 +9,13 @@ Operations are counted as XLA counts them today (section 3.9), not by that year'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S
-from fuselane.fusion.gpu.kernel import places_in
+from fuselane.fusion.gpu.kernel import Kernel, places_in, shared_operands
+from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.opcodes import leaf_shapes
 from fuselane.gpu import GpuDescription
@@ -56,38 +57,43 @@ def compute_times(
         is_multi_output: Whether the fused kernel writes the producer's result as well.
     """
     gpu = model.gpu
-    cost = model.cost(producer)
+    kernel = model.kernel(producer)
+    cost = model.cost_of(kernel)
     size = producer.shape.byte_size
     write = cost.bytes_written / gpu.memory_bytes_per_s
     elements = sum(leaf.num_elements for leaf in leaf_shapes(producer.shape))
-    reading = _reading(producer, 1.0, gpu, model)
+    reading = _reading(kernel, cost, 1.0, {}, gpu)
     unfused = _LAUNCH_S * (len(users) + 1) + max(
         _compute(cost.flops, elements, gpu), reading + write
     )
     fused = _LAUNCH_S * len(users) + (write if is_multi_output else 0.0)
     for user in users:
-        place = user.operands.index(producer)
-        share = model.cost(user).operands[place].utilization
+        into = model.kernel(user)
+        share = model.cost_of(into).operands[places_in(into)[producer]].utilization
+        shared = shared_operands(kernel, into)
         unfused += _read(size, round(size * share), gpu)
         computing = _compute(cost.flops * share, elements * share, gpu)
-        fused += max(computing, _reading(producer, share, gpu, model, user))
+        reading_there = reading
+        if shared or share != 1.0:
+            common = {place: used for place, _, used in shared}
+            reading_there = _reading(kernel, cost, share, common, gpu)
+        fused += max(computing, reading_there)
     return FusionTimes(unfused, fused)
 
 
 def _reading(
-    producer: HloInstruction,
+    kernel: Kernel,
+    cost: KernelCost,
     share: float,
+    common: Mapping[int, float],
     gpu: GpuDescription,
-    model: PerformanceModel,
-    user: HloInstruction | None = None,
 ) -> float:
-    """Returns the time to read a producer's operands, less what the user reads anyway."""
-    reads = model.cost(producer).operands
+    """Returns the time to read a producer's operands, less what the user reads anyway: how much of
+    some of them, by place, is in `common`."""
+    reads, places = cost.operands, places_in(kernel)
     seconds = 0.0
-    common = {} if user is None else model.common_utilizations(producer, user)
-    places = places_in(model.kernel(producer))
     size_before, bytes_before, taken = -1, 0.0, 0.0
-    for operand in dict.fromkeys(producer.operands):
+    for operand in dict.fromkeys(kernel.instruction.operands):
         place, size = places[operand], operand.shape.byte_size
         num_bytes = reads[place].bytes_read * share
         if place in common:

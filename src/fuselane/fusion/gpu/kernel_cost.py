@@ -134,9 +134,12 @@ class KernelCost:
         times = sum([self.emissions[root] for root in value.roots])
         self.flops, self.flop_bits = flops, bits
         self.member_size += times * of.member_size
-        known = {theirs.value: mine.value for theirs, mine in zip(of.operands, read, strict=True)}
         roots_of = {of.result: value.roots}
         """For each value of the other fusion, what stands for it in this one."""
+        known: dict[int, int] = {}
+        if len(of.utilization) > 1:
+            pairs = zip(of.operands, read, strict=True)
+            known = {theirs.value: mine.value for theirs, mine in pairs}
         for number in of.utilization:
             if number == of.result:
                 continue
@@ -146,10 +149,14 @@ class KernelCost:
             self.utilization[mine] += used * of.utilization[number]
             self.emissions[mine] += times * of.emissions[number]
             roots_of[number] = frozenset((mine,))
+        before, roots = NO_ROOTS, NO_ROOTS
         for theirs, operand in zip(of.operands, read, strict=True):
-            for roots in map(roots_of.__getitem__, theirs.roots):
-                if operand.roots is not roots:
-                    operand.roots = operand.roots | roots if operand.roots else roots
+            if theirs.roots is not before:
+                before = theirs.roots
+                each = [roots_of[number] for number in before]
+                roots = each[0] if len(each) == 1 else NO_ROOTS.union(*each)
+            if operand.roots is not roots:
+                operand.roots = operand.roots | roots if operand.roots else roots
             if theirs.value >= 0:
                 (operand.value,) = roots_of[theirs.value]
         return True

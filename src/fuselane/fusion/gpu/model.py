@@ -275,16 +275,6 @@ class PerformanceModel:
             others = memory - each + write
             kernel.even = Even(distinct, flops, total, others, memory, each, running)
 
-    def common_utilizations(
-        self, producer: HloInstruction, consumer: HloInstruction
-    ) -> dict[int, float]:
-        """Returns how much of the operands of a producer that a consumer reads as well is read in
-        the same places, by the first place where the producer has each."""
-        of, into = self.kernel(producer), self.kernel(consumer)
-        self.cost_of(of)
-        self.cost_of(into)
-        return {place_of: common for place_of, _, common in shared_operands(of, into)}
-
     def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""
         key = running.reading, share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import fuselane
 from fuselane.backends import cpu
+from fuselane.codegen.kernel import build_planned
 from fuselane.lanes.identity import identity_of
 from fuselane.lanes.program import LaneProgram
 from tests.codegen.kernels import form_program
@@ -101,12 +103,13 @@ def test_other_processes_say_the_same() -> None:
     """Whatever the seed of hashes, which is what orders Python's sets of texts."""
     script = (
         "from tests.lanes.test_identity import PROGRAM\n"
-        "from fuselane.lanes.identity import identity_of\n"
+        "from fuselane.codegen.kernel import build_planned
+from fuselane.lanes.identity import identity_of\n"
         "print(identity_of(PROGRAM))"
     )
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
         )
         assert done.stdout.split()[-1] == identity_of(PROGRAM)
@@ -114,11 +117,10 @@ def test_other_processes_say_the_same() -> None:
 
 def test_layers_of_one_form_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    build = cpu.build_planned
 
     def watched(*arguments: Any, **keywords: Any) -> Any:
         made.append(arguments)
-        return build(*arguments, **keywords)
+        return build_planned(*arguments, **keywords)
 
     def layer(weights: jax.Array, xs: jax.Array) -> jax.Array:
         def step(state: jax.Array, x: jax.Array) -> Any:
@@ -138,7 +140,7 @@ def test_layers_of_one_form_are_written_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cpu, "build_planned", watched)
     with fuselane.enabled(min_gain=0):
         before = len(fuselane.decisions().loops)
-        found = np.asarray(jax.jit(lambda *a: model(*a))(weights, xs))
+        found = np.asarray(jax.jit(functools.partial(model))(weights, xs))
         loops = fuselane.decisions().loops[before:]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert len(loops) == 3

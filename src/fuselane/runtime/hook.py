@@ -96,7 +96,9 @@ def _register() -> None:
         xla = importlib.import_module("jax.extend.xla")
         stage = xla.PipelineStage.PRE_SCHEDULER
         xla.register_hlo_module_transformation(_call, name=NAME, stage=stage, platforms="cpu")
-    compiler.register_xla_runtime_error_handler(_as_interrupt)
+    handle = getattr(compiler, "register_xla_runtime_error_handler", None)
+    if handle is not None:
+        handle(_as_interrupt)
 
 
 def _as_interrupt(error: Exception) -> Any:

@@ -103,14 +103,17 @@ def test_other_processes_say_the_same() -> None:
     """Whatever the seed of hashes, which is what orders Python's sets of texts."""
     script = (
         "from tests.lanes.test_identity import PROGRAM\n"
-        "from fuselane.codegen.kernel import build_planned
-from fuselane.lanes.identity import identity_of\n"
+        "from fuselane.lanes.identity import identity_of\n"
         "print(identity_of(PROGRAM))"
     )
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stdout.split()[-1] == identity_of(PROGRAM)
 

@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import signal
 import tempfile
 from typing import Final
 
@@ -23,7 +24,9 @@ _OBJECTS: Final = 20_000
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps tests out of the user's cache, where costs of this machine may lie."""
+    """Keeps tests out of the user's cache, where costs of this machine may lie, and has Ctrl-C
+    raise KeyboardInterrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells' background jobs ignore
     if "FUSELANE_CACHE_DIR" not in os.environ:
         directory = tempfile.TemporaryDirectory(prefix="fuselane-tests-")
         os.environ["FUSELANE_CACHE_DIR"] = directory.name

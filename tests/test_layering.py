@@ -62,6 +62,7 @@ LAYERS: Final = FOUNDATION | {
         "analysis.xla_time",
         "codegen",
         "hlo",
+        "lanes.identity",
         "lanes.program",
         "lanes.replace",
         "runtime",

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_lowercase
 from typing import Any, Final, final
 
 import numpy as np
@@ -354,10 +355,21 @@ class _Writer:
     def combiner(self, operation: str, dtype: str) -> str:
         """Returns the name of a computation of two scalars."""
         name = f"{operation}_{dtype}"
-        text = (
-            f"{name} {{\n  {name}.a = {dtype}[] parameter(0)\n  {name}.b = {dtype}[] parameter(1)\n"
-            f"  ROOT {name}.r = {dtype}[] {operation}({name}.a, {name}.b)\n}}"
+        return self._scalars(name, (dtype, dtype), f"{dtype}[] {operation}({name}.a, {name}.b)")
+
+    def comparison(self, name: str, direction: str, *beside: str) -> str:
+        """Returns the name of a computation that compares two s32 scalars, and has others beside
+        them."""
+        result = f"pred[] compare({name}.a, {name}.b), direction={direction}"
+        return self._scalars(name, ("s32", "s32", *beside), result)
+
+    def _scalars(self, name: str, dtypes: Sequence[str], result: str) -> str:
+        """Adds a computation of scalars, `a` and so on, unless it is there; returns its name."""
+        parameters = "".join(
+            f"  {name}.{letter} = {dtype}[] parameter({number})\n"
+            for number, (letter, dtype) in enumerate(zip(ascii_lowercase, dtypes, strict=False))
         )
+        text = f"{name} {{\n{parameters}  ROOT {name}.r = {result}\n}}"
         if text not in self.texts:
             self.texts.append(text)
         return name
@@ -797,13 +809,7 @@ def _sort(w: _Writer) -> Value:
     x = w.exact()
     x = w.fit(x, "s32", x.dims or (5,))
     axis = w.rng.randrange(len(x.dims))
-    name = "less_s32"
-    text = (
-        f"{name} {{\n  {name}.a = s32[] parameter(0)\n  {name}.b = s32[] parameter(1)\n"
-        f"  ROOT {name}.r = pred[] compare({name}.a, {name}.b), direction=LT\n}}"
-    )
-    if text not in w.texts:
-        w.texts.append(text)
+    name = w.comparison("less_s32", "LT")
     return w.emit("sort", (x,), "s32", x.dims, f"dimensions={{{axis}}}, to_apply={name}")
 
 
@@ -813,14 +819,7 @@ def _sort_with(w: _Writer) -> list[Value]:
     keys = w.fit(keys, "s32", keys.dims or (5,))
     taken = w.fit(w.pick(), w.rng.choice(("f32", "f64")), keys.dims)
     axis = w.rng.randrange(len(keys.dims))
-    name = f"less_s32_{taken.dtype}"
-    text = (
-        f"{name} {{\n  {name}.a = s32[] parameter(0)\n  {name}.b = s32[] parameter(1)\n"
-        f"  {name}.c = {taken.dtype}[] parameter(2)\n  {name}.d = {taken.dtype}[] parameter(3)\n"
-        f"  ROOT {name}.r = pred[] compare({name}.a, {name}.b), direction=LT\n}}"
-    )
-    if text not in w.texts:
-        w.texts.append(text)
+    name = w.comparison(f"less_s32_{taken.dtype}", "LT", taken.dtype, taken.dtype)
     w.used.update((keys.name, taken.name))
     tail = f", dimensions={{{axis}}}, is_stable=true, to_apply={name}"
     return w.elements("sort", _names((keys, taken)), (keys, taken), tail)
@@ -837,13 +836,7 @@ def _select_and_scatter(w: _Writer) -> Value:
         for size, wide, stride in zip(x.dims, window, strides, strict=True)
     )
     source = w.fit(w.exact(), "s32", dims)
-    name = "at_least"
-    text = (
-        f"{name} {{\n  {name}.a = s32[] parameter(0)\n  {name}.b = s32[] parameter(1)\n"
-        f"  ROOT {name}.r = pred[] compare({name}.a, {name}.b), direction=GE\n}}"
-    )
-    if text not in w.texts:
-        w.texts.append(text)
+    name = w.comparison("at_least", "GE")
     sizes, steps = ("x".join(map(str, numbers)) for numbers in (window, strides))
     tail = (
         f"window={{size={sizes} stride={steps}}}, select={name}, scatter={w.combiner('add', 's32')}"

@@ -26,6 +26,7 @@ from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.early_model import compute_times
 from fuselane.fusion.gpu.kernel import places_in
 from fuselane.fusion.gpu.model import PerformanceModel
+from fuselane.fusion.gpu.region import joined
 from fuselane.fusion.growing import HEAVY, RECOMPUTED_INDICES, GrowingFusion
 from fuselane.fusion.in_place import members
 from fuselane.fusion.opcodes import leaf_shapes
@@ -128,7 +129,7 @@ class _Walk:
             return self.fuser.fuse(producer, user, kind)[0]
         model = self.model
         of, into = model.kernel(producer), model.kernel(user)
-        opcodes = into.opcodes if of.opcodes <= into.opcodes else into.opcodes | of.opcodes
+        opcodes = joined(of.opcodes, into.opcodes)
         cost, places = fuse_cost(producer, user, model.cost_of(of), model.cost_of(into))
         fusion = self.fuser.merge(producer, user, kind)
         cost.settle([places[operand] for operand in fusion.operands])

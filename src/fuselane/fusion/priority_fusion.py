@@ -26,7 +26,7 @@ from fuselane.fusion.gpu.kernel import Kernel, places_in
 from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.plans import Plan
-from fuselane.fusion.gpu.region import Opcodes
+from fuselane.fusion.gpu.region import Opcodes, joined
 from fuselane.fusion.gpu.rules import (
     Demands,
     GpuRules,
@@ -222,7 +222,7 @@ class _Queue:
         costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
         demands = model.demands_of(of), model.demands_of(into)
         emitters = model.plan_of(of).emission.emitter, model.plan_of(into, of).emission.emitter
-        opcodes = of.opcodes | into.opcodes
+        opcodes = joined(of.opcodes, into.opcodes)
         return self.rules.check(producer, user, opcodes, costs, demands, emitters)
 
     # Fusing.
@@ -252,7 +252,7 @@ class _Queue:
             _lose(into, lost)
             fusion = self._fuse(producer, user, decision, fused_plan.emission.emitter)
             cost.settle([places[operand] for operand in fusion.operands])
-            opcodes = into.opcodes if of.opcodes <= into.opcodes else into.opcodes | of.opcodes
+            opcodes = joined(of.opcodes, into.opcodes)
             kept: Plan | None = None
             if fusion is user:
                 kept = _kept_plan(of, fusion, plan, fused_plan, opcodes)

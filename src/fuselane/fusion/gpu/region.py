@@ -104,6 +104,12 @@ def result_of(instruction: HloInstruction) -> HloInstruction:
     return instruction.to_apply.peek_root() if instruction.opcode == "fusion" else instruction
 
 
+def joined(of: Opcodes, into: Opcodes) -> Opcodes:
+    """Returns the opcodes of what computes one inside of another: the other's own, if these are all
+    there are."""
+    return into if of <= into else into | of
+
+
 def opcodes_of(instruction: HloInstruction) -> Opcodes:
     """Returns the opcodes of what a fusion computes, or that of another instruction."""
     if instruction.opcode != "fusion":

@@ -54,7 +54,11 @@ def load_rows(place: Place, source: Memory, target: Scratch, starts: Sequence[In
         rows = _rows(place, source, target.shape, starts, outer, first)
         start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
         columns = _columns(builder, target, start)
-        in_cases(builder, place.block, lambda block: turn_in(builder, rows, columns, block))
+        in_cases(
+            builder,
+            place.block,
+            lambda block: turn_in(builder, rows, columns, block, place.allocate),
+        )
 
     squares = _num_outer(target.shape, source), math.ceil(run / row)
     emit_for_each(builder, squares, move, max_tail=1)
@@ -84,7 +88,11 @@ def store_rows(place: Place, target: Memory, source: Array, starts: Sequence[Ind
             start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
             columns = _columns(builder, scratch, start)
             rows = _rows(place, target, shape, starts, outer, first)
-            in_cases(builder, place.block, lambda block: turn_out(builder, columns, rows, block))
+            in_cases(
+                builder,
+                place.block,
+                lambda block: turn_out(builder, columns, rows, block, place.allocate),
+            )
 
         squares = _num_outer(shape, target), math.ceil(run / row)
         emit_for_each(builder, squares, move_flat, max_tail=1)

@@ -8,9 +8,11 @@ is transposed between memory and registers. More of them would hardly stay in re
 time goes by the code, so they are moved in a loop, between memory where the elements of a lane are
 neighbours and memory of the kernel's own where the lanes of an element are.
 
-A word is an element, or as many short ones as four bytes hold: a row of 32 bytes has 8 words, and
-each lane's words are taken apart after, and put together before. Squares of 32 by 32 bytes would be
-moved by twenty times the code, and few programs have as many lanes in a vector.
+A word is an element, or as many short ones as four bytes hold: a row of 32 bytes has 8 words. Those
+are taken apart after, and put together before, from memory to memory and in a loop of its own: done
+in one go with the rest, LLVM looks for shuffles to join through all of it, which took most of its
+time. Squares of 32 by 32 bytes would be moved by twenty times the code, and few programs have as
+many lanes in a vector.
 """
 
 from __future__ import annotations
@@ -28,12 +30,10 @@ from fuselane.codegen.memory import (
     I1,
     LaneBlock,
     element_pointer,
-    from_memory,
     load,
     load_lanes,
     store,
     store_neighbours,
-    to_memory,
 )
 from fuselane.codegen.types import integer_constant, join, memory_type, shuffle, vector_of
 from fuselane.hlo.shape import PrimitiveType
@@ -100,14 +100,14 @@ def load_columns(
     """
     element, width = source.element, block.width
     size = row_of_squares(block, element)
-    if length == size and width == _group_lanes(block, element):
+    if length == size and _are_one_group(block, element):
         return _load_group(builder, source, block, invariant=invariant)
     target = Lines(allocate(memory_type(element), length * width), element, width)
 
     def move(square: Index) -> None:
         first = indexing.multiply(builder, square, size)
         rows, columns = source.at(builder, 0, first), target.at(builder, first, 0)
-        turn_in(builder, rows, columns, block, invariant=invariant)
+        turn_in(builder, rows, columns, block, allocate, invariant=invariant)
 
     before = builder.block
     _repeat(builder, length // size, move)
@@ -128,8 +128,8 @@ def store_columns(
     """Stores neighbouring elements of every lane, as many as a number of squares has."""
     element, width = target.element, block.width
     size = row_of_squares(block, element)
-    if len(values) == size and width == _group_lanes(block, element):
-        _store_group(builder, [to_memory(builder, v, element) for v in values], target, block)
+    if len(values) == size and _are_one_group(block, element):
+        _store_group(builder, values, target, block)
         return
     source = Lines(allocate(memory_type(element), len(values) * width), element, width)
     for number, value in enumerate(values):
@@ -138,7 +138,7 @@ def store_columns(
     def move(square: Index) -> None:
         first = indexing.multiply(builder, square, size)
         columns, rows = source.at(builder, first, 0), target.at(builder, 0, first)
-        turn_out(builder, columns, rows, block)
+        turn_out(builder, columns, rows, block, allocate)
 
     _repeat(builder, len(values) // size, move)
 
@@ -148,6 +148,7 @@ def turn_in(
     source: Lines,
     target: Lines,
     block: LaneBlock,
+    allocate: Allocate,
     *,
     invariant: bool = False,
 ) -> None:
@@ -158,30 +159,82 @@ def turn_in(
         source: A line for each lane.
         target: A line for each element, in memory that holds all lanes of the block.
         block: The lanes; those that don't exist become zeros.
+        allocate: Gives memory of the kernel's own, for words that are taken apart.
         invariant: Whether nothing writes to the source while the kernel runs.
     """
+    words = _lines_of_words(target, block, allocate)
 
     def move(group: LaneBlock, lane: Index) -> None:
         columns = _load_group(builder, source.at(builder, lane, 0), group, invariant=invariant)
         for number, column in enumerate(columns):
-            store(builder, column, target.address(builder, number, lane), target.element)
+            store(builder, column, words.address(builder, number, lane), words.element)
+
+    _for_each_group(builder, block, source.element, move)
+    if words is not target:
+        _take_apart(builder, words, target, block.width)
+
+
+def turn_out(
+    builder: ir.IRBuilder, source: Lines, target: Lines, block: LaneBlock, allocate: Allocate
+) -> None:
+    """Copies back what `turn_in` brought: from a line for each element to one for each lane."""
+    words = _lines_of_words(source, block, allocate)
+    if words is not source:
+        _put_together(builder, source, words, block.width)
+
+    def move(group: LaneBlock, lane: Index) -> None:
+        columns = [
+            load(builder, words.address(builder, number, lane), words.element, group.width)
+            for number in range(_side(source.element))
+        ]
+        _store_group(builder, columns, target.at(builder, lane, 0), group)
 
     _for_each_group(builder, block, source.element, move)
 
 
-def turn_out(builder: ir.IRBuilder, source: Lines, target: Lines, block: LaneBlock) -> None:
-    """Copies back what `turn_in` brought: from a line for each element to one for each lane."""
-    element = source.element
-    raw = _in_memory(element)
+def _lines_of_words(columns: Lines, block: LaneBlock, allocate: Allocate) -> Lines:
+    """Returns memory with a line for each word: that of the columns, where each is an element."""
+    if _words_of(columns.element) == 1:
+        return columns
+    pointer = allocate(_WORD, _side(columns.element) * block.width)
+    return Lines(pointer, PrimitiveType.U32, block.width)
 
-    def move(group: LaneBlock, lane: Index) -> None:
-        columns = [
-            load(builder, source.address(builder, number, lane), raw, group.width)
-            for number in range(row_of_squares(block, element))
-        ]
-        _store_group(builder, columns, target.at(builder, lane, 0), group)
 
-    _for_each_group(builder, block, element, move)
+def _take_apart(builder: ir.IRBuilder, words: Lines, columns: Lines, width: int) -> None:
+    """Emits a loop over words that stores the elements of each."""
+    element = _in_memory(columns.element)
+    count, bits = _words_of(element), 8 * element.byte_size
+    narrow = vector_of(ir.IntType(bits), width)
+    with counted_loop(builder, 0, _side(element), name="words") as number:
+        word = load(builder, words.address(builder, number, 0), words.element, width)
+        first = indexing.multiply(builder, number, count)
+        for place in range(count):
+            moved = builder.lshr(word, integer_constant(word.type, place * bits)) if place else word
+            address = columns.address(builder, indexing.add(builder, first, place), 0)
+            builder.store(builder.trunc(moved, narrow), address, align=element.byte_size)
+
+
+def _put_together(builder: ir.IRBuilder, columns: Lines, words: Lines, width: int) -> None:
+    """Emits a loop over words that makes each of its elements."""
+    element = _in_memory(columns.element)
+    count, bits = _words_of(element), 8 * element.byte_size
+    narrow, wide = vector_of(ir.IntType(bits), width), vector_of(_WORD, width)
+    with counted_loop(builder, 0, _side(element), name="words") as number:
+        first = indexing.multiply(builder, number, count)
+        word: ir.Value | None = None
+        for place in range(count):
+            address = columns.address(builder, indexing.add(builder, first, place), 0)
+            part = builder.load(address, typ=narrow, align=element.byte_size)
+            part = builder.zext(part, wide)
+            if word is not None:
+                part = builder.or_(word, builder.shl(part, integer_constant(wide, place * bits)))
+            word = part
+        store(builder, word, words.address(builder, number, 0), words.element)
+
+
+def _are_one_group(block: LaneBlock, element: PrimitiveType) -> bool:
+    """Whether a square's columns can stay in registers: words of the block's lanes."""
+    return block.width == _group_lanes(block, element) and _words_of(element) == 1
 
 
 def _group_lanes(block: LaneBlock, element: PrimitiveType) -> int:
@@ -241,7 +294,7 @@ def _part(builder: ir.IRBuilder, mask: ir.Value, lane: Index, width: int) -> ir.
 def _load_group(
     builder: ir.IRBuilder, source: Lines, block: LaneBlock, *, invariant: bool
 ) -> list[ir.Value]:
-    """Loads a row of a square for every lane of a group; returns the columns."""
+    """Loads a row of a square for every lane of a group; returns the columns, of words."""
     element = source.element
     size, side = row_of_squares(block, element), _side(element)
     rows = [
@@ -257,20 +310,15 @@ def _load_group(
     ]
     words = [_to_words(builder, row, element) for row in rows]
     squares = [_transpose(builder, words[at : at + side]) for at in range(0, len(words), side)]
-    columns = [join(builder, parts) for parts in zip(*squares, strict=True)]
-    return [
-        from_memory(builder, part, element)
-        for column in columns
-        for part in _split_words(builder, column, element)
-    ]
+    return [join(builder, parts) for parts in zip(*squares, strict=True)]
 
 
 def _store_group(
-    builder: ir.IRBuilder, columns: Sequence[ir.Value], target: Lines, block: LaneBlock
+    builder: ir.IRBuilder, words: Sequence[ir.Value], target: Lines, block: LaneBlock
 ) -> None:
-    """Stores a row of a square for every lane of a group, given its columns as memory has them."""
+    """Stores a row of a square for every lane of a group, given its columns, of words."""
     element, side = target.element, _side(target.element)
-    words = _pack_words(builder, columns, element)
+    size = row_of_squares(block, element)
     for first in range(0, block.width, side):
         parts = words
         if block.width > side:
@@ -279,9 +327,7 @@ def _store_group(
         for lane, row in enumerate(_transpose(builder, parts), first):
             address = target.address(builder, lane, 0)
             raw = _from_words(builder, row, element)
-            store_neighbours(
-                builder, raw, address, element, _row(builder, block, lane, len(columns))
-            )
+            store_neighbours(builder, raw, address, element, _row(builder, block, lane, size))
 
 
 def _row(builder: ir.IRBuilder, block: LaneBlock, lane: int, size: int) -> LaneBlock:
@@ -310,43 +356,6 @@ def _from_words(builder: ir.IRBuilder, row: ir.Value, element: PrimitiveType) ->
         return row
     size = _side(element) * _words_of(element)
     return builder.bitcast(row, vector_of(memory_type(element), size))
-
-
-def _split_words(builder: ir.IRBuilder, words: ir.Value, element: PrimitiveType) -> list[ir.Value]:
-    """Returns the elements of a word of each lane: vectors of lanes, as memory has them."""
-    count = _words_of(element)
-    if count == 1:
-        return [words]
-    bits = 8 * element.byte_size
-    narrow = vector_of(ir.IntType(bits), words.type.count)
-    parts = []
-    for number in range(count):
-        moved = builder.lshr(words, integer_constant(words.type, number * bits))
-        part = builder.trunc(moved if number else words, narrow)
-        parts.append(builder.bitcast(part, vector_of(memory_type(element), words.type.count)))
-    return parts
-
-
-def _pack_words(
-    builder: ir.IRBuilder, columns: Sequence[ir.Value], element: PrimitiveType
-) -> list[ir.Value]:
-    """Returns words of each lane, given its elements: vectors of lanes, as memory has them."""
-    count = _words_of(element)
-    if count == 1:
-        return list(columns)
-    bits = 8 * element.byte_size
-    width = columns[0].type.count
-    narrow, wide = vector_of(ir.IntType(bits), width), vector_of(_WORD, width)
-    words = []
-    for first in range(0, len(columns), count):
-        word = None
-        for number, column in enumerate(columns[first : first + count]):
-            part = builder.zext(builder.bitcast(column, narrow), wide)
-            if number:
-                part = builder.shl(part, integer_constant(wide, number * bits))
-            word = part if word is None else builder.or_(word, part)
-        words.append(word)
-    return words
 
 
 def _transpose(builder: ir.IRBuilder, rows: Sequence[ir.Value]) -> list[ir.Value]:

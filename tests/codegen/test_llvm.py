@@ -239,6 +239,37 @@ def test_threads_may_compile_and_load_at_once() -> None:
     assert sorted(results) == list(range(8))
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_options_of_the_process_are_put_back(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: dict[str, str] = {}
+    ours: list[dict[str, str]] = []
+
+    def set_option(_: str, option: str) -> None:
+        name, _, value = option.partition("=")
+        current[name] = value
+
+    def fail(*_: Any) -> bytes:
+        ours.append(dict(current))
+        raise RuntimeError("No memory.")
+
+    monkeypatch.setattr(binding, "set_option", set_option)
+    monkeypatch.setattr(binding.TargetMachine, "emit_object", fail)
+    with pytest.raises(CodegenError, match="No memory"):
+        compile_object(ADD_ONE, in_order=in_order)
+    assert ours[0]["--disable-lsr"] == "true"
+    assert ("--misched-prera-direction" in ours[0]) == in_order
+    assert current.keys() == ours[0].keys()
+    assert not current.items() & ours[0].items()
+
+
+def test_options_of_an_unknown_llvm_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "llvm_version_info", (999, 0, 0))
+    monkeypatch.setattr(binding, "set_option", lambda *_: pytest.fail("An option was set."))
+    assert compile_object(ADD_ONE, in_order=True)
+
+
 def test_emission_in_order_changes_nothing_else() -> None:
     """The order of instructions differs, results don't, nor what is compiled afterwards."""
     rounds = "\n".join(

@@ -42,8 +42,8 @@ PTX_ARCHITECTURES: Final = MappingProxyType(
 """Compute capabilities that PTX is made for, oldest first, each with the first version of CUDA
 whose drivers read that PTX. Source: the PTX ISA's release history."""
 _NVPTX: Final = "nvptx64-nvidia-cuda"
-_GUARDED_LLVM: Final = 22
-"""The major version that has `enable-poison-reuse-guard`."""
+_TUNED_LLVM: Final = 22
+"""The major version whose options we know; LLVM ends the process at one that it doesn't."""
 _S_PER_INSTRUCTION = 1e-4
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 
@@ -201,8 +201,17 @@ def optimised_ir(
     return _with_machine(module_ir, target, opt_level, finish, vectorise=vectorise)
 
 
-def _emit(machine: binding.TargetMachine, module: binding.ModuleRef) -> bytes:
-    return bytes(machine.emit_object(module))
+def _emit(
+    machine: binding.TargetMachine, module: binding.ModuleRef, *options: tuple[str, str, str]
+) -> bytes:
+    """Emits a module without loop strength reduction.
+
+    It looks for the pointers with which a loop's addresses take the fewest registers, all sets of
+    them against each other. Ours are sums of few parts already: kernels are as fast without, and
+    for those with hundreds of addresses it took a quarter to a half of the code generator's time.
+    """
+    with _set_options(("disable-lsr", "true", "false"), *options):
+        return bytes(machine.emit_object(module))
 
 
 def _emit_in_order(machine: binding.TargetMachine, module: binding.ModuleRef) -> bytes:
@@ -214,8 +223,7 @@ def _emit_in_order(machine: binding.TargetMachine, module: binding.ModuleRef) ->
     overlap. The other way round it leaves them side by side. Which way it goes is an option of the
     process, so it is turned round only for as long as a kernel is emitted.
     """
-    with _option("misched-prera-direction", "topdown", "bottomup"):
-        return _emit(machine, module)
+    return _emit(machine, module, ("misched-prera-direction", "topdown", "bottomup"))
 
 
 def _emit_ptx(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
@@ -226,21 +234,28 @@ def _emit_ptx(machine: binding.TargetMachine, module: binding.ModuleRef) -> str:
     1 s for a step of 2,000 instructions. Earlier ones never did. No result of ours is poison: flags
     of wrapping are on offsets only, which are in their arrays.
     """
-    if binding.llvm_version_info[0] != _GUARDED_LLVM:  # others end at an option they don't know
-        return str(machine.emit_assembly(module))
-    with _option("enable-poison-reuse-guard", "false", "true"):
+    with _set_options(("enable-poison-reuse-guard", "false", "true")):
         return str(machine.emit_assembly(module))
 
 
 @contextlib.contextmanager
-def _option(name: str, value: str, default: str) -> Iterator[None]:
-    """Sets an option of LLVM's inside a `with` block: they are the process's."""
+def _set_options(*options: tuple[str, str, str]) -> Iterator[None]:
+    """Sets options of LLVM's, each a name, a value and the default, inside a `with` block.
+
+    They are the process's, so that one thread at a time has its own. Where LLVM is of another
+    version than the one they are known of, they are left as they are.
+    """
+    if binding.llvm_version_info[0] != _TUNED_LLVM:
+        yield
+        return
     with _emission:
-        binding.set_option("fuselane", f"--{name}={value}")
+        for name, value, _ in options:
+            binding.set_option("fuselane", f"--{name}={value}")
         try:
             yield
         finally:
-            binding.set_option("fuselane", f"--{name}={default}")
+            for name, _, default in options:
+                binding.set_option("fuselane", f"--{name}={default}")
 
 
 def _with_machine(

@@ -27,13 +27,11 @@ from fuselane import api
 from fuselane.decisions import LoopDecision
 from tests.differential.comparison import EXACT, Tolerance, assert_same_results
 from tests.differential.values import NumpyArray
+from tests.hlo.xla import QUICKLY
 
 Program = Callable[..., Any]
 
 IS_OFF: Final = os.environ.get("FUSELANE") == "0"
-
-_UNOPTIMISED: Final = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""XLA's options that compile in a third of the time, to code that hardly ever rounds otherwise."""
 
 
 def check(
@@ -75,7 +73,7 @@ def _assert_as_xla(
     lowered: jax.stages.Lowered, arguments: tuple[Any, ...], actual: Any, tolerance: Tolerance
 ) -> None:
     """Fails unless plain XLA gives the same results, if not without optimisation, then with it."""
-    unoptimised = compile_and_run(lowered, *arguments, compiler_options=_UNOPTIMISED)
+    unoptimised = compile_and_run(lowered, *arguments, compiler_options=QUICKLY)
     try:
         assert_same_results(unoptimised, actual, tolerance)
     except AssertionError:

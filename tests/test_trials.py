@@ -148,13 +148,32 @@ def test_faults_within_other_libraries_tests_are_told(tmp_path: Path) -> None:
     assert "this loop is too much" in comparison.list_faults()[0]
 
 
+def test_what_ends_differently_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts if it does so every time; the last message is told."""
+    ends = {"off": ["passed"] * 9, "on": ["failed"] * 5 + ["passed"]}
+
+    def run(tests: list[str], setting: str, *_: object, **__: object) -> test_runs.Run:
+        outcome = ends[setting].pop(0)
+        messages = {test: f"{len(ends[setting])} left" for test in tests}
+        return dataclasses.replace(
+            test_runs.Run.empty(), outcomes=dict.fromkeys(tests, outcome), messages=messages
+        )
+
+    monkeypatch.setattr(test_runs, "run", run)
+    harness = test_runs.Harness(checkout=tmp_path)
+    assert test_runs.is_steady("test_a", "on", harness) == "3 left"
+    assert test_runs.is_steady("test_a", "on", harness) is None
+
+
 def test_jax_suite_adds_up_what_was_run_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file's parts come from earlier calls and this one, each test once, and make one row."""
     make_harness = jax_suite.make_harness
-    monkeypatch.setattr(  # what ends differently is run again once, not three times
-        jax_suite, "make_harness", lambda *a: dataclasses.replace(make_harness(*a), num_repeats=1)
+    monkeypatch.setattr(  # what ends differently is not run again
+        jax_suite, "make_harness", lambda *a: dataclasses.replace(make_harness(*a), num_repeats=0)
     )
     (tmp_path / "tests").mkdir()
     others = "".join(f"\ndef test_{number}():\n    pass\n" for number in range(6))

@@ -34,13 +34,12 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(monkeypatch)
 
 
-@pytest.mark.parametrize("lanes", [33, 7])
 @pytest.mark.parametrize("name", LOOPS)
-def test_results_are_those_of_xla(name: str, lanes: int) -> None:
-    check(LOOPS[name], jnp.linspace(-3, 5, lanes), tolerance=CLOSE)
+def test_results_are_those_of_xla(name: str) -> None:
+    check(LOOPS[name], jnp.linspace(-3, 5, 33), tolerance=CLOSE)
 
 
-@pytest.mark.parametrize("lanes", [0, 1, 31, 32, 33, 150, 1025])
+@pytest.mark.parametrize("lanes", [0, 1, 32, 33, 1025])
 @pytest.mark.parametrize("name", ["rows", "totals", "means", "boards"])
 def test_launches_of_odd_sizes(name: str, lanes: int) -> None:
     """No lane is left out or done twice, and none but they meet: a thread has up to three lanes."""
@@ -82,7 +81,7 @@ def with_all_rows_staged(program: LaneProgram, gpu: GpuDescription, options: Opt
     return with_staged(plan, rows)
 
 
-@pytest.mark.parametrize("lanes", [5, 32, 33, 150])
+@pytest.mark.parametrize("lanes", [5, 32, 150])
 @pytest.mark.parametrize(
     ("length", "dtype"),
     [(3, "float32"), (20, "float32"), (5, "float64"), (7, "bool"), (6, "bfloat16")],
@@ -115,8 +114,7 @@ def with_all_arrays_shared(program: LaneProgram, gpu: GpuDescription, options: O
     return shared
 
 
-@pytest.mark.parametrize("lanes", [31, 33, 150, 1025])
-@pytest.mark.parametrize("unroll", [1, 2])
+@pytest.mark.parametrize(("lanes", "unroll"), [(31, 1), (1025, 1), (33, 2), (150, 2)])
 @pytest.mark.parametrize(("size", "dtype"), [(40, "int32"), (70, "float32"), (90, "int8")])
 def test_arrays_of_lanes_are_in_shared_memory(
     size: int, dtype: str, unroll: int, lanes: int, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +146,7 @@ def test_arrays_of_lanes_that_begin_anew_are_in_shared_memory(
     check(jax.vmap(one), jnp.linspace(-3, 5, lanes))
 
 
-@pytest.mark.parametrize("lanes", [5, 31, 33, 150, 700])
+@pytest.mark.parametrize("lanes", [5, 33, 700])
 @pytest.mark.parametrize("name", CROWDS)
 def test_lanes_see_each_other_in_shared_memory(
     name: str, lanes: int, monkeypatch: pytest.MonkeyPatch

@@ -220,10 +220,9 @@ def test_long_rows_of_other_types(name: str, dtype: type) -> None:
 
 
 @layouts
-@pytest.mark.parametrize("inner", ["5,30", "2,70", "3,7"])
-@pytest.mark.parametrize("outer", ["", "2,"])
+@pytest.mark.parametrize(("outer", "inner"), [("", "5,30"), ("2,", "2,70"), ("", "3,7")])
 def test_long_rows_of_several_dimensions(
-    lanes: int, options: Settings, inner: str, outer: str
+    lanes: int, options: Settings, outer: str, inner: str
 ) -> None:
     dimensions = f"{outer}{lanes},{inner}"
     rows, step = f"s32[6,{dimensions}]", f"s32[1,{dimensions}]"
@@ -469,9 +468,17 @@ def test_many_rows_in_several_sweeps(lanes: int, options: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["pred", "s8", "u8", "s16", "u16", "s64", "u32", "u64", "f16", "bf16", "f64"]
+    ("dtype", "lanes", "options"),
+    [
+        (dtype, 37, {})
+        for dtype in ("pred", "s8", "u8", "s16", "u16", "s64", "u32", "u64", "f16", "bf16", "f64")
+    ]
+    + [
+        (dtype, lanes, options)
+        for dtype in ("pred", "s8", "bf16", "f64")
+        for lanes, options in ((37, {"tile_lanes": 64}), (64, {}))
+    ],
 )
-@pytest.mark.parametrize(("lanes", "options"), [(37, {}), (37, {"tile_lanes": 64}), (64, {})])
 def test_types_in_every_memory(dtype: str, lanes: int, options: Settings) -> None:
     """A state in registers, one in runs, one in scratch, and rows, of types of all sizes."""
     shapes = [f"{dtype}[{lanes}]", f"{dtype}[{lanes},3]", f"{dtype}[{lanes},70]"]

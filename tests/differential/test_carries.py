@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax import lax, random
 
-from tests.differential.comparison import CLOSE, CLOSE_DOUBLE, CLOSE_HALF, assert_same_results
-from tests.differential.harness import check, linear_values, run_fused
+from tests.differential.comparison import CLOSE, CLOSE_DOUBLE, CLOSE_HALF
+from tests.differential.harness import check, linear_values
 from tests.differential.values import DTYPES, moderate, needs_x64
 
 LANES: Final = 27
@@ -329,9 +329,7 @@ def test_boards_that_are_reset_together(options: dict[str, Any]) -> None:
         return lax.scan(step, (boards, ages), random.split(random.key(0), 9))
 
     boards = tuple(linear_values((LANES, 40), "int32") * k % 50 for k in (3, 5, 7))
-    check(program, boards, vector())
-    actual = run_fused(program, boards, vector(), options=options)
-    assert_same_results(jax.jit(program)(boards, vector()), actual)
+    check(program, boards, vector(), options=options)
 
 
 @pytest.mark.parametrize("question", ["a lane", "elements"])
@@ -353,6 +351,4 @@ def test_a_board_that_is_changed_where_it_lies_and_reset(
         return lax.scan(step, (boards, ages), random.split(random.key(0), 9))
 
     boards = tuple(linear_values((LANES, 40), "int32") * k % 50 for k in (3, 5))
-    check(program, boards, vector())
-    actual = run_fused(program, boards, vector(), options=options)
-    assert_same_results(jax.jit(program)(boards, vector()), actual)
+    check(program, boards, vector(), options=options)

@@ -106,12 +106,11 @@ def test_every_operation_can_be_traced(operation: str) -> None:
     generator = np.random.default_rng(len(operation))
     for dtype in DTYPES:
         for kind in ("exact", "near", "special") if is_floating(dtype) else ("exact",):
-            for variant in generator.integers(0, 1000, 2):
-                program = program_of(operation, int(variant), dtype, kind)
-                built = Built(program)
-                with jax.enable_x64(True):
-                    results = jax.eval_shape(built, *draw_inputs(program))
-                assert len(results) == len(built.judgements)
+            program = program_of(operation, int(generator.integers(1000)), dtype, kind)
+            built = Built(program)
+            with jax.enable_x64(True):
+                results = jax.eval_shape(built, *draw_inputs(program))
+            assert len(results) == len(built.judgements)
 
 
 @pytest.mark.parametrize("name", NEAR_RULES)

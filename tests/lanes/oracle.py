@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import numpy.typing as npt
 from jax.extend import xla
-from jaxlib import _hlo, _jax, xla_client  # type: ignore[attr-defined]
 
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -21,6 +20,7 @@ from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 from fuselane.hlo.verifier import verify
 from fuselane.lanes.program import LaneProgram
+from tests.hlo.xla import load
 
 Array = npt.NDArray[Any]
 
@@ -97,18 +97,8 @@ def run_module(module: HloModule, inputs: Sequence[Array]) -> list[Array]:
 
 def compile_module(module: HloModule) -> Callable[[Sequence[Array]], list[Array]]:
     """Returns what runs a module, compiled by XLA; all arrays are row-major."""
-    computation = _hlo.XlaComputation(module.to_bytes())
-    text = _jax.mlir.xla_computation_to_mlir_module(computation)
-    device = jax.devices("cpu")[0]
-    devices = xla_client.DeviceList((device,))
-    client: Any = device.client
-    executable = client.compile_and_load(text, devices, xla_client.CompileOptions())
-
-    def run(inputs: Sequence[Array]) -> list[Array]:
-        results = executable.execute_sharded([jax.device_put(value, device) for value in inputs])
-        return [np.asarray(a[0]) for a in results.disassemble_into_single_device_arrays()]
-
-    return run
+    run = load(module.to_bytes())
+    return lambda inputs: run(*inputs)
 
 
 def evaluate(instruction: HloInstruction, arguments: Sequence[Any]) -> Array:

@@ -156,7 +156,10 @@ _TESTS: Final = (
     "tests/differential/test_gradients.py::test_cheap_residuals_are_computed_again",
     "tests/explain/test_build.py::test_a_loop_on_the_cpu",
     "tests/explain/test_strategy.py::test_boundaries_are_the_strategys",
-    "tests/runtime/test_verify.py::test_no_false_alarm",
+    *(
+        f"tests/runtime/test_verify.py::test_no_false_alarm[{name}]"
+        for name in ("inner_loops", "loop_around", "mixed_types")
+    ),
 )
 
 

@@ -303,8 +303,11 @@ def test_every_program_is_right_without_failures() -> None:
         assert (messages, has_kernel) == ([], case.has_kernel), name
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("injected"), MemoryError("injected")], ids=repr)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("stage", "failure"),
+    [*zip(STAGES, itertools.cycle((RuntimeError("injected"), MemoryError("injected"))))],
+    ids=repr,
+)
 def test_a_stage_fails(stage: str, failure: Exception, reached: Mapping[str, str]) -> None:
     (message,), _ = run_with(stage, raising(failure), reached[stage])
     assert message.startswith("Fuselane ") and "injected" in message

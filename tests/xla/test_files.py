@@ -16,13 +16,14 @@ from jax import export
 from jaxlib import _hlo, _jax  # type: ignore[attr-defined]
 
 from fuselane.comparing import compare_strategies
-from fuselane.errors import CaptureError, FuselaneError, InputError
+from fuselane.errors import FuselaneError, InputError
 from fuselane.xla import compilation
 from fuselane.xla.capture import bytecode, capture, lower
 from fuselane.xla.captured import CapturedModule
 from fuselane.xla.dump import read_dump
 from fuselane.xla.files import capture_path
-from fuselane.xla.toolchain import Toolchain, find_toolchain
+from fuselane.xla.toolchain import Toolchain
+from tests.gpu_extra import needs_gpu_extra
 
 MAX_S = 120.0
 
@@ -206,12 +207,9 @@ def test_a_dump_of_texts(dump: Path, tmp_path: Path) -> None:
     assert [name for name in named if name != "dce"] == [name for name in changes if name != "dce"]
 
 
+@needs_gpu_extra
 def test_a_dump_of_a_gpus_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says itself for which GPU it is."""
-    try:
-        find_toolchain()
-    except CaptureError:
-        pytest.skip("the gpu extra is not installed")
     kept = tmp_path / "kept"
 
     def read_and_keep(folder: Path, *arguments: Any, **keywords: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from fuselane.errors import CaptureError, FuselaneError
 from fuselane.xla.scripts import capture_script
 from fuselane.xla.targets import find_target
-from fuselane.xla.toolchain import find_toolchain
+from tests.gpu_extra import needs_gpu_extra
 
 MAX_S = 120.0
 
@@ -82,12 +82,9 @@ def test_a_module(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "jit_rollout" in {module.name for module in capture.modules}
 
 
+@needs_gpu_extra
 def test_a_script_for_a_gpu(script: Path) -> None:
     """It runs on the CPU, while XLA gets what it would get for a GPU."""
-    try:
-        find_toolchain()
-    except CaptureError:
-        pytest.skip("the gpu extra is not installed")
     said: list[str] = []
     capture = capture_script(
         [str(script), "fail"], find_target("h100"), max_s=MAX_S, on_progress=said.append

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -566,6 +567,7 @@ def _without(
 def _places(instructions: list[HloInstruction], wanted: HloInstruction) -> Iterator[int]:
     """Yields where one of them is in a long list, in which it is until the next is asked for."""
     place = -1
-    for _ in range(instructions.count(wanted)):
-        place = instructions.index(wanted, place + 1)
-        yield place
+    with suppress(ValueError):
+        while True:
+            place = instructions.index(wanted, place + 1)
+            yield place

@@ -44,8 +44,8 @@ def check_slices(
     """Refuses siblings that read slices of their parent without a common element."""
     if parent.shape.is_tuple or parent.shape.byte_size < _SMALL_BYTES:
         return None
-    one = _unique_slice(parent, first.instruction)
     other = _unique_slice(parent, second.instruction)
+    one = other and _unique_slice(parent, first.instruction)
     if one is None or other is None:
         return None
     overlaps = all(

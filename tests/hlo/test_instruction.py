@@ -126,6 +126,29 @@ def test_replace_all_uses() -> None:
     verify_computation(computation)
 
 
+def test_many_operands_give_way_one_after_the_other() -> None:
+    """Those of a long list, some of which it has more than once, with other edits in between."""
+    generator = np.random.default_rng(0)
+    computation = HloComputation.create("long")
+    values = [computation.add(_parameter(number)) for number in range(20)]
+    operands = [*values, *values[::3]]
+    user = computation.add(HloInstruction.create("concatenate", _F32, operands, name="c"))
+    computation.root = user
+    for step in range(60):
+        old, new = operands[generator.integers(len(operands))], values[generator.integers(20)]
+        if step % 4 == 3:
+            new = computation.add(HloInstruction.create("iota", _F32), before=user)
+        if step % 7 == 6:
+            place = int(generator.integers(len(operands)))
+            user.replace_operand(place, new)
+            operands[place] = new
+        else:
+            old.replace_all_uses_with(new)
+            operands = [new if operand is old else operand for operand in operands]
+        assert user.operands == operands
+        verify_computation(computation)
+
+
 def test_replacement_may_use_what_it_replaces() -> None:
     computation, p, a, b = _chain()
     copy = computation.add(HloInstruction.create("copy", _F32, [p]), before=a)

@@ -5,8 +5,8 @@ Source: xla/service/fusion_node_indexing_evaluation.cc.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar, final
 
 from fuselane.fusion.reuse import fusion_reuses, reuses_operand
 from fuselane.hlo.computation import HloComputation
@@ -17,6 +17,7 @@ RECOMPUTED_INDICES: Final = frozenset(
 )
 """Opcodes whose code cannot be shared between two places that need the same element."""
 
+_Fact = TypeVar("_Fact")
 _NOTHING: Final[tuple[frozenset[HloInstruction], int]] = frozenset(), 0
 
 HEAVY: Final = frozenset({"copy", "reduce", "reduce-window", "transpose"})
@@ -57,6 +58,14 @@ class GrowingFusion:
         and how often all that stands in the code."""
         self._emissions: dict[HloInstruction, int] = {}
         """Empty until asked for."""
+        self._facts: dict[Callable[[GrowingFusion], Any], Any] = {}
+
+    def fact(self, find_out: Callable[[GrowingFusion], _Fact]) -> _Fact:
+        """Returns what a function says of the fusion; remembered until that grows."""
+        if find_out not in self._facts:
+            self._facts[find_out] = find_out(self)
+        fact: _Fact = self._facts[find_out]
+        return fact
 
     def _look(self) -> None:
         """Counts how often the code of each member stands in the fusion's."""
@@ -109,6 +118,7 @@ class GrowingFusion:
             member: Its copy in the fusion's body.
             read: What the producer reads, all of which are operands now.
         """
+        self._facts.clear()
         if self._heavy is not None and member.opcode in HEAVY:
             self._heavy.append(member)
         if self._reused is not None:

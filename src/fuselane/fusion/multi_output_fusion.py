@@ -246,7 +246,8 @@ class _Walk:
     # Both.
 
     def _check_budget(self, left: Candidate, right: Candidate) -> FusionDecision | None:
-        return self.rules.check_heavy([*left.heavy, *right.heavy]) or self.rules.check_operands(
+        heavy = [*left.heavy, *right.heavy]
+        return (self.rules.check_heavy(heavy) if heavy else None) or self.rules.check_operands(
             left.instruction, right.instruction, is_vertical=False
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar, Final, final
 
 from fuselane.boundary import BoundaryReason
@@ -99,8 +100,6 @@ class _Queue:
         """Negated ranks: priorities, and which instruction has it, the last one first."""
         self.producers: dict[int, HloInstruction] = {}
         """Instructions by id."""
-        self.light: set[HloInstruction] = set()
-        """Those that nothing speaks against fusing into each other but the gain."""
         self.changed = False
 
     def run(self) -> bool:
@@ -128,7 +127,7 @@ class _Queue:
     def _price(
         self,
         producer: HloInstruction,
-        new: Sequence[HloInstruction] = (),
+        new: Sequence[Kernel] = (),
         lost: int = 0,
         *,
         has_grown: bool = False,
@@ -147,17 +146,19 @@ class _Queue:
         if is_free_bitcast(producer):
             priority = _FIRST
         else:
-            of = self.model.kernel(producer)
+            model = self.model
+            of = model.kernel(producer)
             if not new or before is None:
-                if not self._can_fuse(of):
+                users = model.kernels(producer.users)
+                if not self._can_fuse(of, users):
                     return
-                time = of.time or self.model.time_of(of)
-                priority = LAUNCH + time.total + self.model.ticks_won(of, producer.users)
+                time = of.time or model.time_of(of)
+                priority = LAUNCH + time.total + model.ticks_won(of, users)
             else:
-                is_fusible = not has_grown and self._can_fuse(of, new)
-                if not is_fusible and not self._can_fuse(of):
+                is_fusible = not has_grown and self._can_fuse(of, new, are_all=False)
+                if not is_fusible and not self._can_fuse(of, model.kernels(producer.users)):
                     return
-                priority = before - lost + self.model.ticks_won(of, new)
+                priority = before - lost + model.ticks_won(of, new)
             if priority < 0:
                 self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
                 return
@@ -166,22 +167,20 @@ class _Queue:
             self.producers[producer.id] = producer
             heapq.heappush(self.heap, -(priority << _ID_BITS | producer.id))
 
-    def _can_fuse(self, of: Kernel, new: Sequence[HloInstruction] = ()) -> bool:
-        """Whether a producer can be fused into its users, or those that are new, but for bitcasts;
-        of which one is none. If it is asked about all of them, a refusal is noted."""
+    def _can_fuse(self, of: Kernel, users: Sequence[Kernel], *, are_all: bool = True) -> bool:
+        """Whether a producer can be fused into users of it, but for bitcasts, of which one is none.
+        If these are all of its users, a refusal is noted."""
         producer, is_read = of.instruction, False
-        users = new or producer.users
-        light = self.light
-        if producer in light and light.issuperset(users) and not producer.is_root:
+        if of.is_light and all(map(_is_light, users)) and not producer.is_root:
             return True
-        for user in users:
-            if is_free_bitcast(user):
+        for into in users:
+            if is_free_bitcast(into.instruction):
                 continue
             is_read = True
-            refusal = self._refusal(of, self.model.kernel(user))
+            refusal = self._refusal(of, into)
             if refusal is not None:
-                if not new:
-                    self.log.note(self.options.name, producer, user, refusal)
+                if are_all:
+                    self.log.note(self.options.name, producer, into.instruction, refusal)
                 return False
         if not is_read:
             self.log.note(
@@ -198,10 +197,9 @@ class _Queue:
 
     def _weigh(self, kernel: Kernel) -> None:
         """Finds out whether a kernel is light."""
-        if kernel.is_plain and self.rules.is_light(kernel.width, self.model.cost_of(kernel)):
-            self.light.add(kernel.instruction)
-        else:
-            self.light.discard(kernel.instruction)
+        kernel.is_light = kernel.is_plain and self.rules.is_light(
+            kernel.width, self.model.cost_of(kernel)
+        )
 
     def _refusal(self, of: Kernel, into: Kernel) -> FusionDecision | None:
         """Returns why a producer cannot be fused into a user, if so."""
@@ -263,14 +261,15 @@ class _Queue:
                 grown[user] = into.time.total
         for gone in users if producer.users else [producer, *users]:
             model.forget(gone)
-        updates: dict[HloInstruction, list[HloInstruction]] = {}
+        updates: dict[HloInstruction, list[Kernel]] = {}
         for fusion, (cost, opcodes, kept, demands) in new.items():
-            self._weigh(model.learn(fusion, cost, opcodes, kept, demands))
+            kernel = model.learn(fusion, cost, opcodes, kept, demands)
+            self._weigh(kernel)
             for operand in fusion.operands:
                 if operand in updates:
-                    updates[operand].append(fusion)
+                    updates[operand].append(kernel)
                 elif _may_be_fused(operand):
-                    updates[operand] = [fusion]
+                    updates[operand] = [kernel]
         for instruction in dict.fromkeys([*new, *updates]):
             changed, less = updates.get(instruction, ()), lost.get(instruction, 0)
             if changed and instruction in grown:
@@ -308,6 +307,9 @@ class _Queue:
     def _is_outside_scatter(self, constant: HloInstruction, user: HloInstruction) -> bool:
         has_scatter = "scatter" in self.model.opcodes(user)  # else the body need not be looked at
         return not has_scatter or check_scatter(constant, user) is None
+
+
+_is_light: Final = attrgetter("is_light")
 
 
 def _lose(user: Kernel, lost: dict[HloInstruction, int]) -> None:

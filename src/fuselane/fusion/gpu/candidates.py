@@ -126,12 +126,12 @@ class Candidate:
         is_tiled = self.reduction is not None or self.transposition is not None
         return self.hero.operands[0].shape if is_tiled else self.hero.shape
 
-    @property
+    @cached_property
     def is_reduction(self) -> bool:
         """Whether any result comes from a reduction with an emitter of its own."""
         return self._may_have_heroes and any(map(is_real_reduction_hero, self.roots, self.heroes))
 
-    @property
+    @cached_property
     def is_transpose(self) -> bool:
         """Whether any result comes from a transpose with an emitter of its own."""
         return self._may_have_heroes and any(

@@ -82,9 +82,9 @@ class Memory:
 
 
 @lru_cache(maxsize=1 << 16)
-def compute_ticks(flops: int, flops_per_ns: int) -> int:
-    """Returns the time of so many operations."""
-    return _scale(4, to_f32(to_f32(flops) / flops_per_ns))
+def compute_ticks(flops: float, flops_per_ns: int) -> int:
+    """Returns the time of so many operations, of which XLA counts whole ones."""
+    return _scale(4, to_f32(int(to_f32(flops)) / flops_per_ns))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -72,6 +72,8 @@ class Kernel:
         opcodes: Of what it computes.
         is_shaping: Whether any of them may decide how a kernel that holds it is made.
         is_plain: See `rules.is_plain`.
+        is_light: Whether nothing but the gain speaks against fusing it and another such kernel, as
+            far as somebody found that out.
         width: Operands, repetitions included, and arrays among the results.
         cost: What it computes, reads and writes; this and all below is None until asked for.
         demands: What its reductions and transposes ask for.
@@ -91,6 +93,7 @@ class Kernel:
         "demands",
         "even",
         "instruction",
+        "is_light",
         "is_plain",
         "is_shaping",
         "opcodes",
@@ -109,6 +112,7 @@ class Kernel:
         self.opcodes = opcodes
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
         self.is_plain = is_plain(instruction, opcodes)
+        self.is_light = False
         self.cost: KernelCost | None = None
         self.demands: Demands | None = None
         self.plan: Plan | None = None

@@ -56,6 +56,8 @@ class KernelCost:
         flop_bits: For a fusion: bits of the numbers summed up to `flops`, of which the lowest tells
             the largest power of two that divides them all.
         has_fractions: For a fusion: whether any number summed up is no integer.
+        reads_evenly: For a fusion: whether every operand is read element by element from the result
+            alone.
     """
 
     flops: float
@@ -69,6 +71,7 @@ class KernelCost:
     result: int = -1
     flop_bits: int = 0
     has_fractions: bool = False
+    reads_evenly: bool = False
 
     @property
     def is_fusion(self) -> bool:
@@ -102,15 +105,18 @@ class KernelCost:
     def settle(self, operands: list[Operand]) -> None:
         """Takes a fusion's operands, in order."""
         self.operands = operands
-        self.code_size, self.copies = self.member_size, 1
-        roots, times = NO_ROOTS, 0
+        self.copies, self.reads_evenly = 1, True
+        size, roots, times = self.member_size, NO_ROOTS, 0
         for operand in operands:
             if operand.roots is not roots:
                 roots = operand.roots
                 times = sum([self.emissions[root] for root in roots])
                 self.copies = max(self.copies, times)
+                if len(roots) != 1 or self.result not in roots:
+                    self.reads_evenly = False
             operand.emissions = times
-            self.code_size += times
+            size += times
+        self.code_size = size
 
     def take(self, of: KernelCost, value: Operand, read: Sequence[Operand]) -> bool:
         """Adds the members of another fusion, if its cost tells all about them: where no sum is

@@ -26,7 +26,6 @@ from fuselane.fusion.gpu.kernel import (
 )
 from fuselane.fusion.gpu.kernel_cost import (
     EXACT_IN_F32,
-    NO_ROOTS,
     KernelCost,
     round_half_up,
     to_f32,
@@ -112,6 +111,10 @@ class PerformanceModel:
         if kernel is None:
             kernel = self._kernels[instruction] = Kernel(instruction, opcodes_of(instruction))
         return kernel
+
+    def kernels(self, instructions: Iterable[HloInstruction]) -> list[Kernel]:
+        """Returns what is known of each of some instructions."""
+        return [*map(self.kernel, instructions)]
 
     def opcodes(self, instruction: HloInstruction) -> Opcodes:
         """Returns the opcodes of what an instruction computes."""
@@ -206,40 +209,37 @@ class PerformanceModel:
         if len(places) < len(operands):
             share *= into.instruction.operands.count(of.instruction)
         computed = flops + (flops_of if share == 1.0 else to_f32(flops_of * share))
-        computing = compute_ticks(int(to_f32(computed)), running.flops_per_ns)
+        computing = compute_ticks(computed, running.flops_per_ns)
         return overlap(computing, memory)
 
-    def ticks_won(self, of: Kernel, users: Iterable[HloInstruction]) -> int:
+    def ticks_won(self, of: Kernel, users: Iterable[Kernel]) -> int:
         """Returns how many ticks users of a kernel take longer alone than with it computed inside.
 
         Most kernels read evenly: they have arrays of one shape, each once, and read for each
         element of their result the same one of each. Where both do, the producer's are read as the
         user's are, once, and the rest of `fused_ticks` is the same for all of a user's operands.
         """
-        kernels, producer, total_won = self._kernels, of.instruction, 0
+        producer, total_won = of.instruction, 0
         operands_of, flops_of, _, _, whole_of, each_of, running_of = of.even or self._even(of)
-        for user in users:
-            into = kernels.get(user) or self.kernel(user)
+        for into in users:
             won = into.won.get(producer)
-            if won is not None:
-                total_won += won
-                continue
-            operands, flops, total, others, _, _, running = into.even or self._even(into)
-            if not (operands and operands_of):
-                total = (into.time or self.time_of(into)).total
-                ticks = self.fused_ticks(of, into, self.plan_of(into, of))
-            else:
-                whole, each = whole_of, each_of
-                if running_of is not running:
-                    operand = producer.operands[0]
-                    each = self._read_ticks(operand, operand.shape.byte_size, running)
-                    whole = each * len(operands_of)
-                memory = others + whole
-                if not operands.isdisjoint(operands_of):
-                    memory -= len(operands & operands_of) * each
-                computing = compute_ticks(flops + flops_of, running.flops_per_ns)
-                ticks = overlap(computing, memory)
-            won = into.won[producer] = total - ticks
+            if won is None:
+                operands, flops, total, others, _, _, running = into.even or self._even(into)
+                if operands and operands_of:
+                    whole, each = whole_of, each_of
+                    if running is not running_of:
+                        operand = producer.operands[0]
+                        each = self._read_ticks(operand, operand.shape.byte_size, running)
+                        whole = each * len(operands_of)
+                    memory = others + whole
+                    if not operands.isdisjoint(operands_of):
+                        memory -= len(operands & operands_of) * each
+                    computing = compute_ticks(flops + flops_of, running.flops_per_ns)
+                    ticks = overlap(computing, memory)
+                else:
+                    total = (into.time or self.time_of(into)).total
+                    ticks = self.fused_ticks(of, into, self.plan_of(into, of))
+                won = into.won[producer] = total - ticks
             total_won += won
         return total_won
 
@@ -318,13 +318,7 @@ def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:
             return False
     if cost.result < 0:
         return is_elementwise(kernel.instruction)
-    roots = NO_ROOTS
-    for read in cost.operands:
-        if read.roots is not roots:
-            roots = read.roots
-            if len(roots) > 1 or cost.result not in roots:
-                return False
-    return cost.utilization[cost.result] == 1.0
+    return cost.reads_evenly and cost.utilization[cost.result] == 1.0
 
 
 def _share(num_bytes: int, share: float) -> int:

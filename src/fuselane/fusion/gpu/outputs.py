@@ -25,13 +25,13 @@ def check_loop_shapes(left: Candidate, right: Candidate) -> FusionDecision | Non
     A loop runs over what a reduction or tiled transpose reads, and else over the result. Loops
     that only name the same elements differently are alike where there are tiled emitters.
     """
-    reductions = [side.reduction for side in (left, right) if side.reduction]
-    transposes = [side.transposition for side in (left, right) if side.transposition]
-    if len(reductions) == 2 and reductions[0] != reductions[1]:
+    reductions = left.reduction, right.reduction
+    transposes = left.transposition, right.transposition
+    if all(reductions) and reductions[0] != reductions[1]:
         return _refuse(left, right, "tiled reductions with different shapes")
-    if len(transposes) == 2 and transposes[0] != transposes[1]:
+    if all(transposes) and transposes[0] != transposes[1]:
         return _refuse(left, right, "tiled transposes with different shapes")
-    if reductions and transposes:
+    if any(reductions) and any(transposes):
         return _refuse(left, right, "MOF-fusion of a transpose and a reduction")
     if _are_alike(left.loop_shape, right.loop_shape, or_reshaped=left.tiled):
         return None
@@ -44,8 +44,8 @@ def check_slices(
     """Refuses siblings that read slices of their parent without a common element."""
     if parent.shape.is_tuple or parent.shape.byte_size < _SMALL_BYTES:
         return None
-    one = _unique_slice(parent, first.instruction)
     other = _unique_slice(parent, second.instruction)
+    one = other and _unique_slice(parent, first.instruction)
     if one is None or other is None:
         return None
     overlaps = all(

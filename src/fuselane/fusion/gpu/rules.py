@@ -236,7 +236,8 @@ class GpuRules:
         if len(left.operands) + len(right.operands) + leaves < self.max_operands:
             return None  # even if both results are tuples
         outputs = _num_outputs(left) + _num_outputs(right)
-        operands = {*left.operands, *right.operands} - {left, right}
+        operands = {*left.operands, *right.operands}
+        operands -= {left, right}
         if is_vertical and len(operands) <= len(right.operands):
             return None
         total = len(operands) + outputs

@@ -88,7 +88,6 @@ class HloInstruction:
         "_dimensions",
         "_is_shared",
         "_literal",
-        "_long_operands",
         "_proto",
         "_shape_in_proto",
         "called_computations",
@@ -122,7 +121,6 @@ class HloInstruction:
         self._shape_in_proto: Shape | None = None
         self._dimensions: tuple[int, ...] | None = None
         self._literal: np.ndarray[Any, Any] | None = None
-        self._long_operands: _LongList | None = None
 
     @classmethod
     def create(
@@ -207,7 +205,6 @@ class HloInstruction:
         copy._shape_in_proto = self._shape_in_proto
         copy._literal = self._literal
         copy._dimensions = self._dimensions
-        copy._long_operands = None
         for operand in operands:
             users = operand.users
             if not users or users[-1] is not copy:
@@ -327,9 +324,8 @@ class HloInstruction:
                     if operand is self:
                         operands[place] = new
                 continue
-            if user._long_operands is None:
-                user._long_operands = _LongList()
-            user._long_operands.exchange(operands, self, new)
+            for place in _places(operands, self):
+                operands[place] = new
         users[:] = keep
         self._note_edit()
         computation = self.computation
@@ -566,41 +562,6 @@ def _without(
 ) -> tuple[HloInstruction, ...]:
     """Returns them but for one."""
     return tuple(instruction for instruction in instructions if instruction is not gone)
-
-
-@final
-class _LongList:
-    """Where a long list of operands has each of them, if one after the other gives way to others.
-
-    What is known is of the list as it was left the last time, and only used where it is the same
-    again; a comparison takes a tenth of a search, which asks each entry whether it is equal.
-    """
-
-    __slots__ = ("_left", "_places")
-
-    def __init__(self) -> None:
-        self._left: list[HloInstruction] = []
-        self._places: dict[HloInstruction, list[int]] = {}
-        """Empty until a list is the same for the second time."""
-
-    def exchange(
-        self, operands: list[HloInstruction], old: HloInstruction, new: HloInstruction
-    ) -> None:
-        """Puts an instruction in the place of another wherever a list has that."""
-        if self._left != operands:
-            self._places = {}
-            for place in _places(operands, old):
-                operands[place] = new
-            self._left = operands.copy()
-            return
-        known = self._places
-        if not known:
-            for place, operand in enumerate(operands):
-                known.setdefault(operand, []).append(place)
-        places = known.pop(old)
-        for place in places:
-            operands[place] = self._left[place] = new
-        known.setdefault(new, []).extend(places)
 
 
 def _places(instructions: list[HloInstruction], wanted: HloInstruction) -> Iterator[int]:

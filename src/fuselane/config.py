@@ -26,6 +26,7 @@ from typing import Any, Final, final
 from fuselane.errors import OptionError
 
 VERSION: Final = "0.1.0"
+_PACKAGE: Final = Path(__file__).parent
 
 _LAUNCHERS: Final = ("auto", "xla", "fuselane")
 _SWITCH: Final = "FUSELANE"
@@ -180,14 +181,18 @@ def cache_dir() -> Path:
         return Path(tempfile.gettempdir()) / f"fuselane-{os.getuid()}"
 
 
+def is_own_file(name: str) -> bool:
+    """Whether a file that code comes from, as Python names it, is Fuselane's."""
+    return name.startswith(os.path.join(_PACKAGE, ""))
+
+
 @functools.lru_cache(maxsize=1)
 def source_digest() -> str:
     """Returns the version and a hash of Fuselane's own source, so that an edited checkout never
     uses what another one made."""
     digest = hashlib.sha256()
-    package = Path(__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + path.read_bytes())
     return f"{VERSION}-{digest.hexdigest()[:12]}"
 
 

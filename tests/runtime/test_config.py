@@ -74,6 +74,14 @@ def test_switch(text: str, meaning: bool | None, monkeypatch: pytest.MonkeyPatch
     assert config.switch() is meaning
 
 
+def test_files_beside_the_package_are_not_its_own() -> None:
+    package = str(Path(config.__file__).parent)
+    assert config.is_own_file(config.__file__)
+    assert config.is_own_file(f"{package}/fusion/gpu/rules.py")
+    assert not config.is_own_file(f"{package}_tools/main.py")
+    assert not config.is_own_file("<stdin>")
+
+
 def test_fingerprints_differ_by_every_option() -> None:
     base = Options()
     others = [

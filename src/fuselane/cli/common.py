@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 import fuselane
+from fuselane.config import is_own_file
 from fuselane.errors import InputError
 
 OK: Final = 0
@@ -21,7 +22,6 @@ WRONG: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
-_OWN: Final = str(Path(fuselane.__file__).parent)
 _COMMAND: Final = sys.argv[0]
 """The file that the console's `fuselane` is."""
 
@@ -107,7 +107,7 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    is_own = filename.startswith(_OWN) or filename == _COMMAND
+    is_own = is_own_file(filename) or filename == _COMMAND
     if issubclass(category, fuselane.FuselaneWarning) and is_own:
         return f"fuselane: {message}\n"
     return _format_usually(message, category, filename, lineno, line)

@@ -11,15 +11,15 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
-from typing import Final, final
+from typing import final
 
 from jax._src import compiler
 from jax._src.source_info_util import is_user_filename
 
+from fuselane.config import is_own_file
+
 _logger = logging.getLogger("fuselane")
-_OWN: Final = str(Path(__file__).resolve().parents[1])
 
 
 @final
@@ -74,7 +74,7 @@ def _is_of_user(frame: FrameType) -> bool:
     """Whether code is none of ours, JAX's, Python's, or what libraries told JAX to be theirs."""
     file = frame.f_code.co_filename
     is_frozen = file.startswith("<frozen ")
-    return is_user_filename(file) and not file.startswith(_OWN) and not is_frozen
+    return is_user_filename(file) and not is_own_file(file) and not is_frozen
 
 
 def _is_compiling(frame: FrameType) -> bool:

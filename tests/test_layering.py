@@ -25,6 +25,7 @@ FOUNDATION: Final = {
     "device": {"config", "decisions", "errors"},
     "contract": set[str](),
     "gpu": set[str](),
+    "files": set[str](),
     "later": set[str](),
     "peek": set[str](),
 }

@@ -102,15 +102,16 @@ def program_of(operation: str, variant: int, dtype: str, kind: str) -> Program:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_can_be_traced(operation: str) -> None:
-    """In many forms, on all types and kinds of values; results are those that are judged."""
+    """In many forms, on all types, those of floats with a kind of values each; results are those
+    that are judged."""
     generator = np.random.default_rng(len(operation))
     for dtype in DTYPES:
-        for kind in ("exact", "near", "special") if is_floating(dtype) else ("exact",):
-            program = program_of(operation, int(generator.integers(1000)), dtype, kind)
-            built = Built(program)
-            with jax.enable_x64(True):
-                results = jax.eval_shape(built, *draw_inputs(program))
-            assert len(results) == len(built.judgements)
+        kind = generator.choice(("exact", "near", "special")) if is_floating(dtype) else "exact"
+        program = program_of(operation, int(generator.integers(1000)), dtype, str(kind))
+        built = Built(program)
+        with jax.enable_x64(True):
+            results = jax.eval_shape(built, *draw_inputs(program))
+        assert len(results) == len(built.judgements)
 
 
 @pytest.mark.parametrize("name", NEAR_RULES)

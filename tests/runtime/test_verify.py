@@ -103,7 +103,7 @@ def double_pendulum(x: jax.Array) -> Any:
         ddb = 2 * sine * (2 * da * da + 19.6 * jnp.cos(a) + db * db * cosine) / scale
         return (a + 0.01 * da, b + 0.01 * db, da + 0.01 * dda, db + 0.01 * ddb), None
 
-    return lax.scan(step, (2 + x, 2 - x, 0 * x, 0 * x), None, length=10_000)[0]
+    return lax.scan(step, (2 + x, 2 - x, 0 * x, 0 * x), None, length=3_000)[0]
 
 
 def poles_with_resets(x: jax.Array) -> Any:

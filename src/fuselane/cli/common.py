@@ -16,6 +16,7 @@ from rich.table import Table
 import fuselane
 from fuselane.config import is_own_file
 from fuselane.errors import InputError
+from fuselane.files import write_whole
 
 OK: Final = 0
 WRONG: Final = 1
@@ -37,7 +38,7 @@ STDOUT: Final = Path("-")
 def write(path: Path, text: str) -> None:
     """Writes a file; what is wrong with it is bad input."""
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise _unwritable(path, error) from None
 

@@ -25,6 +25,7 @@ from fuselane.explain.schema import finite, module_values
 from fuselane.explain.strategy import describe_answers
 from fuselane.explain.text import make_page, to_text
 from fuselane.explain.timeline import describe_trace
+from fuselane.files import write_whole
 
 _WIDTH: Final = 100
 """Columns of text where there is no terminal to ask."""
@@ -132,7 +133,7 @@ class Report:
         Raises:
             OSError: if the file cannot be written.
         """
-        Path(path).write_text(make_html(self.modules, self.note), encoding="utf-8")
+        write_whole(Path(path), make_html(self.modules, self.note))
 
     def dot(self) -> str:
         """Returns the kernels and what crosses between them as a graph for Graphviz."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, final
 
 from fuselane.errors import OptionError
+from fuselane.files import write_whole
 from fuselane.fusion.dissolve import dissolve, is_dissolvable, unfuse_on_gpu
 from fuselane.fusion.landmarks import Landmark, Landmarks
 from fuselane.fusion.legal import make_legal
@@ -165,7 +166,7 @@ def write_plan(path: Path, modules: Sequence[PlannedModule]) -> None:
             ],
         }
     content = {_VERSION: VERSION, "modules": written}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_plan(path: Path) -> tuple[PlannedModule, ...]:

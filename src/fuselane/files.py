@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import secrets
 from pathlib import Path
 
 
@@ -18,17 +18,18 @@ def write_whole(path: Path, text: str) -> None:
     """
     place = path.resolve()
     data = text.encode()
-    beside = place.with_name(f".fuselane-{os.getpid()}")
+    beside = place.with_name(f".fuselane-{secrets.token_hex(8)}")
     if Path("/dev") in path.parents or (place.exists() and not place.is_file()):
         place.write_bytes(data)
         return
     try:
-        beside.touch()
+        file = beside.open("xb")
     except PermissionError:
         place.write_bytes(data)
         return
     try:
-        beside.write_bytes(data)
+        with file:
+            file.write(data)
         with contextlib.suppress(FileNotFoundError):
             beside.chmod(place.stat().st_mode)
         beside.replace(place)

@@ -5,19 +5,21 @@ Source: xla/service/fusion_node_indexing_evaluation.cc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar, final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, final
 
 from fuselane.fusion.reuse import fusion_reuses, reuses_operand
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+
+if TYPE_CHECKING:
+    from fuselane.fusion.gpu.candidates import Candidate
 
 RECOMPUTED_INDICES: Final = frozenset(
     {"concatenate", "dot", "dynamic-update-slice", "pad", "reduce", "reduce-window"}
 )
 """Opcodes whose code cannot be shared between two places that need the same element."""
 
-_Fact = TypeVar("_Fact")
 _NOTHING: Final[tuple[frozenset[HloInstruction], int]] = frozenset(), 0
 
 HEAVY: Final = frozenset({"copy", "reduce", "reduce-window", "transpose"})
@@ -47,10 +49,12 @@ class GrowingFusion:
 
     Attributes:
         fusion: The fusion instruction.
+        candidate: How rules of GPUs see it, if they looked since it last grew.
     """
 
     def __init__(self, fusion: HloInstruction) -> None:
         self.fusion = fusion
+        self.candidate: Candidate | None = None
         self._heavy: list[HloInstruction] | None = None
         self._reused: dict[HloInstruction, bool] | None = None
         self._asking: dict[HloInstruction, tuple[frozenset[HloInstruction], int]] = {}
@@ -58,14 +62,6 @@ class GrowingFusion:
         and how often all that stands in the code."""
         self._emissions: dict[HloInstruction, int] = {}
         """Empty until asked for."""
-        self._facts: dict[Callable[[GrowingFusion], Any], Any] = {}
-
-    def fact(self, find_out: Callable[[GrowingFusion], _Fact]) -> _Fact:
-        """Returns what a function says of the fusion; remembered until that grows."""
-        if find_out not in self._facts:
-            self._facts[find_out] = find_out(self)
-        fact: _Fact = self._facts[find_out]
-        return fact
 
     def _look(self) -> None:
         """Counts how often the code of each member stands in the fusion's."""
@@ -118,7 +114,7 @@ class GrowingFusion:
             member: Its copy in the fusion's body.
             read: What the producer reads, all of which are operands now.
         """
-        self._facts.clear()
+        self.candidate = None
         if self._heavy is not None and member.opcode in HEAVY:
             self._heavy.append(member)
         if self._reused is not None:

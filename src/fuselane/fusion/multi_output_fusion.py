@@ -247,7 +247,7 @@ class _Walk:
 
     def _check_budget(self, left: Candidate, right: Candidate) -> FusionDecision | None:
         heavy = [*left.heavy, *right.heavy]
-        return (self.rules.check_heavy(heavy) if heavy else None) or self.rules.check_operands(
+        return self.rules.check_heavy(heavy) or self.rules.check_operands(
             left.instruction, right.instruction, is_vertical=False
         )
 

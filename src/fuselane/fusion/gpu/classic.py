@@ -19,7 +19,7 @@ from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP
 from fuselane.fusion.gpu.candidates import LOOP_FUSIBLE, Candidate
 from fuselane.fusion.gpu.rules import GpuRules
-from fuselane.fusion.growing import HEAVY, GrowingFusion
+from fuselane.fusion.growing import HEAVY
 from fuselane.fusion.in_place import MAY_UPDATE, check_in_place
 from fuselane.fusion.opcodes import is_effective_scalar, is_expensive_on_gpu
 from fuselane.fusion.rules import (
@@ -135,14 +135,15 @@ class ClassicRules:
 
     def check_sharing(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
         """Refuses kernels with too many reductions, or too much shared memory."""
-        if not (producer.heavy or consumer.heavy):
-            return None
         return self.limits.check_heavy([*producer.heavy, *consumer.heavy])
 
     def _consumer(self, edge: Edge) -> Candidate:
         if edge.growing is None:
             return self.candidate(edge.consumer)
-        return edge.growing.fact(_tiled if self.tiled_emitters else _looping)
+        growing = edge.growing
+        if growing.candidate is None:
+            growing.candidate = self.candidate(growing.fusion, growing.heavy)
+        return growing.candidate
 
     def _check_reuse(self, edge: Edge) -> FusionDecision | None:
         producer = edge.producer
@@ -196,14 +197,6 @@ class ClassicRules:
                 return self.nested_loops and reader.shape.num_elements > read
             case _:
                 return False
-
-
-def _tiled(growing: GrowingFusion) -> Candidate:
-    return Candidate(growing.fusion, tiled=True, heavy=growing.heavy)
-
-
-def _looping(growing: GrowingFusion) -> Candidate:
-    return Candidate(growing.fusion, tiled=False, heavy=growing.heavy)
 
 
 def _is_plain(edge: Edge) -> bool:

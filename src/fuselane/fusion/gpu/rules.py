@@ -6,7 +6,7 @@ xla/service/gpu/gpu_fusible.cc.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -183,10 +183,10 @@ class GpuRules:
             None if size <= self.max_code_size else _refuse_code(size, self.max_code_size)
         )
 
-    def check_heavy(self, members: Iterable[HloInstruction]) -> FusionDecision | None:
+    def check_heavy(self, members: Sequence[HloInstruction]) -> FusionDecision | None:
         """Refuses kernels of these members that would take too much shared memory or hold too many
         reductions."""
-        if not self.tiled_emitters:
+        if not self.tiled_emitters or not members:
             return None
         heavy = [member for member in members if member.opcode in _SHARING]
         if not heavy:

@@ -21,6 +21,7 @@ Numerics: bitwise-equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Final
 
 from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES
@@ -45,7 +46,7 @@ from fuselane.lanes.guarded_updates import select_updates
 from fuselane.lanes.index_vectors import is_folded_vector, is_index_vector, take_apart, work_out
 from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.reduction_trees import lower_reduction
-from fuselane.lanes.rows import picks_rows
+from fuselane.lanes.rows import emit_layer, get_layer, make_start, picks_rows
 from fuselane.lanes.sorting import TOP_K_TARGET, lower_sort, lower_top_k
 from fuselane.lanes.values import Value, array_of, arrays_of, elements_of
 from fuselane.lanes.whiles import NormalWhile, lower_while
@@ -190,8 +191,18 @@ class _Normaliser:
             return work_out(vector, self._region)
         if is_invariant and picks_rows(operand):
             source = self._parameter(operand.operands[0])
-            return array_of(self._visit(operand, [source], self._region))
+            layer = get_layer(operand)
+            return self._layer(layer, source) if layer else self._view(operand, source)
         return self._parameter(operand)
+
+    def _layer(self, steps: Sequence[HloInstruction], source: HloInstruction) -> HloInstruction:
+        first, *views = steps
+        start = self._parameter(make_start(first))
+        value = emit_layer(self._region, first, source, start)
+        return reduce(lambda value, view: self._view(view, value), views, value)
+
+    def _view(self, instruction: HloInstruction, source: HloInstruction) -> HloInstruction:
+        return array_of(self._visit(instruction, [source], self._region))
 
     def _parameter(self, operand: HloInstruction) -> HloInstruction:
         """Returns a new parameter of the region for a value of the user's module."""

@@ -105,7 +105,7 @@ class _Replacement:
         self.constrains_layouts = constrains_layouts
         self.computation: HloComputation = loop.computation
         self.initial = loop.operands[0].operands
-        self.operands = list(program.operands)
+        self.operands = [self._placed(operand) for operand in program.operands]
         self.results: list[Shape] = []
         self.result_of: dict[int, int] = {}
         self.aliases: list[tuple[int, int]] = []
@@ -129,6 +129,12 @@ class _Replacement:
         self._keep_order(call)
         self._remove_loop()
         return call
+
+    def _placed(self, operand: HloInstruction) -> HloInstruction:
+        """Returns an operand, which may be a constant that no computation has yet."""
+        if operand.computation is None:
+            self.computation.add(operand, before=self.loop)
+        return operand
 
     def _operand_positions(self) -> dict[int, int]:
         """Returns for each element of the region's loop the operand with its initial value."""

@@ -456,7 +456,8 @@ def test_threads_of_a_large_block_have_fewer_registers() -> None:
 
             return jax.lax.fori_loop(0, 9, step, state)
 
-        return make_thread_plan(lane_program(program, lanes(num_lanes)), H100).numbers()
+        found = lane_program_of(lowered(program, lanes(num_lanes)))
+        return make_thread_plan(found, H100).numbers()
 
     few, many = plan_of(100), plan_of(500)
     assert few["registers"] > 128 and few["spilled_values"] == 0
@@ -883,7 +884,7 @@ def rotated(count: int) -> Callable[[jax.Array], Any]:
     return program
 
 
-@pytest.mark.parametrize(("count", "num_lanes"), [(900, 2048), (400, 10**6)])
+@pytest.mark.parametrize(("count", "num_lanes"), [(700, 2048), (400, 10**6)])
 def test_loops_that_spill_badly_are_left_to_xla(count: int, num_lanes: int) -> None:
     """Few threads wait for each value that is stored and loaded again; many have no room in L2."""
 

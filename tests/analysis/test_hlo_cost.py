@@ -12,6 +12,7 @@ import pytest
 from fuselane.analysis.hlo_cost import compute_cost, compute_total
 from fuselane.hlo.module import HloModule
 from tests.hlo import xla
+from tests.hlo.xla import UNOPTIMISED
 
 
 def _scan(x: Any) -> Any:
@@ -56,7 +57,7 @@ def pointer_bytes(module: HloModule) -> int:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_totals_are_those_of_xla(name: str) -> None:
     function, arguments = PROGRAMS[name]
-    compiled: Any = jax.jit(function).lower(*arguments).compile()
+    compiled: Any = jax.jit(function).lower(*arguments).compile(UNOPTIMISED)
     data = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
     module = HloModule.from_bytes(data)
     cost = compute_total(module.entry, count_trips=False)

@@ -60,6 +60,7 @@ from fuselane.xla.targets import find_target
 from fuselane.xla.toolchain import find_toolchain
 from tests.backends.programs import CROWDS, LOOPS, picking
 from tests.gpu_extra import needs_gpu_extra
+from tests.hlo.xla import lowered
 
 H100: Final = GPUS["h100"]
 PRE_FUSION: Final = ("collective-optimizations", "simplification")
@@ -75,7 +76,11 @@ def compiled(program: Any, *arguments: Any) -> bytes:
 
 
 def lane_program(program: Any, *arguments: Any) -> LaneProgram:
-    module = HloModule.from_bytes(compiled(program, *arguments))
+    return lane_program_of(compiled(program, *arguments))
+
+
+def lane_program_of(data: bytes) -> LaneProgram:
+    module = HloModule.from_bytes(data)
     loop = next(
         i for c in reversed(module.computations) for i in c.instructions if i.opcode == "while"
     )
@@ -451,7 +456,8 @@ def test_threads_of_a_large_block_have_fewer_registers() -> None:
 
             return jax.lax.fori_loop(0, 9, step, state)
 
-        return make_thread_plan(lane_program(program, lanes(num_lanes)), H100).numbers()
+        found = lane_program_of(lowered(program, lanes(num_lanes)))
+        return make_thread_plan(found, H100).numbers()
 
     few, many = plan_of(100), plan_of(500)
     assert few["registers"] > 128 and few["spilled_values"] == 0
@@ -861,11 +867,7 @@ def test_what_xla_has_to_compute_as_well_is_reckoned_with() -> None:
 
 def test_state_beyond_the_registers_is_reckoned_with() -> None:
     def kernel_us(count: int) -> float:
-        def program(x: jax.Array) -> Any:
-            state = tuple(x * number for number in range(count))
-            return jax.lax.fori_loop(0, 9, lambda i, s: (*(v + 1 for v in s[1:]), s[0] * 2), state)
-
-        found = lane_program(program, lanes(64))
+        found = lane_program_of(lowered(rotated(count), lanes(64)))
         backend = GpuBackend(Options(), H100)
         return backend.kernel_us(found, backend.plan(found))[0]
 
@@ -882,14 +884,13 @@ def rotated(count: int) -> Callable[[jax.Array], Any]:
     return program
 
 
-@pytest.mark.parametrize(("count", "num_lanes"), [(900, 2048), (400, 10**6)])
+@pytest.mark.parametrize(("count", "num_lanes"), [(700, 2048), (400, 10**6)])
 def test_loops_that_spill_badly_are_left_to_xla(count: int, num_lanes: int) -> None:
     """Few threads wait for each value that is stored and loaded again; many have no room in L2."""
 
     def decide(count: int) -> Any:
         options, log = Options(cache_mib=0), DecisionLog()
-        lowered: Any = jax.jit(rotated(count)).lower(lanes(num_lanes)).compiler_ir("hlo")
-        data = lowered.as_serialized_hlo_module_proto()
+        data = lowered(rotated(count), lanes(num_lanes))
         pipeline.transform(data, options, log, GpuBackend(options, H100))
         return next(iter(log)).decision
 
@@ -901,7 +902,7 @@ def test_loops_that_spill_badly_are_left_to_xla(count: int, num_lanes: int) -> N
 
 def test_spills_beyond_the_caches_go_to_memory() -> None:
     """They do not as long as the threads that are there at once have room for them in L2."""
-    found = lane_program(rotated(300), lanes(10**6))
+    found = lane_program_of(lowered(rotated(300), lanes(10**6)))
     plan = make_thread_plan(found, H100, Options(unroll=1))
     spilled = plan.numbers()["spilled_values"]
     assert spilled >= 150

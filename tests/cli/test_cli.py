@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -101,7 +102,8 @@ def test_cartpole_says_which_peers_are_skipped(
     monkeypatch.setattr(peer, "COMPILERS", ("no-such-compiler",))
     missing = peer.Peer(engine="torch", module="torch_eager", package="no_such_package")
     monkeypatch.setattr("fuselane.cartpole.bench.PEERS", (missing, peer.Peer(engine="c")))
-    results = run_cartpole(tmp_path / "results.json", "--variants", "no_concat", "--peers")
+    few = ("--steps", "1", "--variants", "no_concat", "--peers")
+    results = run_cartpole(tmp_path / "results.json", *few)
     assert [row["times_baseline"] for row in results["rows"]] == [None, None]
     assert [skipped["engine"] for skipped in results["skipped"]] == ["torch", "c"]
     said = capsys.readouterr().err
@@ -152,14 +154,17 @@ def test_run_verifies_when_asked_to(
     assert "JaxRuntimeError" in said and "told" in said and "script.py:6" in said
 
 
-def test_pages_are_printed_where_signs_are_missing(tmp_path: Path) -> None:
+def test_pages_are_printed_where_signs_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = tmp_path / "small.hlo"
     module.write_text("HloModule m\n\nENTRY e {\n  ROOT x = f32[8] parameter(0)\n}\n")
-    command = [sys.executable, "-m", "fuselane", "explain", str(module)]
-    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ascii_only)
-    assert done.returncode == 0, done.stderr
-    assert "m on cpu" in done.stdout and " ? " in done.stdout
+    printed = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", printed)
+    assert cli.main(["explain", str(module)]) == cli.OK
+    printed.seek(0)
+    text = printed.read()
+    assert "m on cpu" in text and " ? " in text
 
 
 def test_run_shows_what_a_script_raises_as_python_does(
@@ -274,10 +279,18 @@ def test_reports_are_only_overwritten_by_reports(tmp_path: Path) -> None:
     assert old.read_text() == "a report of yesterday" and not new.exists()
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [("FUSELANE", "perhaps"), ("FUSELANE_VECTOR_BITS", "99")]
-)
-def test_bad_variables_get_one_sentence(variable: str, value: str, tmp_path: Path) -> None:
+def test_bad_options_in_variables_get_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSELANE_VECTOR_BITS", "99")
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert cli.main(["run", str(script)]) == cli.BAD_INPUT
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("fuselane: ")
+
+
+def test_a_switch_that_is_neither_on_nor_off_gets_one_sentence(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
     done = subprocess.run(
@@ -285,7 +298,7 @@ def test_bad_variables_get_one_sentence(variable: str, value: str, tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        env={"PATH": "/usr/bin:/bin", variable: value},
+        env={"PATH": "/usr/bin:/bin", "FUSELANE": "perhaps"},
     )
     assert done.returncode == cli.BAD_INPUT
     # Where the extra `gpu` is installed and no GPU is there, XLA says so before.

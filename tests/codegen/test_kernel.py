@@ -220,7 +220,7 @@ def test_long_rows_of_other_types(name: str, dtype: type) -> None:
 
 
 @layouts
-@pytest.mark.parametrize(("outer", "inner"), [("", "5,30"), ("2,", "2,70"), ("", "3,7")])
+@pytest.mark.parametrize(("outer", "inner"), [("", "5,15"), ("2,", "2,70"), ("", "3,7")])
 def test_long_rows_of_several_dimensions(
     lanes: int, options: Settings, outer: str, inner: str
 ) -> None:

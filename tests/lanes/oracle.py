@@ -20,7 +20,7 @@ from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 from fuselane.hlo.verifier import verify
 from fuselane.lanes.program import LaneProgram
-from tests.hlo.xla import load
+from tests.hlo.xla import UNOPTIMISED, load
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,7 @@ def capture(function: Any, *arguments: Any) -> HloModule:
 
     try:
         # A new function each time, since jit compiles the same one only once.
-        jax.jit(fresh).lower(*arguments).compile()
+        jax.jit(fresh).lower(*arguments).compile(UNOPTIMISED)
     finally:
         _is_capturing.pop()
     modules = [HloModule.from_bytes(data) for data in _captured]

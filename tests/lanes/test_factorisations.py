@@ -17,6 +17,7 @@ from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import reachable_computations
 from fuselane.lanes.form import form
 from fuselane.lanes.normalise import normalise
+from tests.hlo.xla import QUICKLY
 from tests.lanes.oracle import (
     as_module,
     capture,
@@ -46,7 +47,7 @@ def check(step: Callable[..., Any], *arguments: Any, tolerance: float = 2e-4) ->
     def program(*arguments: Any) -> Any:
         return lax.fori_loop(0, 2, lambda _, state: step(*state), arguments)
 
-    expected = jax.jit(program)(*arguments)
+    expected = jax.jit(program).lower(*arguments).compile(QUICKLY)(*arguments)
     module = capture(program, *arguments)
     loop = loops_of(module)[-1]
     normal = normalise(loop)

@@ -1,10 +1,10 @@
 """A program with a loop, run in processes of its own; prints what a test wants to know as JSON.
 
-    python -m tests.runtime.programs MODE
+    python -m tests.runtime.programs MODE...
 
 `plain` runs the program as it stands; `enabled` inside `fuselane.enabled()`; `explain` explains it;
-`save FILE` serializes the executable and `load FILE` runs it, `fork` and `spawn` run it in a child
-process and then here, all after `fuselane.enable()`.
+`save=FILE` serializes the executable and `load=FILE` runs it, `fork` and `spawn` run it in a child
+process and then here, all after `fuselane.enable()`. Each mode has a line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,12 @@ def fork(action: Callable[[], bool]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def main(mode: str, *paths: str) -> None:
-    events: list[str] = []
-    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+def tell(mode: str, path: str, events: list[str]) -> dict[str, Any]:
+    """Runs the program in one mode; returns what there is to tell of it alone."""
+    jax.clear_caches()
+    events.clear()
+    num_loops = len(decided())
+    num_kernels = count_kernels()
     if mode in ("save", "load", "fork", "spawn"):
         fuselane.enable()
     match mode:
@@ -84,10 +87,10 @@ def main(mode: str, *paths: str) -> None:
             result = jnp.asarray(expected())
         case "save":
             compiled = jax.jit(program).lower(argument()).compile()
-            Path(paths[0]).write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+            Path(path).write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
             result = compiled(argument())
         case "load":
-            parts = pickle.loads(Path(paths[0]).read_bytes())
+            parts = pickle.loads(Path(path).read_bytes())
             result = serialize_executable.deserialize_and_load(*parts)(argument())
         case "fork":
             fork(runs_as_kernel)
@@ -98,16 +101,32 @@ def main(mode: str, *paths: str) -> None:
             result = jax.jit(program)(argument())
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 assert pool.apply(runs_as_kernel)
-    decisions = fuselane.decisions().loops if "fuselane.api" in sys.modules else ()
-    ffi = sys.modules.get("fuselane.runtime.ffi")
-    told = {
+    return {
         "is_right": bool(np.array_equal(result, expected())),
-        "num_fused": sum(loop.decision.fused for loop in decisions),
-        "num_kernels": 0 if ffi is None else len(ffi.table),
+        "num_fused": sum(loop.decision.fused for loop in decided()[num_loops:]),
+        "num_kernels": count_kernels() - num_kernels,
         "cache_hits": sum(name.endswith("/cache_hits") for name in events),
         "is_imported": "fuselane.api" in sys.modules,
     }
-    sys.stdout.write(json.dumps(told))
+
+
+def decided() -> Sequence[Any]:
+    """Returns what has been decided about loops until now."""
+    return fuselane.decisions().loops if "fuselane.api" in sys.modules else ()
+
+
+def count_kernels() -> int:
+    """Returns how many kernels this process has loaded."""
+    ffi: Any = sys.modules.get("fuselane.runtime.ffi")
+    return 0 if ffi is None else len(ffi.table)
+
+
+def main(*modes: str) -> None:
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    for mode in modes:
+        name, _, path = mode.partition("=")
+        sys.stdout.write(f"{json.dumps(tell(name, path, events))}\n")
 
 
 if __name__ == "__main__":

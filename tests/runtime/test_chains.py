@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from jax import lax
 
 import fuselane
+from tests.hlo.xla import QUICKLY
 
 LANES = 1000
 Arrays = tuple[jax.Array, ...]
@@ -120,15 +122,21 @@ PROGRAMS = [
 ]
 
 
+def arguments() -> list[jax.Array]:
+    return [jnp.arange(LANES, dtype=jnp.int32), jnp.arange(LANES, dtype=jnp.int32)[::-1] * 7]
+
+
+@functools.cache
+def results_of_xla(program: Callable[..., Arrays]) -> Arrays:
+    results: Arrays = jax.jit(program).lower(*arguments()).compile(QUICKLY)(*arguments())
+    return results
+
+
 @pytest.mark.parametrize("donated", [(), (0,), (1,), (0, 1)], ids=str)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_chain(program: Callable[..., Arrays], donated: tuple[int, ...]) -> None:
     """Results are those of plain XLA; arguments that are not donated stay as they were."""
-
-    def arguments() -> list[jax.Array]:
-        return [jnp.arange(LANES, dtype=jnp.int32), jnp.arange(LANES, dtype=jnp.int32)[::-1] * 7]
-
-    expected = jax.jit(program)(*arguments())
+    expected = results_of_xla(program)
     with fuselane.enabled(verify_hlo=True):
         if not donated:
             assert fuselane.explain(program, *arguments()).num_fused >= 1

@@ -147,10 +147,12 @@ def test_what_a_function_s_loop_is_compared_to_is_one_function() -> None:
 
 
 _SMALL: Final = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000"
-_IS_SMALL: Final = """
-import jax
+_RUN: Final = """
+import sys
+import jax, pytest
 loop = jax.jit(lambda x: jax.lax.fori_loop(0, 9, lambda i, x: 2 * x, x))
 assert "xla_cpu_small_call" in loop.lower(jax.numpy.ones(1000)).compile().as_text()
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 _TESTS: Final = (
     "tests/differential/test_gradients.py::test_cheap_residuals_are_computed_again",
@@ -163,14 +165,11 @@ _TESTS: Final = (
 )
 
 
-@pytest.mark.parametrize(
-    "arguments", [("-c", _IS_SMALL), ("-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS)]
-)
-def test_where_xla_makes_one_function_of_every_loop(arguments: tuple[str, ...]) -> None:
+def test_where_xla_makes_one_function_of_every_loop() -> None:
     """As it does since JAX 0.12 by itself, and before if it is told to."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {_SMALL}"
     finished = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-c", _RUN, *_TESTS],
         cwd=ROOT,
         env=os.environ | {"XLA_FLAGS": flags},
         capture_output=True,

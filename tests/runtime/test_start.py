@@ -7,8 +7,6 @@ import subprocess
 import sys
 from typing import Final
 
-import pytest
-
 ENABLE: Final = "import fuselane; fuselane.enable()"
 COMPILE: Final = """
 import jax, jax.numpy as jnp
@@ -64,9 +62,8 @@ def found(names: frozenset[str], modules: set[str]) -> set[str]:
     return {name for name in names if f"fuselane.{name}" in modules}
 
 
-@pytest.mark.parametrize("program", ["", COMPILE])
-def test_no_compiler_before_the_first_loop(program: str) -> None:
-    modules = loaded(f"{ENABLE}\n{program}")
+def test_no_compiler_before_the_first_loop() -> None:
+    modules = loaded(f"{ENABLE}\n{COMPILE}")
     assert not found(COMPILER | SELDOM, modules)
     assert "rich" not in modules
 

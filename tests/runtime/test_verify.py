@@ -26,6 +26,8 @@ from fuselane.codegen.elemental import integer
 from fuselane.codegen.math.trigonometric import emit_sine
 from fuselane.lanes import checked_loop
 from fuselane.runtime import verify
+from tests.differential.harness import find_report, last_decision
+from tests.hlo.xla import QUICKLY
 from tests.runtime.test_chains import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +41,12 @@ def every_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def verified(program: Callable[..., Any], *arguments: Any, **jit_arguments: Any) -> Any:
     """Returns a program's results under verification; fails unless a loop is fused."""
+    last = last_decision()
     with fuselane.enabled(verify=True):
-        report = fuselane.explain(program, *arguments)
-        assert report.num_fused, report
-        return jax.block_until_ready(jax.jit(program, **jit_arguments)(*arguments))
+        results = jax.block_until_ready(jax.jit(program, **jit_arguments)(*arguments))
+    report = find_report(last, program, *arguments)
+    assert report.num_fused, report
+    return results
 
 
 def error_of(program: Callable[..., Any], *arguments: Any) -> str:
@@ -219,7 +223,7 @@ def test_chains_and_donation(program: Callable[..., Any]) -> None:
     def arguments() -> list[jax.Array]:
         return [jnp.arange(99, dtype=jnp.int32), jnp.arange(99, dtype=jnp.int32)[::-1] * 7]
 
-    expected = jax.jit(program)(*arguments())
+    expected = jax.jit(program).lower(*arguments()).compile(QUICKLY)(*arguments())
     results = verified(program, *arguments(), donate_argnums=(0, 1))
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, wanted)
@@ -246,11 +250,10 @@ def test_many_threads() -> None:
     assert not failures
 
 
-@pytest.mark.parametrize("name", ["shard_map", "sharded_lanes"])
-def test_several_devices(name: str) -> None:
+def test_several_devices() -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     result = subprocess.run(
-        [sys.executable, "-m", "tests.differential.sharded_programs", name],
+        [sys.executable, "-m", "tests.differential.sharded_programs", "shard_map", "sharded_lanes"],
         env={**os.environ, "XLA_FLAGS": flags.strip(), "FUSELANE_VERIFY": "1"},
         capture_output=True,
         text=True,

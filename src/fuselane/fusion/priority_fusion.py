@@ -219,14 +219,9 @@ class _Queue:
             return refusal
         costs = of.cost or model.cost_of(of), into.cost or model.cost_of(into)
         demands = model.demands_of(of), model.demands_of(into)
+        emitters = model.plan_of(of).emission.emitter, model.plan_of(into, of).emission.emitter
         opcodes = joined(of.opcodes, into.opcodes)
-
-        def ends_reduction() -> bool:
-            if not of.is_shaping or model.plan_of(of).emission.emitter is not Emitter.REDUCTION:
-                return False
-            return model.plan_of(into, of).emission.emitter is Emitter.LOOP
-
-        return self.rules.check(producer, user, opcodes, costs, demands, ends_reduction)
+        return self.rules.check(producer, user, opcodes, costs, demands, emitters)
 
     # Fusing.
 

@@ -6,12 +6,13 @@ xla/service/gpu/gpu_fusible.cc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, refuse
+from fuselane.fusion.gpu.emitters import Emitter
 from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.region import Opcodes, roots_of
 from fuselane.fusion.gpu.shapes import tiled_transpose, unnested_form
@@ -135,7 +136,7 @@ class GpuRules:
         opcodes: Opcodes,
         costs: tuple[KernelCost, KernelCost],
         demands: tuple[Demands, Demands],
-        ends_reduction: Callable[[], bool],
+        emitters: tuple[Emitter, Emitter],
     ) -> FusionDecision | None:
         """Refuses what XLA:GPU does of the edges that `check_pair` allows, whatever is gained.
 
@@ -145,12 +146,11 @@ class GpuRules:
             opcodes: Of what the two compute.
             costs: Of the producer and of the consumer.
             demands: Of both, as well.
-            ends_reduction: Says whether the producer's kernel is a reduction, and one of both would
-                be a loop.
+            emitters: What makes a kernel of the producer, and what would make one of both.
         """
         return (
             (check_scatter(producer, consumer) if "scatter" in opcodes else None)
-            or _check_reductions(producer, consumer, demands, ends_reduction)
+            or _check_reductions(producer, consumer, demands, emitters)
             or self._check_demands(*demands)
             or self.check_size(producer, consumer, *costs, consumer.operands.index(producer))
             or (None if IN_PLACE.isdisjoint(opcodes) else check_in_place(producer, consumer))
@@ -318,13 +318,13 @@ def _check_reductions(
     producer: HloInstruction,
     consumer: HloInstruction,
     demands: tuple[Demands, Demands],
-    ends_reduction: Callable[[], bool],
+    emitters: tuple[Emitter, Emitter],
 ) -> FusionDecision | None:
     of, into = demands
     if of.is_significant and into.is_significant:
         detail = f"`{producer.name}` and `{consumer.name}` both reduce."
         return refuse(BoundaryReason.REDUCTION_INTO_REDUCTION, detail, xla="both contain a reduce")
-    if ends_reduction():
+    if emitters == (Emitter.REDUCTION, Emitter.LOOP):
         detail = f"The reduction `{producer.name}` would be computed by single threads."
         return refuse(BoundaryReason.REDUCTION_REUSE, detail, xla="would create a loop fusion")
     return None

@@ -130,18 +130,25 @@ def test_many_operands_give_way_one_after_the_other() -> None:
     """Those of a long list, some of which it has more than once, with other edits in between."""
     generator = np.random.default_rng(0)
     computation = HloComputation.create("long")
-    values = [computation.add(_parameter(number)) for number in range(20)]
+    values = [computation.add(_parameter(number)) for number in range(80)]
     operands = [*values, *values[::3]]
     user = computation.add(HloInstruction.create("concatenate", _F32, operands, name="c"))
     computation.root = user
-    for step in range(60):
-        old, new = operands[generator.integers(len(operands))], values[generator.integers(20)]
+    for step in range(100):
+        old, new = operands[generator.integers(len(operands))], values[generator.integers(80)]
         if step % 4 == 3:
             new = computation.add(HloInstruction.create("iota", _F32), before=user)
         if step % 7 == 6:
             place = int(generator.integers(len(operands)))
             user.replace_operand(place, new)
             operands[place] = new
+        elif step % 11 == 10:
+            operands = operands[1:] if new in operands else [*operands[1:], new]
+            user.replace_operands(operands)
+        elif step % 13 == 12:
+            place = next(n for n, o in enumerate(operands) if operands.count(o) == 1)
+            operands = [*operands[:place], *operands[place + 1 :]]
+            user.exchange_operand(place, [])
         else:
             old.replace_all_uses_with(new)
             operands = [new if operand is old else operand for operand in operands]

@@ -138,7 +138,8 @@ def _find_operand(consumer: HloInstruction, producer: HloInstruction) -> int | N
         while value.opcode in ("bitcast", "get-tuple-element") and value is not producer:
             value = value.operands[0]
         if value is producer:
-            consumer.operands[index] = producer
+            operands = consumer.operands
+            consumer.set_operands([*operands[:index], producer, *operands[index + 1 :]])
             return index
     return None
 

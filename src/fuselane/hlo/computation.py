@@ -320,9 +320,8 @@ class HloComputation:
         for instruction in self.instructions:
             instruction.users = []
         for instruction in self.instructions:
-            operands = instruction.operands
-            operands[:] = [by.get(operand, operand) for operand in operands]
-            for operand in operands:
+            instruction.set_operands([by.get(o, o) for o in instruction.operands])
+            for operand in instruction.operands:
                 users = operand.users
                 if not users or users[-1] is not instruction:
                     users.append(instruction)

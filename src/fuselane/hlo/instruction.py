@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from fuselane.hlo.computation import HloComputation
 
 _detached_ids: Final = itertools.count(1)
-_FEW: Final = 8
-"""Operands that are gone through one by one; in more of them one is searched."""
+_FEW: Final = 64
+"""Operands that are gone through one by one; where in more of them each is, is remembered."""
 _PLAIN: Final = HloInstructionProto()
 """What instructions have in common that only are what their attributes say; never changed."""
 
@@ -88,6 +87,7 @@ class HloInstruction:
         "_dimensions",
         "_is_shared",
         "_literal",
+        "_places",
         "_proto",
         "_shape_in_proto",
         "called_computations",
@@ -121,6 +121,7 @@ class HloInstruction:
         self._shape_in_proto: Shape | None = None
         self._dimensions: tuple[int, ...] | None = None
         self._literal: np.ndarray[Any, Any] | None = None
+        self._places: dict[HloInstruction, list[int]] | None = None
 
     @classmethod
     def create(
@@ -205,6 +206,7 @@ class HloInstruction:
         copy._shape_in_proto = self._shape_in_proto
         copy._literal = self._literal
         copy._dimensions = self._dimensions
+        copy._places = None
         for operand in operands:
             users = operand.users
             if not users or users[-1] is not copy:
@@ -241,6 +243,7 @@ class HloInstruction:
         """Gives an instruction that is newer than all of `operands`' users, and no user yet of what
         it lists as operands, its operands."""
         self.operands = operands
+        self._places = None
         for operand in operands:
             users = operand.users
             if not users or users[-1] is not self:
@@ -258,6 +261,7 @@ class HloInstruction:
         if old is new:
             return
         self.operands[index] = new
+        self._places = None
         self._note_edit()
         if old not in self.operands:
             old.users.remove(self)
@@ -280,8 +284,13 @@ class HloInstruction:
             place, newest = old.users.index(self), old.users.pop()
             if newest is not self:
                 old.users[place] = newest
-        self.operands[:] = new
+        self.set_operands(new)
         self._note_edit()
+
+    def set_operands(self, new: Iterable[HloInstruction]) -> None:
+        """Makes `new` the operands, of which the caller keeps the users."""
+        self.operands[:] = new
+        self._places = None
 
     def exchange_operand(self, place_of: int | None, new: Sequence[HloInstruction]) -> None:
         """As `replace_operands` where an operand, given by its place, that is there once gives way
@@ -294,6 +303,7 @@ class HloInstruction:
         for operand in new:
             operand.users.append(self)
         self.operands += new
+        self._places = None
         self._note_edit()
 
     def replace_all_uses_with(self, new: HloInstruction) -> None:
@@ -317,20 +327,37 @@ class HloInstruction:
             if user is new:
                 continue
             operands = user.operands
-            if has_users and new not in operands:
+            is_short = len(operands) <= _FEW
+            if has_users and new not in (operands if is_short else user._places_of_operands()):
                 new_users.append(user)
-            if len(operands) <= _FEW:
+            if is_short:
                 for place, operand in enumerate(operands):
                     if operand is self:
                         operands[place] = new
-                continue
-            for place in _places(operands, self):
-                operands[place] = new
+            else:
+                user._exchange_each(self, new)
         users[:] = keep
         self._note_edit()
         computation = self.computation
         if computation is not None and computation.has_root(self):
             computation.root = new
+
+    def _places_of_operands(self) -> dict[HloInstruction, list[int]]:
+        """Returns where each operand is, which is remembered until they change."""
+        if self._places is None:
+            self._places = {}
+            for place, operand in enumerate(self.operands):
+                self._places.setdefault(operand, []).append(place)
+        return self._places
+
+    def _exchange_each(self, old: HloInstruction, new: HloInstruction) -> None:
+        """Makes `new` an operand wherever `old` is, in time that does not depend on how many others
+        there are."""
+        places = self._places_of_operands()
+        changed = places.pop(old)
+        for place in changed:
+            self.operands[place] = new
+        places.setdefault(new, []).extend(changed)
 
     def add_control_predecessor(self, predecessor: HloInstruction) -> None:
         """Requires `predecessor`, of the same computation, to run before this instruction."""
@@ -562,12 +589,3 @@ def _without(
 ) -> tuple[HloInstruction, ...]:
     """Returns them but for one."""
     return tuple(instruction for instruction in instructions if instruction is not gone)
-
-
-def _places(instructions: list[HloInstruction], wanted: HloInstruction) -> Iterator[int]:
-    """Yields where one of them is in a long list, in which it is until the next is asked for."""
-    place = -1
-    with suppress(ValueError):
-        while True:
-            place = instructions.index(wanted, place + 1)
-            yield place

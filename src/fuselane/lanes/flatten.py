@@ -210,6 +210,8 @@ def _third(first: int | None) -> int:
 
 
 def _drop_operand(instruction: HloInstruction, index: int) -> None:
-    operand = instruction.operands.pop(index)
-    if operand not in instruction.operands:
+    operands = instruction.operands.copy()
+    operand = operands.pop(index)
+    instruction.set_operands(operands)
+    if operand not in operands:
         operand.users.remove(instruction)

@@ -45,6 +45,7 @@ class Candidate:
         tiled: Whether reductions and transposes have emitters that share memory between threads,
             as on GPUs; if not, all is computed element by element, in loops.
         heavy: The members that reduce, transpose or copy.
+        may_have_heroes: Whether any member may have an emitter of its own.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Candidate:
         if heavy is None:
             heavy = heavy_members(instruction)
         self.heavy = heavy
-        self._may_have_heroes = False
+        self.may_have_heroes = False
         if tiled and heavy:
-            self._may_have_heroes = any(member.opcode in _HEROIC for member in heavy)
+            self.may_have_heroes = any(member.opcode in _HEROIC for member in heavy)
 
     @property
     def name(self) -> str:
@@ -96,7 +97,7 @@ class Candidate:
     @cached_property
     def heroes(self) -> list[HloInstruction]:
         """For each root, the reduction or tiled transpose it comes from, or the root itself."""
-        if not self._may_have_heroes:
+        if not self.may_have_heroes:
             return self.roots
         region = Region(self.instruction)
         return [root if self.is_unnested(root) else find_hero(region, root) for root in self.roots]
@@ -104,7 +105,7 @@ class Candidate:
     @cached_property
     def hero(self) -> HloInstruction:
         """The first hero that an emitter is chosen by, or the first root."""
-        if self._may_have_heroes:
+        if self.may_have_heroes:
             for root, hero in zip(self.roots, self.heroes, strict=True):
                 if is_real_reduction_hero(root, hero) or tiled_transpose(hero) is not None:
                     return hero
@@ -113,12 +114,12 @@ class Candidate:
     @cached_property
     def reduction(self) -> ReductionForm | None:
         """The form of the hero if it is a reduction that has an emitter of its own."""
-        return unnested_form(self.hero) if self._may_have_heroes else None
+        return unnested_form(self.hero) if self.may_have_heroes else None
 
     @cached_property
     def transposition(self) -> TransposeForm | None:
         """The form of the hero if it is a transpose that has an emitter of its own."""
-        return tiled_transpose(self.hero) if self._may_have_heroes else None
+        return tiled_transpose(self.hero) if self.may_have_heroes else None
 
     @cached_property
     def loop_shape(self) -> Shape:
@@ -129,12 +130,12 @@ class Candidate:
     @cached_property
     def is_reduction(self) -> bool:
         """Whether any result comes from a reduction with an emitter of its own."""
-        return self._may_have_heroes and any(map(is_real_reduction_hero, self.roots, self.heroes))
+        return self.may_have_heroes and any(map(is_real_reduction_hero, self.roots, self.heroes))
 
     @cached_property
     def is_transpose(self) -> bool:
         """Whether any result comes from a transpose with an emitter of its own."""
-        return self._may_have_heroes and any(
+        return self.may_have_heroes and any(
             tiled_transpose(hero) is not None for hero in self.heroes
         )
 

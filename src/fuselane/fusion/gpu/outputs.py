@@ -25,14 +25,15 @@ def check_loop_shapes(left: Candidate, right: Candidate) -> FusionDecision | Non
     A loop runs over what a reduction or tiled transpose reads, and else over the result. Loops
     that only name the same elements differently are alike where there are tiled emitters.
     """
-    reductions = left.reduction, right.reduction
-    transposes = left.transposition, right.transposition
-    if all(reductions) and reductions[0] != reductions[1]:
-        return _refuse(left, right, "tiled reductions with different shapes")
-    if all(transposes) and transposes[0] != transposes[1]:
-        return _refuse(left, right, "tiled transposes with different shapes")
-    if any(reductions) and any(transposes):
-        return _refuse(left, right, "MOF-fusion of a transpose and a reduction")
+    if left.may_have_heroes or right.may_have_heroes:
+        reductions = left.reduction, right.reduction
+        transposes = left.transposition, right.transposition
+        if all(reductions) and reductions[0] != reductions[1]:
+            return _refuse(left, right, "tiled reductions with different shapes")
+        if all(transposes) and transposes[0] != transposes[1]:
+            return _refuse(left, right, "tiled transposes with different shapes")
+        if any(reductions) and any(transposes):
+            return _refuse(left, right, "MOF-fusion of a transpose and a reduction")
     if _are_alike(left.loop_shape, right.loop_shape, or_reshaped=left.tiled):
         return None
     return _refuse(left, right, "different loop shapes")

@@ -386,7 +386,7 @@ def test_initial_values_made_in_the_region(lanes: int, options: Settings) -> Non
 
 @layouts
 def test_rows_picked_in_front_of_the_loop(lanes: int, options: Settings) -> None:
-    """An invariant that is a row of a larger array is read where it lies."""
+    """An invariant that is a row of a larger array is read where it lies; which, is an operand."""
     row, table = f"f32[{lanes}]", f"f32[5,{lanes}]"
     carried = f"(s32[], {row}, {row})"
     text = f"""
@@ -424,7 +424,7 @@ def test_rows_picked_in_front_of_the_loop(lanes: int, options: Settings) -> None
       ROOT t = (s32[], {row}) tuple(i, x)
     }}"""
     compiled = compile_loop(module_of(text), **options)
-    assert [p.shape.dimensions for p in compiled.program.inputs] == [(lanes,), (5, lanes)]
+    assert [p.shape.dimensions for p in compiled.program.inputs] == [(lanes,), (5, lanes), ()]
     state, rows = some([lanes]), some([5, lanes], seed=1)
     expected = iterate(lambda i, x: [rows[2] - x], 5, state)
     assert_equal(compiled.run(state, rows)[:2], expected)

@@ -20,7 +20,7 @@ class NormalLoop:
         region: The new computation; its root is the tuple of what is needed of the loop's result.
         site: The instruction of the user's module that the region can replace.
         operands: For each of the region's parameters the instruction of the user's module that
-            supplies it.
+            supplies it, or a constant that no computation has.
         element_indices: For each element of the region's loop the tuple index of the user's
             `while`.
         output_indices: For each element of the root the tuple index of the user's `while`.

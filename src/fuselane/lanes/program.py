@@ -204,7 +204,7 @@ class LaneProgram:
         mutable: Instructions that stand for an array updated in place: a stream's
             `get-tuple-element`s and the `dynamic-update-slice`s on it.
         operands: For each parameter of the region the instruction of the user's module that
-            supplies it.
+            supplies it, or a constant that no computation has.
         output_indices: For each root element of the region the tuple index of the original `while`
             it stands for; -1 for those that only the epilogue needs.
         invariants: Original tuple index -> instruction of the user's module whose value passes

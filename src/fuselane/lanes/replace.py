@@ -131,10 +131,10 @@ class _Replacement:
         return call
 
     def _placed(self, operand: HloInstruction) -> HloInstruction:
-        """Returns an operand, which may be a constant that no computation has yet."""
-        if operand.computation is None:
-            self.computation.add(operand, before=self.loop)
-        return operand
+        """Returns an operand; of a constant that no computation has, a copy that this one has."""
+        if operand.computation is not None:
+            return operand
+        return self.computation.add(operand.clone(()), before=self.loop)
 
     def _operand_positions(self) -> dict[int, int]:
         """Returns for each element of the region's loop the operand with its initial value."""

@@ -45,7 +45,7 @@ def get_layer(instruction: HloInstruction) -> Sequence[HloInstruction]:
     steps = [instruction]
     if instruction.opcode == "fusion":
         steps = [i for i in instruction.to_apply.instructions if i.opcode != "parameter"]
-    first, *views = steps
+    first, *views = steps or [instruction]
     is_chain = all(view.operands[0] is step for step, view in zip(steps, views, strict=False))
     is_layer = first.opcode == "slice" and first.shape.dimensions == (
         1,

@@ -186,7 +186,7 @@ class GpuRules:
     def check_heavy(self, members: Sequence[HloInstruction]) -> FusionDecision | None:
         """Refuses kernels of these members that would take too much shared memory or hold too many
         reductions."""
-        if not self.tiled_emitters or not members:
+        if not self.tiled_emitters:
             return None
         heavy = [member for member in members if member.opcode in _SHARING]
         if not heavy:

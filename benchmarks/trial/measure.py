@@ -173,6 +173,7 @@ def describe_loop(loop: LoopDecision) -> Loop:
         instruction=loop.decision.instruction,
         opcode=loop.decision.opcode,
         instruction_source=loop.decision.source,
+        numbers=dict(loop.decision.numbers),
     )
 
 

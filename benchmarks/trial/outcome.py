@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 from programs.program import Program
@@ -28,6 +28,7 @@ class Loop:
     instruction: str
     opcode: str
     instruction_source: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     def describe(self) -> str:
         """Returns one line about it."""

@@ -43,6 +43,9 @@ _SHARED: Final = re.compile(
     r'^@"(\w+)" = internal addrspace\(3\) global (\[[^\]]+\]) .*$\n?', re.MULTILINE
 )
 _SHARED_ADDRESS: Final = re.compile(r'addrspacecast \[[^\]]+\] addrspace\(3\)\* @"(\w+)" to ptr')
+_QUOTIENT: Final = re.compile(
+    r'call float @"llvm\.nvvm\.div\.rn\.f"\(float ([^,]+), float ([^)]+)\)'
+)
 _HEADER: Final = re.compile(r'define ptx_kernel void @"(\w+)"\((.*?)\) nounwind')
 _LEFT_OUT: Final = re.compile(
     r'^(declare .*"llvm\.nvvm\..*|!nvvm.*|!\d+ = .*"maxntidx".*)$\n?', re.MULTILINE
@@ -121,6 +124,7 @@ def host_ir(code: ThreadCode, num_inputs: int, num_outputs: int) -> str:
     )
     arguments = 'i32 %"gpu.thread", ptr %"gpu.team"'
     text = text.replace('call void @"llvm.nvvm.barrier0"()', f"call void @barrier({arguments})")
+    text = _QUOTIENT.sub(r"fdiv float \1, \2", text)
     places = itertools.count(1)
     text = _SHUFFLE.sub(
         lambda found: (

@@ -18,8 +18,14 @@ from fuselane.codegen.loading import load_object
 from fuselane.codegen.nvptx import ThreadCode
 from fuselane.codegen.own_arrays import find_own_arrays
 from fuselane.codegen.plan import Plan
+from fuselane.codegen.reading_ahead import NOTHING_AHEAD
 from fuselane.codegen.stream_rows import find_rows
-from fuselane.codegen.thread_plan import make_thread_plan, with_arrays_shared, with_staged
+from fuselane.codegen.thread_plan import (
+    make_thread_plan,
+    with_arrays_shared,
+    with_reads_ahead,
+    with_staged,
+)
 from fuselane.config import Options
 from fuselane.gpu import GpuDescription
 from fuselane.lanes.program import LaneProgram
@@ -104,6 +110,79 @@ def test_rows_pass_through_shared_memory(
     rows = np.random.default_rng(0).integers(-9, 9, count).reshape(4, lanes, length)
     x = np.linspace(-3, 5, lanes, dtype=np.float32)
     check(program, x, rows.astype(jnp.dtype(dtype)), x64=True)
+
+
+class ReadingAhead:
+    """How to plan kernels that read ahead where they can, so many steps at once."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.reads = 0
+
+    def __call__(self, program: LaneProgram, gpu: GpuDescription, options: Options) -> Plan:
+        plan = make_thread_plan(program, gpu, options)
+        assert plan.gpu is not None
+        near = replace(plan, gpu=replace(plan.gpu, ahead=NOTHING_AHEAD, registers=40))
+        for found in with_reads_ahead(program, near, gpu):
+            assert found.gpu is not None
+            if found.gpu.ahead.steps == self.num_steps:
+                self.reads += len(found.gpu.ahead.reads)
+                return found
+        return near  # a rival of the same loop
+
+
+def _walking(x: jax.Array, rows: jax.Array) -> Any:
+    def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = x * 0.5 + row.astype(x.dtype)
+        return x, x > row
+
+    return jax.lax.scan(step, x, rows, reverse=True)
+
+
+def _from_a_pool(x: jax.Array, rows: jax.Array) -> Any:
+    """Rows at indices that are worked out, of which one is read twice, and before the first step as
+    well as after the last there is none: XLA holds them within bounds."""
+
+    def step(carry: Any, t: jax.Array) -> Any:
+        x, other = carry
+        other = other * 2 + 1
+        x = x * 0.5 + rows[(t * 5) % 7] - rows[other % 3] * rows[jnp.minimum(t, 9)]
+        return (x, other), x > 0
+
+    return jax.lax.scan(step, (x, jnp.int32(1)), jnp.arange(12))
+
+
+def _of_blocks(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """Several rows in each step, at places that stand in memory."""
+    blocks = rows.reshape(6, 2, -1)
+    places = jnp.array([3, 5, 0, 0, 4, 1, 2, 3, 5, 5, 1, 0])
+
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        a, b = blocks[places[i]]
+        return x * 0.5 + jnp.where(a > 0, a, b * x)
+
+    return jax.lax.fori_loop(0, 12, step, x)
+
+
+@pytest.mark.parametrize(("num_steps", "lanes", "unroll"), [(1, 33, 1), (4, 31, 1), (6, 5, 2)])
+@pytest.mark.parametrize("program", [_walking, _from_a_pool, _of_blocks])
+def test_rows_are_read_ahead(
+    program: Any, num_steps: int, lanes: int, unroll: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step gets the row of its own, be it the only one of an iteration or one of several."""
+    planning = ReadingAhead(num_steps)
+    simulate(monkeypatch, make_plan_for=planning)
+    monkeypatch.setenv("FUSELANE_UNROLL", str(unroll))
+    rows = np.random.default_rng(0).normal(size=(12, lanes)).astype(np.float32)
+    check(program, jnp.linspace(-3, 5, lanes), rows, tolerance=CLOSE)
+    assert planning.reads
+
+
+def test_elements_of_all_types_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch, make_plan_for=ReadingAhead(3))
+    rows = np.random.default_rng(0).integers(0, 2, (12, 33))
+    for dtype in ("bool", "int8", "bfloat16", "float64"):
+        check(_walking, jnp.linspace(-3, 5, 33), rows.astype(jnp.dtype(dtype)), x64=True)
 
 
 def with_all_arrays_shared(program: LaneProgram, gpu: GpuDescription, options: Options) -> Plan:

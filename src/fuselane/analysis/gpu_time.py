@@ -15,7 +15,8 @@ the pace at which a stream takes them. None of it has been fitted to measurement
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.opcodes import FREE_OPCODES, LANE_OPCODES
@@ -40,8 +41,12 @@ _SCHEDULERS: Final = 4
 _LATENCY_CYCLES: Final = 4.0
 """From an instruction to one that needs its result."""
 
-_MEMORY_CYCLES: Final = 600.0
-"""From a load of what is in no cache to an instruction that needs it."""
+_MEMORY_CYCLES: Final = 900.0
+"""From a load of what is in no cache to an instruction that needs it: CartPole with numbers from a
+pool on an H100, 27 November 2026."""
+
+_ADDRESSES_CYCLES: Final = 200.0
+"""For where an iteration loads from, before it does: as above, iterations of one and ten steps."""
 
 _MEETING_CYCLES: Final = 200.0
 _WARP_CYCLES: Final = 8.0
@@ -64,6 +69,25 @@ _FUSIBLE_OPCODES: Final = LANE_OPCODES - {
 
 _SYNCHRONISING_US: Final = 10.0
 """What the host waits for in each step of a loop whose steps it cannot count: the condition."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What a step of a kernel reads and writes.
+
+    num_bytes: What all threads read and write of memory: streams, and spills beyond L2.
+    path_cycles: For how long a warp has its multiprocessor's path to memory, for rows (see
+        `codegen.stream_rows`) and spills.
+    steps_ahead: By how many steps what is read is loaded ahead: threads compute while they wait.
+    """
+
+    num_bytes: float = 0.0
+    path_cycles: float = 0.0
+    steps_ahead: int = 0
+
+
+NO_TRAFFIC: Final = Traffic()
 
 
 def estimate_launched_step_us(loop: HloInstruction, gpu: GpuDescription) -> float:
@@ -144,8 +168,7 @@ def estimate_thread_step_us(
     chain_ops: float | None = None,
     occupancy: float = 1.0,
     num_meetings: int = 0,
-    moved_bytes: float = 0.0,
-    path_cycles: float = 0.0,
+    traffic: Traffic = NO_TRAFFIC,
 ) -> float:
     """Returns a kernel's time for one step of all threads, in microseconds.
 
@@ -161,9 +184,7 @@ def estimate_thread_step_us(
         chain_ops: How many of them wait for each other; all by default.
         occupancy: The share of a multiprocessor's warps that it can have at once.
         num_meetings: Reductions over all threads that each of them waits for.
-        moved_bytes: What all threads read and write of memory: streams, and spills beyond L2.
-        path_cycles: For how long a warp has its multiprocessor's path to memory, for rows (see
-            `codegen.stream_rows`) and spills.
+        traffic: What goes through memory and caches.
     """
     multiprocessors = 1 if num_meetings else gpu.num_multiprocessors
     warps = -(-num_threads // WARP_LANES)
@@ -174,9 +195,14 @@ def estimate_thread_step_us(
     chain = _LATENCY_CYCLES * (thread_ops if chain_ops is None else chain_ops)
     waves = warps_per_scheduler / max(at_once, 1.0)
     cycles = waves * max(chain, thread_ops * at_once * issue_cycles)
-    cycles = max(cycles, path_cycles * -(-warps // multiprocessors))
+    cycles = max(cycles, traffic.path_cycles * -(-warps // multiprocessors))
     if num_meetings:
         cycles += num_meetings * (_MEETING_CYCLES + _WARP_CYCLES * min(warps, _MAX_BLOCK_WARPS))
-    if moved_bytes:
-        cycles += _MEMORY_CYCLES
-    return max(cycles / (gpu.clock_ghz * 1e3), moved_bytes / gpu.memory_bytes_per_s * 1e6)
+    if traffic.num_bytes:
+        ahead = traffic.steps_ahead
+        if ahead:
+            cycles = max(cycles + _ADDRESSES_CYCLES / ahead, _MEMORY_CYCLES / ahead)
+        else:
+            cycles += _MEMORY_CYCLES
+    moving_us = traffic.num_bytes / gpu.memory_bytes_per_s * 1e6
+    return max(cycles / (gpu.clock_ghz * 1e3), moving_us)

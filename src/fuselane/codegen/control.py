@@ -6,7 +6,8 @@ where it is large; arrays updated in place and invariants are not carried at all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import final
@@ -33,6 +34,7 @@ from fuselane.codegen.loops import emit_choice, emit_counted_loop, emit_fold, em
 from fuselane.codegen.memory import vector
 from fuselane.codegen.pieces import emit_pieces
 from fuselane.codegen.rare_guards import emit_in_pieces
+from fuselane.codegen.reading_ahead import NOTHING_AHEAD, ReadAhead
 from fuselane.codegen.recurring import emit_recurring_loop
 from fuselane.codegen.schedule import Step, needs_lanes
 from fuselane.codegen.types import any_lane, integer_constant
@@ -126,11 +128,17 @@ def _shared_arrays(emitter: Emitter, loop: LaneLoop, elements: HloInstruction) -
     ]
 
 
-def emit_body(emitter: Emitter, body: HloComputation, arrays: Sequence[Array]) -> list[Array]:
-    """Emits a loop body on the given loop-carried arrays and returns what it makes of them."""
+def emit_body(
+    emitter: Emitter,
+    body: HloComputation,
+    arrays: Sequence[Array],
+    known: Container[Step] = (),
+) -> list[Array]:
+    """Emits a loop body on the given loop-carried arrays and returns what it makes of them; `known`
+    are steps that have their values already."""
     emitter.values[body.parameters[0]] = list(arrays)
     steps = emitter.schedule(body).steps
-    emit_steps(emitter, (step for step in steps if step is not body.root))
+    emit_steps(emitter, (step for step in steps if step is not body.root and step not in known))
     return root_arrays(emitter, body)
 
 
@@ -176,6 +184,7 @@ def emit_loop(
     *,
     but: Carried = (),
     goes_on: Callable[[list[Array]], ir.Value] | None = None,
+    ahead: ReadAhead = NOTHING_AHEAD,
 ) -> list[Array]:
     """Emits a loop with its state carried from step to step.
 
@@ -186,6 +195,7 @@ def emit_loop(
         body: Makes the next step's arrays from this step's.
         but: Indices of elements that the caller carries by itself.
         goes_on: Emits the condition, if not as it stands there.
+        ahead: What is read before its step, where steps are counted.
     """
     place = emitter.place
     counter = loop.induction_index if loop.compared_after else None
@@ -214,24 +224,32 @@ def emit_loop(
         return going.any_lane
 
     def advance(values: Sequence[ir.Value]) -> list[ir.Value]:
-        arrays = carry.arrays(values)
-        with _active_lanes(emitter, active):
-            following = body(list(arrays))
-        return carry.following(arrays, following)
+        rows = ahead.following(emitter, carry.arrays(values))
+        values, loaded = _split_off(values, rows)
+        for row in loaded:
+            arrays = carry.arrays(values)
+            ahead.take(emitter, row)
+            with _active_lanes(emitter, active):
+                following = body(list(arrays))
+            values = carry.following(arrays, following)
+        return [*values, *itertools.chain(*rows)]
 
     builder = emitter.builder
+    entering = [*carry.entering(), *itertools.chain(*ahead.first(emitter, initial))]
     if loop.trip_count is not None and is_compared and carry.is_in_registers:
-        values = emit_recurring_loop(
-            place, loop.trip_count, loop.compared_after, carry.entering(), advance
-        )
+        values = emit_recurring_loop(place, loop.trip_count, loop.compared_after, entering, advance)
     elif loop.trip_count is not None:
         values = emit_counted_loop(
-            builder, loop.trip_count, carry.entering(), lambda _, v: advance(v), name="steps"
+            builder,
+            loop.trip_count // ahead.steps,
+            entering,
+            lambda _, v: advance(v),
+            name="steps",
         )
     else:
         values = emit_while_loop(
             builder,
-            carry.entering(),
+            entering,
             test,
             advance,
             name="steps",
@@ -241,6 +259,14 @@ def emit_loop(
     if counter is not None:
         arrays[counter] = _after_all_steps(place, loop, initial[counter])
     return arrays
+
+
+def _split_off(
+    values: Sequence[ir.Value], rows: Sequence[Sequence[ir.Value]]
+) -> tuple[Sequence[ir.Value], list[Sequence[ir.Value]]]:
+    """Returns values without the last ones, and those in rows of the same lengths as others."""
+    stops = list(itertools.accumulate(map(len, rows), initial=len(values) - sum(map(len, rows))))
+    return values[: stops[0]], [values[a:b] for a, b in itertools.pairwise(stops)]
 
 
 def _after_all_steps(place: Place, loop: LaneLoop, counter: Array) -> Registers:

@@ -37,6 +37,7 @@ from fuselane.codegen.panels import Panels
 from fuselane.codegen.partials import MAX_PARTIAL_BYTES, check_partials
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.products import find_products
+from fuselane.codegen.reading_ahead import NOTHING_AHEAD
 from fuselane.codegen.schedule import needs_lanes
 from fuselane.codegen.staging import with_rows_staged
 from fuselane.codegen.tiles import TiledLoop
@@ -261,8 +262,13 @@ def _emit_in_registers(frame: Frame, emitter: Emitter, outputs: Sequence[Memory 
     if program.is_straight:
         results = emit_body(emitter, loop.body, initial)
     else:
+        ahead = NOTHING_AHEAD if frame.plan.gpu is None else frame.plan.gpu.ahead
         results = emit_loop(
-            emitter, program.loop, initial, lambda arrays: emit_body(emitter, loop.body, arrays)
+            emitter,
+            program.loop,
+            initial,
+            lambda arrays: emit_body(emitter, loop.body, arrays, known=ahead.reads),
+            ahead=ahead,
         )
     for output, target in zip(program.outputs, outputs, strict=True):
         array = results[output.tuple_index]

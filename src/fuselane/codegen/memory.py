@@ -156,9 +156,12 @@ def settled(builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
     LLVM makes a masked store of a select between a value and what memory holds already. Processors
     without AVX-512 take many times longer for that than for a plain store; `freeze` hides it.
     """
-    if not isinstance(raw, ir.SelectInstr):
-        return raw
-    freeze = ir.Instruction(builder.block, raw.type, "freeze", [raw])
+    return frozen(builder, raw) if isinstance(raw, ir.SelectInstr) else raw
+
+
+def frozen(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Returns a value as it is, by an instruction that LLVM does not look through."""
+    freeze = ir.Instruction(builder.block, value.type, "freeze", [value])
     builder._insert(freeze)
     return freeze
 

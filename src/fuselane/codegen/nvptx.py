@@ -14,6 +14,7 @@ from typing import Final, final
 
 from llvmlite import ir
 
+from fuselane.codegen.elemental.division import define_exact_quotients
 from fuselane.codegen.gpu_entry import GpuEntry
 from fuselane.codegen.kernel import SYMBOL, emit_kernel
 from fuselane.codegen.math.approximate import define_approximations
@@ -69,6 +70,7 @@ def build_threads(
     assert plan.gpu is not None, "a plan of `make_thread_plan`"
     block_threads = plan.gpu.block_threads
     module = ir.Module(name=SYMBOL)
+    define_exact_quotients(module, plan.width)
     if fast_math:
         define_approximations(module, plan.width, gpu.compute_capability)
     entry = GpuEntry(

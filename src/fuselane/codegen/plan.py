@@ -14,6 +14,7 @@ from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.made_in_front import find_made_in_front
 from fuselane.codegen.products import factor_bytes
+from fuselane.codegen.reading_ahead import NOTHING_AHEAD, ReadAhead
 from fuselane.codegen.row_accesses import find_rows_to_stage
 from fuselane.codegen.schedule import inner_runs, needs_lanes
 from fuselane.codegen.sweeps import MAX_ROWS, count_rows
@@ -80,6 +81,7 @@ class GpuLayout:
     row_bytes: Shared memory that a warp has for one of them.
     arrays: Indices of the loop's states that are in shared memory; see `codegen.own_arrays`.
     array_bytes: Shared memory that a thread has for them.
+    ahead: What is read a step ahead.
     """
 
     block_threads: int
@@ -89,6 +91,7 @@ class GpuLayout:
     row_bytes: int = 0
     arrays: frozenset[int] = frozenset()
     array_bytes: int = 0
+    ahead: ReadAhead = NOTHING_AHEAD
 
     @property
     def shared_bytes(self) -> int:
@@ -171,6 +174,7 @@ class Plan:
             "spilled_values": self.gpu.spilled,
             "staged_streams": float(len(self.gpu.staged)),
             "shared_arrays": float(len(self.gpu.arrays)),
+            "reads_ahead": float(len(self.gpu.ahead.reads)),
         }
 
     def with_smaller_tiles(self, num_lanes: int) -> Plan:

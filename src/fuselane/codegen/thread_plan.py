@@ -20,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from fuselane.analysis.gpu_time import estimate_thread_step_us
+from fuselane.analysis.gpu_time import Traffic, estimate_thread_step_us
 from fuselane.codegen.own_arrays import OwnArray, find_own_arrays
 from fuselane.codegen.plan import GpuLayout, Plan, Work, max_unrolled_for, measure
 from fuselane.codegen.products import find_products
+from fuselane.codegen.reading_ahead import NOTHING_AHEAD, find_reads_ahead
 from fuselane.codegen.stream_rows import StreamRow, find_rows
 from fuselane.codegen.vector_time import VectorBlock, VectorUnit
 from fuselane.codegen.warps import row_bytes
@@ -59,7 +60,17 @@ _MAX_MEETING_THREADS: Final = 512
 
 _LANES: Final = (1, 2, 4)
 _MIN_FASTER: Final = 1.07
-"""Estimated gain for which rows are staged and arrays shared. Estimates are no better than that."""
+"""Estimated gain for which rows are staged or read ahead and arrays shared: estimates are no
+better than that."""
+
+_MAX_STEPS_AHEAD: Final = 8
+_MAX_OPS_AT_ONCE: Final = 1024
+"""Steps of an iteration that reads for all steps of the next one, and operations of a lane in them:
+code gets as many times as long."""
+
+_HELD_AHEAD: Final = 2
+"""Registers for an element that is read ahead: an iteration's are there until it has used them, and
+those of the next are on their way."""
 
 _MIN_FASTER_LANES: Final = 1.25
 """Estimated gain for which a thread has two lanes; squared for four. They take twice the registers,
@@ -97,9 +108,10 @@ def make_thread_plan(
         layouts = [plain, *_with_rows_staged(plain, rows)]
         if not program.meetings and not find_products(program):
             layouts += [shared for plan in layouts for shared in with_arrays_shared(plan, arrays)]
+        layouts += [ahead for plan in layouts for ahead in with_reads_ahead(program, plan, gpu)]
         for plan in layouts:
             assert plan.gpu is not None
-            changes = bool(plan.gpu.staged) + bool(plan.gpu.arrays)
+            changes = bool(plan.gpu.staged) + bool(plan.gpu.arrays) + bool(plan.gpu.ahead.reads)
             factor = _MIN_FASTER**changes * _MIN_FASTER_LANES ** math.log2(lanes)
             time = thread_step_us(program, plan, gpu) * factor
             if time < least:
@@ -130,8 +142,11 @@ def thread_step_us(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> flo
         chain_ops=chain,
         occupancy=occupancy,
         num_meetings=len(program.meetings),
-        moved_bytes=_count_moved(program) + spilled_bytes,
-        path_cycles=row_cycles + spilled_cycles + _array_cycles(program, plan, gpu, occupancy),
+        traffic=Traffic(
+            num_bytes=_count_moved(program) + spilled_bytes,
+            path_cycles=row_cycles + spilled_cycles + _array_cycles(program, plan, gpu, occupancy),
+            steps_ahead=layout.ahead.steps if layout.ahead.reads else 0,
+        ),
     )
 
 
@@ -239,6 +254,7 @@ def with_staged(plan: Plan, rows: Sequence[StreamRow]) -> Plan:
         plan.gpu,
         staged=frozenset(row.index for row in rows),
         row_bytes=max(row_bytes(row.length, row.element_bytes) for row in rows),
+        ahead=NOTHING_AHEAD,
     )
     return replace(plan, gpu=layout)
 
@@ -257,6 +273,23 @@ def with_arrays_shared(plan: Plan, arrays: Sequence[OwnArray]) -> Iterator[Plan]
         layout = replace(layout, block_threads=layout.block_threads // 2)
     if layout.shared_bytes <= _MAX_SHARED_BYTES:
         yield replace(plan, gpu=layout)
+
+
+def with_reads_ahead(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> Iterator[Plan]:
+    """Yields the plan with its rows read a step ahead, if there are any and registers for them."""
+    assert plan.gpu is not None, "a plan of `make_thread_plan`"
+    if plan.tile_vectors > 1 or find_products(program):
+        return
+    ahead = find_reads_ahead(program, plan.max_unrolled, but=plan.gpu.staged)
+    most = min(_VALUE_REGISTERS + _OTHER_REGISTERS, gpu.registers // plan.gpu.block_threads)
+    trips = program.loop.trip_count or 0
+    for steps in range(1, _MAX_STEPS_AHEAD + 1):
+        several = replace(ahead, steps=steps)
+        num_elements = several.count_elements(program)
+        registers = plan.gpu.registers + _HELD_AHEAD * plan.width * num_elements
+        is_short = steps == 1 or steps * plan.lane_ops <= _MAX_OPS_AT_ONCE
+        if ahead.reads and is_short and trips % steps == 0 and registers <= most:
+            yield replace(plan, gpu=replace(plan.gpu, ahead=several, registers=registers))
 
 
 def _count_moved(program: LaneProgram) -> float:

@@ -10,6 +10,7 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen.loops import emit_choice, emit_switch, emit_while_loop
+from fuselane.codegen.math.approximate import of_each
 from fuselane.codegen.math.rare import internal_function
 from fuselane.codegen.types import (
     any_lane,
@@ -21,6 +22,7 @@ from fuselane.codegen.types import (
     like,
     overload_suffix,
     scalar_type,
+    vector_of,
 )
 
 
@@ -232,6 +234,9 @@ def _large_from_doubles(builder: ir.IRBuilder, value: ir.Value, type_: ir.Type) 
     return builder.add(shifted, _from_doubles(builder, low, type_))
 
 
+_EXACT_DIVISION: Final = "llvm.nvvm.div.rn.f"
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _FloatFormat:
@@ -250,6 +255,33 @@ _FORMATS: Final = {
     "float": _FloatFormat(23, -126, 3.4028234663852886e38, ir.IntType(32)),
     "double": _FloatFormat(52, -1022, 1.7976931348623157e308, ir.IntType(64)),
 }
+
+
+def define_exact_quotients(module: ir.Module, width: int) -> None:
+    """Has remainders of F32 divide exactly in a module whose other divisions do not: a GPU's
+    quotients are off by up to 2 ulp, and would come out one too small.
+
+    Args:
+        module: One in which no code has been emitted yet.
+        width: Lanes of its vectors.
+    """
+
+    float_ = ir.FloatType()
+    exact = ir.Function(module, ir.FunctionType(float_, [float_, float_]), _EXACT_DIVISION)
+    for type_ in {float_, vector_of(float_, width)}:
+        name, signature = _quotient_name(type_), ir.FunctionType(type_, [type_, type_])
+        body = of_each(lambda builder, x, y: builder.call(exact, [x, y]))
+        internal_function(module, name, signature, body, is_inlined=True)
+
+
+def _quotient_name(type_: ir.Type) -> str:
+    return f"fuselane.quotient.{overload_suffix(type_)}"
+
+
+def _divide(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Returns x / y, rounded to nearest."""
+    function = builder.module.globals.get(_quotient_name(x.type))
+    return builder.fdiv(x, y) if function is None else builder.call(function, [x, y])
 
 
 def emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
@@ -275,7 +307,7 @@ def _emit_float_remainder(builder: ir.IRBuilder, dividend: ir.Value, divisor: ir
     y = call_intrinsic(builder, "llvm.fabs", [divisor])
     floats = _FORMATS[str(scalar_type(x))]
     limit = float_constant(x.type, 2.0**floats.mantissa_bits)
-    quotient = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(x, y)])
+    quotient = call_intrinsic(builder, "llvm.trunc", [_divide(builder, x, y)])
     direct = _subtract_multiple(builder, x, y, quotient)
     is_tiny = builder.fcmp_ordered("<", y, float_constant(x.type, floats.tiny))
     is_large = builder.fcmp_ordered(">=", quotient, limit)
@@ -323,7 +355,7 @@ def _reduce_stepwise(
     def step(values: list[ir.Value]) -> list[ir.Value]:
         rest = values[0]
         scaled = _scale_towards(builder, y, rest)
-        quotient = call_intrinsic(builder, "llvm.trunc", [builder.fdiv(rest, scaled)])
+        quotient = call_intrinsic(builder, "llvm.trunc", [_divide(builder, rest, scaled)])
         is_tiny = builder.fcmp_ordered("<", scaled, float_constant(x.type, floats.tiny))
         factor = builder.select(is_tiny, up, one)
         following = _subtract_multiple(

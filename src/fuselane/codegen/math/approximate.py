@@ -46,10 +46,10 @@ def define_approximations(
         for type_ in {_FLOAT, vector_of(_FLOAT, width)}:
             signature = ir.FunctionType(type_, [type_] * count)
             name = routine_name(opcode, type_)
-            internal_function(module, name, signature, _of_each(body), is_inlined=True)
+            internal_function(module, name, signature, of_each(body), is_inlined=True)
 
 
-def _of_each(body: _Body) -> _Body:
+def of_each(body: _Body) -> _Body:
     """Returns what applies a function of scalars to scalars, or to the entries of vectors."""
 
     def run(builder: ir.IRBuilder, *operands: ir.Value) -> ir.Value:

@@ -109,6 +109,8 @@ class ReadAhead:
 
     def _load(self, emitter: Emitter, arrays: Sequence[Array]) -> list[ir.Value]:
         """Emits what a step that starts from given elements reads."""
+        if not self.reads:
+            return []
         body = emitter.program.loop.instruction.body
         emitter.values[body.parameters[0]] = list(arrays)
         for step in (*self.indices, *self.reads):
@@ -118,6 +120,8 @@ class ReadAhead:
 
     def _next(self, emitter: Emitter, arrays: Sequence[Array]) -> list[Array]:
         """Emits what a step makes of given elements, of those that indices need."""
+        if not self.changing:
+            return list(arrays)
         body = emitter.program.loop.instruction.body
         emitter.values[body.parameters[0]] = list(arrays)
         for step in self.changes:

@@ -2,9 +2,9 @@
 
 Tests come in an order drawn at random, the same each time: what there is time for is of all kinds.
 Tests of loops compare results only, since on a GPU other loops than on a CPU may be left to XLA.
-Floats that are off by a little count as rounded, where a test asks for less: sums and products are
-contracted by ptxas, in XLA's kernels as in ours; which are depends on what it sees at once. In
-products of matrices XLA leaves out 13 of 24 bits unless it is told not to, as it is here.
+Floats that are off by a little count as rounded, where a test asks for less: elementary functions
+are not XLA's there (libdevice's), and sums are in another order. In products of matrices XLA leaves
+out 13 of 24 bits unless it is told not to, as it is here.
 Tests marked `for_cpus` assert what only the CPU's kernels do, and are skipped.
 
 python -m pytest -p card.counting --results=OUT.json

@@ -62,15 +62,20 @@ ld.global.b32 %r3, [%rd5];
 
 
 def test_a_loop_stays_in_registers() -> None:
-    """Four of 1,000 steps at once, an instruction each, and nothing else but the counter."""
+    """Four of 1,000 steps at once, two instructions each, as XLA:GPU rounds, and nothing else but
+    the counter."""
     ptx = ptx_of(lane_program(squared, lanes(33)))
     assert fragment(ptx, ".pragma", "bra $L__BB0_3") == (
         """\
 .pragma "nounroll";
-fma.rn.f32 %r1, %r2, %r2, 0f3FC00000;
-fma.rn.f32 %r3, %r1, %r1, 0f3FC00000;
-fma.rn.f32 %r4, %r3, %r3, 0f3FC00000;
-fma.rn.f32 %r2, %r4, %r4, 0f3FC00000;
+mul.rn.f32 %r1, %r2, %r2;
+add.rn.f32 %r3, %r1, 0f3FC00000;
+mul.rn.f32 %r4, %r3, %r3;
+add.rn.f32 %r5, %r4, 0f3FC00000;
+mul.rn.f32 %r6, %r5, %r5;
+add.rn.f32 %r7, %r6, 0f3FC00000;
+mul.rn.f32 %r8, %r7, %r7;
+add.rn.f32 %r2, %r8, 0f3FC00000;
 add.s64 %rd1, %rd1, -4;
 setp.ne.b64 %p1, %rd1, 0;
 @%p1 bra L3;
@@ -80,36 +85,36 @@ setp.ne.b64 %p1, %rd1, 0;
 
 def test_warps_meet_by_shuffles_and_shared_memory() -> None:
     ptx = ptx_of(meeting(64))
-    assert fragment(ptx, "add.f32 %r7", "bra.uni $L__BB0_3") == (
+    assert fragment(ptx, "add.rn.f32 %r8", "bra.uni $L__BB0_3") == (
         """\
-add.f32 %r1, %r2, 0f00000000;
+add.rn.f32 %r1, %r2, 0f00000000;
 shfl.sync.down.b32 %r3, %r1, 1, 31, -1;
-add.f32 %r4, %r1, %r3;
+add.rn.f32 %r4, %r1, %r3;
 shfl.sync.down.b32 %r5, %r4, 2, 31, -1;
-add.f32 %r6, %r4, %r5;
+add.rn.f32 %r6, %r4, %r5;
 shfl.sync.down.b32 %r7, %r6, 4, 31, -1;
-add.f32 %r8, %r6, %r7;
+add.rn.f32 %r8, %r6, %r7;
 shfl.sync.down.b32 %r9, %r8, 8, 31, -1;
-add.f32 %r10, %r8, %r9;
+add.rn.f32 %r10, %r8, %r9;
 shfl.sync.down.b32 %r11, %r10, 16, 31, -1;
 @%p1 bra L3;
-add.f32 %r12, %r10, %r11;
+add.rn.f32 %r12, %r10, %r11;
 cvt.u64.u32 %rd1, %r12;
 st.shared.b32 [%rd2], %rd1;
 st.shared.b32 [%rd2+4], 0;
 bra.uni L3;
 """
     )
-    assert fragment(ptx, "bar.sync", "mul.f32") == (
+    assert fragment(ptx, "bar.sync", "mul.rn.f32") == (
         """\
 bar.sync 0;
 ld.shared.v2.b64 {%rd1, %rd2}, [warps];
 bar.sync 0;
 cvt.u32.u64 %r1, %rd1;
 cvt.u32.u64 %r2, %rd2;
-add.f32 %r3, %r1, %r2;
-add.f32 %r4, %r3, 0f00000000;
-mul.f32 %r5, %r4, 0f3C800000;
+add.rn.f32 %r3, %r1, %r2;
+add.rn.f32 %r4, %r3, 0f00000000;
+mul.rn.f32 %r5, %r4, 0f3C800000;
 """
     )
 
@@ -119,7 +124,8 @@ def test_rare_work_is_behind_a_vote_of_the_whole_warp() -> None:
     assert fragment(ptx, "setp.gt.f32", "bra.uni") == (
         """\
 setp.gt.f32 %p1, %r1, 0f41F00000;
-fma.rn.f32 %r2, %r1, 0f3FA66666, 0f3E4CCCCD;
+mul.rn.f32 %r2, %r1, 0f3FA66666;
+add.rn.f32 %r3, %r2, 0f3E4CCCCD;
 vote.sync.any.pred %p2, %p1, -1;
 @%p2 bra L2;
 bra.uni L7;
@@ -140,13 +146,13 @@ def test_lanes_gather_at_places_of_their_own() -> None:
         return jax.vmap(one)(x, rows)
 
     found = lane_program(program, lanes(64), jax.ShapeDtypeStruct((64, 100), jnp.float32))
-    assert fragment(ptx_of(found), "max.s32", "add.f32") == (
+    assert fragment(ptx_of(found), "max.s32", "add.rn.f32") == (
         """\
 max.s32 %r1, %r2, 0;
 min.s32 %r3, %r1, 99;
 mul.wide.u32 %rd1, %r3, 4;
 add.s64 %rd2, %rd3, %rd1;
 ld.global.nc.b32 %r4, [%rd2];
-add.f32 %r5, %r6, %r4;
+add.rn.f32 %r5, %r6, %r4;
 """
     )

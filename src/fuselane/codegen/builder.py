@@ -25,11 +25,13 @@ class KernelBuilder(ir.IRBuilder):  # type: ignore[misc]
     """Emits the instructions of one kernel.
 
     Attributes:
+        contracts: Whether a product and a sum of it may be rounded once, not twice.
         num_instructions: How many there are so far.
     """
 
-    def __init__(self, block: ir.Block) -> None:
+    def __init__(self, block: ir.Block, *, contracts: bool = True) -> None:
         super().__init__(block)
+        self.contracts = contracts
         self.num_instructions = 0
 
     def _insert(self, instruction: ir.Instruction) -> None:
@@ -47,3 +49,8 @@ class KernelBuilder(ir.IRBuilder):  # type: ignore[misc]
         if self.num_instructions > MAX_INSTRUCTIONS:
             detail = f"more than {MAX_INSTRUCTIONS:,} instructions of LLVM's"
             raise UnsupportedError(Reason.TOO_MUCH_CODE.decide(detail=detail))
+
+
+def may_contract(builder: ir.IRBuilder) -> bool:
+    """Returns whether what a builder emits may round a product and a sum of it once."""
+    return not isinstance(builder, KernelBuilder) or builder.contracts

@@ -27,6 +27,7 @@ from fuselane.codegen.arrays import (
     new_scratch,
     widen,
 )
+from fuselane.codegen.builder import may_contract
 from fuselane.codegen.contraction import contract
 from fuselane.codegen.cuts import cuts_of, has_too_many_parts, is_cut
 from fuselane.codegen.elemental import emit_elemental
@@ -307,7 +308,8 @@ class Emitter:
         if any(are_vectors) and not all(are_vectors):
             values = [widen(self.place, value) for value in values]
         builder, opcode = self.place.builder, instruction.opcode
-        for join in (contract, rotate, mix) if self.has_vectors else (contract, rotate):
+        joins = [contract] if may_contract(builder) else []
+        for join in (*joins, rotate, *([mix] if self.has_vectors else [])):
             joined = join(builder, instruction, values)
             if joined is not None:
                 return joined

@@ -47,6 +47,8 @@ class KernelEntry(Protocol):
         max_scratch_bytes: The most memory a caller can give besides.
         num_rows: Rows of results that are combined behind the kernel.
         warp: The threads that run tiles side by side, on a GPU.
+        contracts: Whether products and sums are contracted, as in code that XLA makes for the same
+            processor.
     """
 
     function: ir.Function
@@ -57,6 +59,7 @@ class KernelEntry(Protocol):
     max_scratch_bytes: int
     num_rows: int
     warp: Warp | None
+    contracts: bool
 
     def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
         """Returns the row of a tile, i64."""
@@ -110,6 +113,7 @@ class CpuEntry:
         self.max_scratch_bytes = _MAX_SCRATCH_BYTES
         self.num_rows = num_tiles
         self.warp: Warp | None = None
+        self.contracts = True
 
     def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
         """Returns the tile's number: each has a row."""

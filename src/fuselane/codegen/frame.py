@@ -57,7 +57,7 @@ class Frame:
         self._add_regions("input", self.inputs, [i.shape.byte_size for i in program.inputs])
         self._add_regions("output", self.outputs, self._output_sizes())
         self._scratch: ir.Value | None = None
-        self.builder = KernelBuilder(self._body)
+        self.builder = KernelBuilder(self._body, contracts=entry.contracts)
 
     @property
     def regions(self) -> dict[ir.Value, Region]:

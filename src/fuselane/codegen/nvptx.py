@@ -62,7 +62,8 @@ def build_threads(
         program: What the kernel computes.
         plan: From `make_thread_plan`, for this GPU.
         gpu: What it is launched on.
-        fast_math: Whether elementary functions of f32 may be approximate.
+        fast_math: Whether elementary functions of f32 may be approximate, and products contracted
+            with sums.
     Raises:
         UnsupportedError: for lanes that need too much memory, and for reductions over lanes that
             leave too much to be combined.
@@ -83,6 +84,7 @@ def build_threads(
         max_stack_bytes=gpu.memory_bytes // _LOCAL_SHARE // gpu.resident_threads,
         has_own_rows=bool(find_products(program)),
     )
+    entry.contracts = fast_math
     check_partials(program, entry.num_rows, gpu.memory_bytes // _PARTIAL_SHARE)
     frame = emit_kernel(program, plan, entry)
     return ThreadCode(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
+from fuselane.codegen.builder import may_contract
 from fuselane.codegen.elemental.convert import (
     is_small_float,
     narrow_small_float,
@@ -102,7 +103,8 @@ def _emit_wide(builder: ir.IRBuilder, opcode: str, operands: Sequence[ir.Value])
     if routine is not None and not is_easy:
         return builder.call(routine, operands)
     if opcode in _INSTRUCTIONS:
-        emitted: ir.Value = getattr(builder, _INSTRUCTIONS[opcode])(*operands, flags=_CONTRACT)
+        flags = _CONTRACT if may_contract(builder) else ()
+        emitted: ir.Value = getattr(builder, _INSTRUCTIONS[opcode])(*operands, flags=flags)
         return emitted
     if opcode in _INTRINSICS:
         return call_intrinsic(builder, _INTRINSICS[opcode], operands)

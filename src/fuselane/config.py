@@ -66,7 +66,8 @@ class Options:
             `fuselane`, by a handler that has to be registered wherever the program runs, or `auto`:
             XLA if it can.
         fast_math: Let kernels for GPUs use the hardware's approximate instructions for elementary
-            functions, quotients and roots of f32; docs/gpu.md has their bounds.
+            functions, quotients and roots of f32, and round products and sums once; docs/gpu.md
+            has their bounds.
         loops: Replace loops by kernels; without, `fusion` alone changes programs.
         fusion: A fusion strategy to run in the place of XLA's own: the name of a pipeline, one
             as text, or the path of a plan; empty leaves XLA's fusions alone.

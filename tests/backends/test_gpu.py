@@ -892,7 +892,7 @@ def test_estimates_grow_with_what_there_is_to_do() -> None:
 
     assert step_us(32) == step_us(10_000) < step_us(10**6)
     assert step_us(512) < step_us(512, num_meetings=1) < step_us(512, num_meetings=2)
-    bound_by_memory = step_us(10**6, traffic=Traffic(num_bytes=3.35e9))
+    bound_by_memory = step_us(10**6, traffic=Traffic(written_bytes=3.35e9))
     assert bound_by_memory == pytest.approx(1e3, rel=0.01)
 
 

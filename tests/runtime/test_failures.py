@@ -34,6 +34,10 @@ def argument() -> jax.Array:
     return jnp.arange(1000, dtype=jnp.int32)
 
 
+def fail(*_: Any, **__: Any) -> Any:
+    raise ValueError("injected")
+
+
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
     with fuselane.enabled():
@@ -108,6 +112,41 @@ def test_a_failed_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loop.lanes == 1000
 
 
+def test_a_search_that_fails_leaves_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loops might do besides is not looked for any more; they are replaced all the same."""
+
+    def twice(x: jax.Array) -> jax.Array:
+        return program(lax.fori_loop(0, 300, lambda i, x: (x * 5 - i) ^ (x >> 3), x))
+
+    expected = np.asarray(jax.jit(twice)(argument()))
+    for search in ("find_residuals", "find_ahead"):
+
+        def fail_there(*_: Any, search: str = search, **__: Any) -> Any:
+            raise ValueError(f"injected into {search}")
+
+        with monkeypatch.context() as injected:
+            injected.setattr(replacing, search, fail_there)
+            jax.clear_caches()
+            with pytest.warns(fuselane.FuselaneWarning, match=f"into {search}"), fuselane.enabled():
+                np.testing.assert_array_equal(jax.jit(twice)(argument()), expected)
+            assert fuselane.explain(twice, argument()).num_fused == 2
+
+
+def test_straight_code_that_fails_is_left_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    def softmax(x: jax.Array) -> jax.Array:
+        return jax.nn.softmax(3 * x, axis=-1)
+
+    x = np.random.default_rng(0).normal(size=(29, 40)).astype(np.float32)
+    expected = np.asarray(jax.jit(softmax)(x))
+    monkeypatch.setattr(cpu, "build_planned", fail)
+    jax.clear_caches()
+    with (
+        pytest.warns(fuselane.FuselaneWarning, match="failed on a loop.*injected"),
+        fuselane.enabled(fusion="fuselane"),
+    ):
+        np.testing.assert_allclose(jax.jit(softmax)(x), expected, rtol=1e-6)
+
+
 def test_unusable_cache_directory(own_cache: Any) -> None:
     """Kernels are then kept in memory: the loop is fused all the same."""
     own_cache.write_text("a file in the way")
@@ -143,10 +182,6 @@ def test_hook_describes_where_it_failed() -> None:
     except ValueError as error:
         assert hook.describe(error).startswith("ValueError: first line (fail:")
     assert hook.describe(KeyError()) == "KeyError"
-
-
-def fail(*_: Any, **__: Any) -> Any:
-    raise ValueError("injected")
 
 
 def line_of(function: Callable[..., Any]) -> int:

@@ -421,12 +421,14 @@ def _max_unrolled_scalars(program: LaneProgram) -> int:
     return _MAX_UNROLLED if is_small else _MAX_UNROLLED_SCALARS
 
 
-def measure(program: LaneProgram) -> Work:
-    """Returns what one step of a loop costs."""
+def measure(
+    program: LaneProgram, is_free: Callable[[HloInstruction], bool] = lambda _: False
+) -> Work:
+    """Returns what one step of a loop costs; `is_free` tells what the machine does by the way."""
     lane_ops = uniform_ops = dot_ops = 0.0
     rows = 0
     for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
-        if not instruction.shape.is_array or instruction in program.late:
+        if not instruction.shape.is_array or instruction in program.late or is_free(instruction):
             continue
         if needs_lanes(instruction, program):
             lane_ops += weight

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from fuselane.analysis.gpu_time import Traffic, estimate_thread_step_us
+from fuselane.analysis.rotations import is_half_rotation
 from fuselane.codegen.own_arrays import OwnArray, find_own_arrays
 from fuselane.codegen.plan import GpuLayout, Plan, Work, max_unrolled_for, measure
 from fuselane.codegen.products import find_products
@@ -90,7 +91,7 @@ def make_thread_plan(
         gpu: What it is launched on.
         options: `unroll` is how many lanes a thread is to run, where it can have several at once.
     """
-    work = measure(program)
+    work = measure(program, is_half_rotation)
     unit = VectorUnit(
         lanes=1,
         bits=32,
@@ -130,6 +131,7 @@ def thread_step_us(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> flo
     chain = plan.tile_vectors * plan.lane_ops + plan.uniform_ops + spilled + staged_ops
     more = (plan.width - 1) * plan.lane_ops
     occupancy = gpu.occupancy(layout.block_threads, layout.registers, layout.shared_bytes)
+    read_bytes, written_bytes = _count_moved(program)
     spilled_bytes, spilled_cycles = _spill_traffic(plan.num_tiles, layout.spilled, occupancy, gpu)
     row_cycles = sum(
         row.staged_cycles if row.index in layout.staged else row.direct_cycles(plan.width)
@@ -143,7 +145,8 @@ def thread_step_us(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> flo
         occupancy=occupancy,
         num_meetings=len(program.meetings),
         traffic=Traffic(
-            num_bytes=_count_moved(program) + spilled_bytes,
+            read_bytes=read_bytes + spilled_bytes,
+            written_bytes=written_bytes,
             path_cycles=row_cycles + spilled_cycles + _array_cycles(program, plan, gpu, occupancy),
             steps_ahead=layout.ahead.steps if layout.ahead.reads else 0,
         ),
@@ -292,13 +295,17 @@ def with_reads_ahead(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> I
             yield replace(plan, gpu=replace(plan.gpu, ahead=several, registers=registers))
 
 
-def _count_moved(program: LaneProgram) -> float:
-    """Returns the bytes of streams that a step reads and writes, if its steps are counted."""
+def _count_moved(program: LaneProgram) -> tuple[float, float]:
+    """Returns the bytes of streams that a step of all lanes reads, and those that it writes, if its
+    steps are counted."""
     loop = program.loop
-    rows = [
-        element.shape.byte_size
-        for element in loop.elements
-        if element.kind is ElementKind.STREAM
-        or (element.kind is ElementKind.INVARIANT and element.lane_dimension is not None)
-    ]
-    return sum(rows) / loop.trip_count if loop.trip_count else 0.0
+    if not loop.trip_count:
+        return 0.0, 0.0
+    written = sum(e.shape.byte_size for e in loop.elements if e.kind is ElementKind.STREAM)
+    read = 0.0
+    for own in loop.instruction.body.parameters[0].users:
+        element = loop.elements[own.tuple_index]
+        if element.kind is ElementKind.INVARIANT and element.lane_dimension is not None:
+            slices = [user for user in own.users if user.opcode == "dynamic-slice"]
+            read += sum(piece.shape.byte_size for piece in slices)
+    return read, written / loop.trip_count

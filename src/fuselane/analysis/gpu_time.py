@@ -21,7 +21,6 @@ from typing import Final, final
 
 from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
 from fuselane.analysis.opcodes import FREE_OPCODES, LANE_OPCODES
-from fuselane.analysis.rotations import is_half_rotation
 from fuselane.analysis.while_loops import compute_trip_count
 from fuselane.gpu import WARP_LANES, GpuDescription
 from fuselane.hlo.computation import HloComputation
@@ -69,6 +68,9 @@ _FUSIBLE_OPCODES: Final = LANE_OPCODES - {
     "sort",
     "while",
 }
+
+_JOINING: Final = frozenset({"add", "or", "xor"})
+_SHIFTS: Final = frozenset({"shift-left", "shift-right-logical"})
 
 _SYNCHRONISING_US: Final = 10.0
 """What the host waits for in each step of a loop whose steps it cannot count: the condition."""
@@ -164,6 +166,23 @@ def _arrays(instruction: HloInstruction) -> list[Shape]:
     shapes = [operand.shape for operand in instruction.operands]
     shapes += result.tuple_shapes if result.is_tuple else [result]
     return [shape for shape in shapes if not shape.is_tuple]
+
+
+def is_half_rotation(instruction: HloInstruction) -> bool:
+    """Returns whether an instruction is a shift that is half of a rotation, which GPUs have an
+    instruction for: `or(shift-left(x, 13), shift-right-logical(x, 19))`.
+
+    How far both shift is not looked at: generators of random bits do little else with two shifts of
+    one value.
+    """
+    if instruction.opcode not in _SHIFTS or len(instruction.users) != 1:
+        return False
+    (user,) = instruction.users
+    shifts = {operand.opcode: operand for operand in user.operands}
+    if user.opcode not in _JOINING or shifts.keys() != _SHIFTS:
+        return False
+    left, right = shifts.values()
+    return left.operands[0] is right.operands[0]
 
 
 def estimate_thread_step_us(

@@ -20,8 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from fuselane.analysis.gpu_time import Traffic, estimate_thread_step_us
-from fuselane.analysis.rotations import is_half_rotation
+from fuselane.analysis.gpu_time import Traffic, estimate_thread_step_us, is_half_rotation
 from fuselane.codegen.own_arrays import OwnArray, find_own_arrays
 from fuselane.codegen.plan import GpuLayout, Plan, Work, max_unrolled_for, measure
 from fuselane.codegen.products import find_products

@@ -276,6 +276,19 @@ class ComputationBuilder:
         shape = array_shape(operand.shape.element_type, sizes)
         return self.emit("transpose", shape, (operand,), (("dimensions", permutation),), **origin)
 
+    def dynamic_slice(
+        self,
+        operand: HloInstruction,
+        starts: Sequence[HloInstruction],
+        sizes: tuple[int, ...],
+        **origin: Any,
+    ) -> HloInstruction:
+        """Returns the part of `operand` with these sizes that begins at scalars, one for each
+        dimension."""
+        shape = array_shape(operand.shape.element_type, sizes)
+        attributes = (("dynamic_slice_sizes", sizes),)
+        return self.emit("dynamic-slice", shape, (operand, *starts), attributes, **origin)
+
     def finish(self, root: HloInstruction) -> HloComputation:
         """Returns the computation with this root, dead instructions removed."""
         self.computation.root = root

@@ -73,10 +73,8 @@ class Counter:
         return self._write(matrix, column, is_row=False)
 
     def _read(self, of: Matrices, sizes: tuple[int, int], *, is_row: bool) -> Matrices:
-        shape = array_shape(of.value.shape.element_type, (*of.batch, *sizes))
-        operands = (of.value, *self._starts(of, is_row))
-        attributes = (("dynamic_slice_sizes", shape.dimensions),)
-        return replace(of, value=of.builder.emit("dynamic-slice", shape, operands, attributes))
+        starts = self._starts(of, is_row)
+        return replace(of, value=of.builder.dynamic_slice(of.value, starts, (*of.batch, *sizes)))
 
     def _write(self, matrix: Matrices, part: Matrices, *, is_row: bool) -> Matrices:
         operands = (matrix.value, part.value, *self._starts(matrix, is_row))

@@ -135,7 +135,8 @@ def _choose_array(
     for updated, other in ((then, otherwise), (otherwise, then)):
         if _is_update_of(updated, other):
             array = _choose_array(builder, predicate, *_in_order(updated is then, updated, other))
-            old = _read(builder, array, updated.operands[1].shape, updated.operands[2:])
+            sizes = updated.operands[1].shape.dimensions
+            old = builder.dynamic_slice(array, updated.operands[2:], sizes)
             parts = _in_order(updated is then, updated, old, part=True)
             part = _choose_array(builder, predicate, *parts)
             return _write(builder, array, part, updated.operands[2:], updated)
@@ -157,17 +158,6 @@ def _in_order(
     """Returns the array or the part of an update, and the other value, in the branches' order."""
     mine = updated.operands[1 if part else 0]
     return (mine, other) if is_first else (other, mine)
-
-
-def _read(
-    builder: ComputationBuilder,
-    array: HloInstruction,
-    part: Shape,
-    starts: Sequence[HloInstruction],
-) -> HloInstruction:
-    sizes = (("dynamic_slice_sizes", part.dimensions),)
-    shape = array_shape(part.element_type, part.dimensions)
-    return builder.emit("dynamic-slice", shape, (array, *starts), sizes)
 
 
 def _write(
@@ -314,7 +304,8 @@ class _Conditional:
                 starts.append(
                     [_scalar(branch.builder, s.shape.element_type, 0, s) for s in like[2:]]
                 )
-                parts.append(_read(branch.builder, old, like[1].shape, starts[-1]))
+                sizes = like[1].shape.dimensions
+                parts.append(branch.builder.dynamic_slice(old, starts[-1], sizes))
         part = self._add_result(parts)
         places = [self._add_result(list(place)) for place in zip(*starts, strict=True)]
         origin = updates[0]

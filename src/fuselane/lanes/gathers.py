@@ -241,13 +241,7 @@ class _Form:
             starts[component.dimension] = builder.reshape(component.value, ())
         if self.window_sizes == self.sizes:
             return operand
-        return builder.emit(
-            "dynamic-slice",
-            array_shape(operand.shape.element_type, self.window_sizes),
-            (operand, *starts),
-            (("dynamic_slice_sizes", self.window_sizes),),
-            origin=self.instruction,
-        )
+        return builder.dynamic_slice(operand, starts, self.window_sizes, origin=self.instruction)
 
     # Dimension numbers.
 

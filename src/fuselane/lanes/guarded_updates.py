@@ -124,13 +124,7 @@ class _Choice:
             return None
         if update.shape.num_elements * _MIN_GAIN > update_slice.shape.num_elements:
             return None
-        old = self.builder.emit(
-            "dynamic-slice",
-            update.shape,
-            (operand, *starts),
-            (("dynamic_slice_sizes", sizes),),
-            origin=update_slice,
-        )
+        old = self.builder.dynamic_slice(operand, starts, sizes, origin=update_slice)
         chosen = self._select(update, old, self.dimensions)
         operands = (operand, chosen, *starts)
         return self.builder.emit(

@@ -108,8 +108,8 @@ def _without_rest(builder: ComputationBuilder, pick: HloInstruction, lane: int) 
     kept[lane] = sizes[lane]
     if tuple(kept) == sizes:
         return source
-    shape = array_shape(source.shape.element_type, tuple(kept))
     if pick.opcode == "slice":
+        shape = array_shape(source.shape.element_type, tuple(kept))
         ranges = list(zip(pick.slice_starts, pick.slice_limits, pick.slice_strides, strict=True))
         ranges[lane] = (0, sizes[lane], 1)
         attributes = (("slice_dimensions", tuple(ranges)),)
@@ -117,8 +117,7 @@ def _without_rest(builder: ComputationBuilder, pick: HloInstruction, lane: int) 
     starts = list(pick.operands[1:])
     kind = starts[lane].shape.element_type
     starts[lane] = _constant(builder, 0, kind, pick)
-    sizes_taken = (("dynamic_slice_sizes", tuple(kept)),)
-    return builder.emit("dynamic-slice", shape, (source, *starts), sizes_taken, origin=pick)
+    return builder.dynamic_slice(source, starts, tuple(kept), origin=pick)
 
 
 def _places(

@@ -285,10 +285,7 @@ def _row(
             is_there = reader.operands[1:] == like.operands[1:]
             if is_there and reader.dynamic_slice_sizes == like.dynamic_slice_sizes:
                 return reader
-    shape = array_shape(stack.shape.element_type, like.shape.dimensions)
-    attributes = (("dynamic_slice_sizes", like.dynamic_slice_sizes),)
-    operands = (stack, *like.operands[1:])
-    return builder.emit("dynamic-slice", shape, operands, attributes, origin=like)
+    return builder.dynamic_slice(stack, like.operands[1:], like.dynamic_slice_sizes, origin=like)
 
 
 def _emit(

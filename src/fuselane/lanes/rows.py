@@ -18,7 +18,7 @@ import numpy as np
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
-from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.complex import is_complex
 
 _START: Final = Shape.array(PrimitiveType.S32, ())
@@ -66,11 +66,9 @@ def emit_layer(
     start: HloInstruction,
 ) -> HloInstruction:
     """Emits the slice of a layer, given where it begins."""
-    shape = array_shape(layer.shape.element_type, layer.shape.dimensions)
     zero = builder.constant(start.shape, numpy_to_literal(np.int32(0), start.shape), layer)
-    starts = (start, *[zero] * (shape.rank - 1))
-    sizes = (("dynamic_slice_sizes", shape.dimensions),)
-    return builder.emit("dynamic-slice", shape, (source, *starts), sizes, origin=layer)
+    starts = (start, *[zero] * (layer.shape.rank - 1))
+    return builder.dynamic_slice(source, starts, layer.shape.dimensions, origin=layer)
 
 
 def _picks_rows(instruction: HloInstruction) -> bool:

@@ -209,12 +209,8 @@ class Spreading:
                 value = lift(self.builder, value, sizes, self.size)
             zero = self._zero(self.get(starts[0]))
             places = [zero, *(self.get(s) if d in moving else zero for d, s in enumerate(starts))]
-            return self.builder.emit(
-                "dynamic-slice",
-                array_shape(element, result),
-                (value, *places),
-                (("dynamic_slice_sizes", (self.size, *window)),),
-                origin=instruction,
+            return self.builder.dynamic_slice(
+                value, places, (self.size, *window), origin=instruction
             )
         columns = [
             self.builder.reshape(self.lifted(self.get(starts[d]), starts[d].shape), (self.size, 1))

@@ -142,11 +142,11 @@ def test_an_order_that_the_caller_asks_for_is_not_lost() -> None:
 
 
 def test_what_xla_will_fuse_is_no_launch_each() -> None:
-    """Ten instructions a step, but two kernels of 2 microseconds at most, and what they compute."""
+    """Ten instructions a step, but two kernels at most, and what they compute and write."""
     log = DecisionLog()
     assert transformed(Options(cache_mib=0), log) is not None
     (decision,) = log
-    launches_us = 1000 * 2 * 2.0
+    launches_us = 1000 * 2 * LAUNCH_US
     assert launches_us < decision.decision.numbers["xla_us"] < 1.05 * launches_us
 
 

@@ -96,6 +96,11 @@ OPCODE_COST: Final[dict[str, float]] = {
 MAX_NEIGHBOUR_SORT: Final = 16
 """Elements that are sorted by exchanging neighbours; more are merged."""
 
+_MAX_KEY_BITS: Final = 32
+_WORD_EXCHANGE: Final = 10
+"""Operations of an exchange of words of a key and a place: a comparison and two selects, twice as
+wide as others, two loads and two stores."""
+
 UNKNOWN_TRIP_COUNT: Final = 16
 """Assumed for an inner loop whose trip count is not known."""
 
@@ -185,18 +190,35 @@ def _window_cost(
     return ops * places * residual_elements(operand, lane_dimension(operand))
 
 
+def packed_key(sort: HloInstruction) -> int | None:
+    """Returns the number of the operand that a sort orders by, if that is integers of at most 32
+    bits, which have room in a word beside where they came from; else None."""
+    root = sort.to_apply.root
+    if root.opcode != "compare" or root.comparison_direction not in ("LT", "GT"):
+        return None
+    left, right = root.operands
+    if (left.opcode, right.opcode) != ("parameter", "parameter"):
+        return None
+    element = left.shape.element_type
+    is_word = element.is_integral and element.bits <= _MAX_KEY_BITS
+    number = left.parameter_number
+    is_pair = number % 2 == 0 and right.parameter_number == number + 1
+    return number // 2 if is_word and is_pair else None
+
+
 def _sort_cost(
     sort: HloInstruction, lane_dimension: Callable[[HloInstruction], int | None]
 ) -> float:
-    """Returns the operations of all exchanges: a comparison and two selects for each array."""
+    """Returns the operations of all exchanges: a comparison and two selects for each array, or for
+    words alone, by which each array is looked up in the end."""
     operand = sort.operands[0]
     size = operand.shape.dimensions[sort.dimensions[0]]
     compare = sum(OPCODE_COST[i.opcode] for i in sort.to_apply.instructions)
     arrays = len(sort.operands)
+    elements = residual_elements(operand, lane_dimension(operand))
     if size <= MAX_NEIGHBOUR_SORT:
-        exchange = compare + 2 * arrays
-        exchanges_per_element = (size - 1) / 2
-    else:
-        exchange = 2 * compare + 3 + 4 * (arrays + 1)
-        exchanges_per_element = math.log2(size) * (math.log2(size) + 1) / 4
-    return exchange * exchanges_per_element * residual_elements(operand, lane_dimension(operand))
+        return (compare + 2 * arrays) * (size - 1) / 2 * elements
+    merges_per_element = math.log2(size) * (math.log2(size) + 1) / 4
+    if packed_key(sort) is not None:
+        return (_WORD_EXCHANGE * merges_per_element + 2 * arrays) * elements
+    return (2 * compare + 3 + 4 * (arrays + 1)) * merges_per_element * elements

@@ -4,7 +4,10 @@ A sorting network compares the same places in every lane, so lanes of different 
 together: `swap = before(right, left)`, then both places select. Few elements are sorted in
 registers by exchanges of neighbours, which is stable as it is. More are sorted in scratch memory by
 Batcher's merge exchange, which takes far fewer exchanges but is unstable, so that it also compares
-where elements came from.
+where elements came from. Where the comparator orders integers of at most 32 bits, as those do that
+have been given keys (`lanes.sorting`), one word of 64 is all that is exchanged:
+
+    word = key << 32 | place        then each result is looked up where its element came from
 
 Numerics: bitwise-equal to a stable sort.
 Source: D. E. Knuth, The Art of Computer Programming 3, 5.2.2, Algorithm M.
@@ -18,17 +21,16 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.analysis.cost import MAX_NEIGHBOUR_SORT
+from fuselane.analysis.cost import MAX_NEIGHBOUR_SORT, packed_key
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
+from fuselane.codegen.arrays import Array, Registers, Scratch, View, new_scratch
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.independent import mark_loop
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.loops import counted_loop, emit_for_each, emit_while_loop
 from fuselane.codegen.reduction import apply_computation
-from fuselane.codegen.types import llvm_type
-from fuselane.hlo.computation import HloComputation
+from fuselane.codegen.types import integer_constant, like, llvm_type, splat, width_of
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 
@@ -36,6 +38,8 @@ Row = list[ir.Value]
 """What stands at one place of a sequence: an element of every sorted array."""
 
 _RANK: Final = PrimitiveType.S32
+_WORD: Final = PrimitiveType.S64
+_PLACE_BITS: Final = 32
 
 
 def emit_sort(emitter: Emitter, instruction: HloInstruction) -> None:
@@ -45,7 +49,7 @@ def emit_sort(emitter: Emitter, instruction: HloInstruction) -> None:
     """
     sort = _Sort(
         emitter=emitter,
-        comparator=instruction.to_apply,
+        instruction=instruction,
         arrays=[emitter.array(operand) for operand in instruction.operands],
         axis=instruction.dimensions[0],
     )
@@ -59,7 +63,7 @@ class _Sort:
     """One sort on its way: arrays of the same dimensions, sorted along an axis."""
 
     emitter: Emitter
-    comparator: HloComputation
+    instruction: HloInstruction
     arrays: list[Array]
     axis: int
 
@@ -68,7 +72,8 @@ class _Sort:
         first = self.arrays[0]
         if self._length <= MAX_NEIGHBOUR_SORT and first.size <= self.emitter.max_unrolled:
             return self._in_registers()
-        return self._in_scratch()
+        key = packed_key(self.instruction)
+        return self._in_scratch() if key is None else self._in_words(key)
 
     @property
     def _length(self) -> int:
@@ -127,7 +132,7 @@ class _Sort:
     def _compare(self, left: Row, right: Row) -> ir.Value:
         """Returns whether the comparator puts `left` in front of `right`."""
         arguments = [value for pair in zip(left, right, strict=True) for value in pair]
-        return apply_computation(self.emitter, self.comparator, arguments)[0]
+        return apply_computation(self.emitter, self.instruction.to_apply, arguments)[0]
 
     # In scratch memory.
 
@@ -164,6 +169,73 @@ class _Sort:
         first = self.arrays[0]
         shape = Shape.array(_RANK, first.shape.dimensions)
         return new_scratch(self.emitter.place, shape, first.lane)
+
+    # In words of keys and places.
+
+    def _in_words(self, key: int) -> list[Array]:
+        place, builder = self.emitter.place, self.emitter.builder
+        sources = [a if isinstance(a, Scratch) else self._copied(a) for a in self.arrays]
+        first = self.arrays[0]
+        words = new_scratch(place, Shape.array(_WORD, first.shape.dimensions), first.lane)
+
+        def sort_line(line: tuple[Index, ...]) -> None:
+            with counted_loop(builder, 0, self._length, name="word") as at:
+                index = self._at(line, at)
+                words.put(place, index, self._word(sources[key].lanes(place, index), at))
+            if self._length > 1:
+                _emit_merge_exchange(
+                    builder, self._length, lambda left, right: exchange(line, left, right)
+                )
+
+        def exchange(line: tuple[Index, ...], left: ir.Value, right: ir.Value) -> None:
+            places = [self._at(line, left), self._at(line, right)]
+            rows = [[words.get(place, at)] for at in places]
+            swap = builder.icmp_signed("<", rows[1][0], rows[0][0])
+            for at, (word,) in zip(places, self._select(swap, *rows), strict=True):
+                words.put(place, at, word)
+
+        emit_for_each(builder, self._outer_dimensions(), sort_line)
+        return [
+            self._looked_up(words, source, operand, number)
+            for number, (source, operand) in enumerate(
+                zip(sources, self.instruction.operands, strict=True)
+            )
+        ]
+
+    def _word(self, key: ir.Value, at: ir.Value) -> ir.Value:
+        """Returns what is compared, as a signed integer, in place of a key."""
+        builder, root = self.emitter.builder, self.instruction.to_apply.root
+        if root.comparison_direction == "GT":
+            key = builder.not_(key)
+        type_ = like(key, llvm_type(_WORD))
+        is_signed = root.operands[0].shape.element_type.is_signed
+        wide = builder.sext(key, type_) if is_signed else builder.zext(key, type_)
+        high = builder.shl(wide, integer_constant(type_, _PLACE_BITS))
+        return builder.or_(high, splat(builder, at, width_of(type_)))
+
+    def _looked_up(
+        self, words: Scratch, source: Scratch, operand: HloInstruction, number: int
+    ) -> Array:
+        """Returns a result: the elements of an operand where they belong. One that nobody reads is
+        not made."""
+        place, builder = self.emitter.place, self.emitter.builder
+        is_iota = operand.opcode == "iota" and operand.dimensions[0] == self.axis
+
+        def element(index: Element) -> ir.Value:
+            word = words.get(place, index)
+            rank = builder.trunc(word, like(word, llvm_type(_RANK)))
+            if is_iota and source.shape.element_type is _RANK:
+                return rank
+            at = list(index)
+            at[self.axis] = rank
+            return source.get(place, tuple(at))
+
+        view = View(shape=source.shape, lane=words.lane, element=element)
+        is_read = not self.instruction.shape.is_tuple or any(
+            user.opcode != "get-tuple-element" or user.tuple_index == number
+            for user in self.instruction.users
+        )
+        return self.emitter.in_scratch(view) if is_read else view
 
     def _is_behind(self, left: Row, right: Row) -> ir.Value:
         """Returns whether `left`, with its rank last, belongs behind `right`."""

@@ -283,7 +283,10 @@ def test_large_uniform_work_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cpu, "load_costs", lambda _: MachineCosts())
 
     def sorting(x: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, 100, lambda i, x: jnp.sort(x * 3 % 7 + i), x)
+        def step(i: jax.Array, x: jax.Array) -> jax.Array:
+            return lax.sort((x * 3 % 7 + i, x), num_keys=2)[1]
+
+        return lax.fori_loop(0, 100, step, x)
 
     def product(x: jax.Array, a: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 100, lambda i, x: jnp.tanh(a @ x), x)

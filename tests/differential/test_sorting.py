@@ -48,14 +48,16 @@ def test_sort_and_argsort(size: int) -> None:
     "dtype",
     ["bool", "int8", "uint16", "int32", "uint32", "int64", "float16", "bfloat16", "float64"],
 )
-def test_sort_types(dtype: str) -> None:
-    """Every element type, extremes included, down and up."""
+@pytest.mark.parametrize("size", [9, 40])
+def test_sort_types(dtype: str, size: int) -> None:
+    """Every element type, extremes included, down and up: in registers, in words of a key and a
+    place, and, of 64 bits, beside their places."""
 
     def step(state: Any, row: Any) -> Any:
         return state + 1, (jnp.sort(row, axis=1), jnp.sort(row, axis=1, descending=True))
 
     wide = dtype in ("int64", "float64")
-    check_steps(step, np.zeros(LANES, np.int32), sample(dtype, (STEPS, LANES, 9)), x64=wide)
+    check_steps(step, np.zeros(LANES, np.int32), sample(dtype, (STEPS, LANES, size)), x64=wide)
 
 
 @pytest.mark.parametrize("shape", [(LANES, 4, 5), (4, LANES, 5), (4, 5, LANES)])
@@ -110,3 +112,19 @@ def test_median_and_quantile() -> None:
         np.zeros(LANES, np.float32),
         np.random.default_rng(2).normal(size=(STEPS, LANES, 7)).astype(np.float32),
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "int64"])
+@pytest.mark.parametrize("size", [17, 300])
+def test_sorts_without_lanes(dtype: str, size: int) -> None:
+    """Several arrays in the order of one, which has equal elements."""
+
+    def step(state: Any, row: Any) -> Any:
+        order = lax.iota(jnp.int32, size)
+        found = lax.sort((row, order, state), num_keys=1)
+        return found[2] + 1, found
+
+    rows = sample(dtype, (STEPS, size))
+    rows[:, ::3] = rows[:, :1]
+    wide = dtype == "int64"
+    check_steps(step, np.arange(size, dtype=np.float32), rows, x64=wide, fused=None)

@@ -10,6 +10,7 @@ from jax import lax
 from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from fuselane import pipeline
+from fuselane.analysis.gpu_time import LAUNCH_US
 from fuselane.backends.gpu import GpuBackend
 from fuselane.config import Options
 from fuselane.decisions import DecisionLog, Reason

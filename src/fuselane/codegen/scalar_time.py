@@ -88,7 +88,7 @@ _FEW_PRODUCTS: Final = 60.0
 _LATENCY: Final = 4.0
 """Scalar operations until an element is taken in by what waits for the one before."""
 
-_EXCHANGE: Final = 0.45
+_EXCHANGE: Final = 0.3
 """Scalar operations that one of a sort takes, none of which waits for the one before."""
 
 _ALREADY_THERE: Final = frozenset({"constant", "get-tuple-element", "parameter"})

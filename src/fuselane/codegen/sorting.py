@@ -30,7 +30,15 @@ from fuselane.codegen.independent import mark_loop
 from fuselane.codegen.indexing import Element, Index
 from fuselane.codegen.loops import counted_loop, emit_for_each, emit_while_loop
 from fuselane.codegen.reduction import apply_computation
-from fuselane.codegen.types import integer_constant, like, llvm_type, splat, width_of
+from fuselane.codegen.types import (
+    call_intrinsic,
+    integer_constant,
+    is_vector,
+    like,
+    llvm_type,
+    splat,
+    width_of,
+)
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType, Shape
 
@@ -205,13 +213,14 @@ class _Sort:
     def _word(self, key: ir.Value, at: ir.Value) -> ir.Value:
         """Returns what is compared, as a signed integer, in place of a key."""
         builder, root = self.emitter.builder, self.instruction.to_apply.root
+        element = root.operands[0].shape.element_type
         if root.comparison_direction == "GT":
             key = builder.not_(key)
-        type_ = like(key, llvm_type(_WORD))
-        is_signed = root.operands[0].shape.element_type.is_signed
-        wide = builder.sext(key, type_) if is_signed else builder.zext(key, type_)
-        high = builder.shl(wide, integer_constant(type_, _PLACE_BITS))
-        return builder.or_(high, splat(builder, at, width_of(type_)))
+        if not element.is_signed:
+            key = builder.xor(key, integer_constant(key.type, 1 << element.bits - 1))
+        wide = builder.sext(key, like(key, llvm_type(_WORD)))
+        high = builder.shl(wide, integer_constant(wide.type, _PLACE_BITS))
+        return builder.or_(high, splat(builder, at, width_of(wide)))
 
     def _looked_up(
         self, words: Scratch, source: Scratch, operand: HloInstruction, number: int
@@ -227,7 +236,7 @@ class _Sort:
             if is_iota and source.shape.element_type is _RANK:
                 return rank
             at = list(index)
-            at[self.axis] = rank
+            at[self.axis] = rank if is_vector(rank) else builder.zext(rank, indexing.I64)
             return source.get(place, tuple(at))
 
         view = View(shape=source.shape, lane=words.lane, element=element)
@@ -270,15 +279,27 @@ def _emit_merge_exchange(
     def emit_stage(values: list[ir.Value]) -> list[ir.Value]:
         bit, rest, distance, outer = values
         stop = builder.sub(indexing.i64(size), distance)
-        before = len(builder.function.blocks)
-        with counted_loop(builder, 0, stop, name="exchange") as counter:
-            left = indexing.bounded(counter, 0, size - 2)
-            is_here = builder.icmp_signed("==", builder.and_(left, bit), rest)
-            with builder.if_then(is_here):
+        step = builder.shl(bit, one)
+
+        def emit_block(carried: list[ir.Value]) -> list[ir.Value]:
+            (start,) = carried
+            end = call_intrinsic(builder, "llvm.smin", [builder.add(start, bit), stop])
+            before = len(builder.function.blocks)
+            with counted_loop(builder, start, end, name="exchange") as counter:
+                left = indexing.bounded(counter, 0, size - 2)
                 right = builder.add(left, distance, flags=("nsw", "nuw"))
                 exchange(left, indexing.bounded(right, 1, size - 1))
-            last = builder.block
-        mark_loop(builder.module, builder.function.blocks[before:], last)
+                last = builder.block
+            mark_loop(builder.module, builder.function.blocks[before:], last)
+            return [builder.add(start, step)]
+
+        emit_while_loop(
+            builder,
+            [rest],
+            lambda values: builder.icmp_signed("<", values[0], stop),
+            emit_block,
+            name="blocks",
+        )
         is_last = builder.icmp_signed("==", outer, bit)
         half = builder.lshr(bit, one)
         return [

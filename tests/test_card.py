@@ -75,15 +75,15 @@ def test_a_loop_that_estimates_leave_to_xla_is_timed_all_the_same(
 ) -> None:
     problem = make_problem(NUM_ENVS, NUM_STEPS)
     remarks: list[str] = []
-    fused_run("naive", problem, NUM_STEPS, remarks)()
+    fused_run("concat", problem, NUM_STEPS, remarks)()
     assert not remarks
     monkeypatch.setenv("FUSELANE_MIN_GAIN", "1e9")
-    fused_run("naive", problem, NUM_STEPS, remarks)()
+    fused_run("concat", problem, NUM_STEPS, remarks)()
     (remark,) = remarks
     assert remark.startswith("by default left to XLA: "), remark
     monkeypatch.setenv("FUSELANE_MAX_COMPILE_S", "1e-6")
     with pytest.warns(FuselaneWarning), pytest.raises(RuntimeError, match="not fused: "):
-        fused_run("naive", problem, NUM_STEPS, remarks)
+        fused_run("concat", problem, NUM_STEPS, remarks)
 
 
 CHILD: Final = """

@@ -90,7 +90,7 @@ def check_plan(plan: Plan, lanes: int, device: DeviceDescription) -> None:
 
 
 @pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("lanes", [2, 3, 16, 17, 100, 496, 1000, 2048, 65_536])
+@pytest.mark.parametrize("lanes", [2, 16, 17, 496, 2048, 65_536])
 def test_tiles_cover_all_lanes(make: Any, lanes: int) -> None:
     """Whatever the machine and the options."""
     program = make(lanes)

@@ -160,7 +160,7 @@ _TESTS: Final = (
     "tests/explain/test_strategy.py::test_boundaries_are_the_strategys",
     *(
         f"tests/runtime/test_verify.py::test_no_false_alarm[{name}]"
-        for name in ("inner_loops", "loop_around", "mixed_types")
+        for name in ("inner_loops", "loop_around")
     ),
 )
 

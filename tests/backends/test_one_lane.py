@@ -164,8 +164,20 @@ def _of_blocks(x: jax.Array, rows: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 12, step, x)
 
 
+def _replaced(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """A row becomes a state, of which the one before is still read."""
+    boards = rows[:, :, None] * jnp.arange(1.0, 7.0)
+
+    def step(carry: Any, board: jax.Array) -> Any:
+        x, last = carry
+        at = jnp.abs(x * 3).astype(jnp.int32) % 6
+        return (x * 0.5 + jnp.take_along_axis(last, at[:, None], 1)[:, 0], board), None
+
+    return jax.lax.scan(step, (x, boards[0] + 1), boards)[0][0]
+
+
 @pytest.mark.parametrize(("num_steps", "lanes", "unroll"), [(1, 33, 1), (4, 31, 1), (6, 5, 2)])
-@pytest.mark.parametrize("program", [_walking, _from_a_pool, _of_blocks])
+@pytest.mark.parametrize("program", [_walking, _from_a_pool, _of_blocks, _replaced])
 def test_rows_are_read_ahead(
     program: Any, num_steps: int, lanes: int, unroll: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

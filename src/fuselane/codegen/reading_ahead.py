@@ -25,10 +25,10 @@ from typing import Final, TypeGuard, final
 from llvmlite import ir
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.codegen.arrays import Array, Registers
+from fuselane.codegen.arrays import Array, Registers, View
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import residual_size
-from fuselane.codegen.instructions import emit_instruction
+from fuselane.codegen.indexing import all_indices, residual_size
+from fuselane.codegen.instructions import elemental_of, emit_instruction
 from fuselane.codegen.memory import frozen
 from fuselane.codegen.schedule import Step, make_schedule, steps_for
 from fuselane.hlo.instruction import HloInstruction
@@ -113,10 +113,9 @@ class ReadAhead:
             return []
         body = emitter.program.loop.instruction.body
         emitter.values[body.parameters[0]] = list(arrays)
-        for step in (*self.indices, *self.reads):
-            emit_instruction(emitter, step)
-        arrays = [emitter.materialize(emitter.array(read)) for read in self.reads]
-        return [value for array in arrays for value in _elements(array)]
+        for step in self.indices:
+            _emit(emitter, step)
+        return [value for read in self.reads for value in _elements(emitter, read)]
 
     def _next(self, emitter: Emitter, arrays: Sequence[Array]) -> list[Array]:
         """Emits what a step makes of given elements, of those that indices need."""
@@ -125,7 +124,7 @@ class ReadAhead:
         body = emitter.program.loop.instruction.body
         emitter.values[body.parameters[0]] = list(arrays)
         for step in self.changes:
-            emit_instruction(emitter, step)
+            _emit(emitter, step)
         following = list(arrays)
         for index in self.changing:
             new = emitter.array(body.root.operands[index])
@@ -176,8 +175,8 @@ def find_reads_ahead(
 def _with_read(
     found: ReadAhead, read: HloInstruction, program: LaneProgram, steps: Sequence[Step]
 ) -> ReadAhead | None:
-    """Returns what is read ahead with one read more; None if its index is not of scalars that all
-    lanes share, made one from another."""
+    """Returns what is read ahead with one read more; None if its index is not made of a few numbers
+    that all lanes share."""
     reads = (*found.reads, read)
     loop = program.loop
     indices = _numbers([operand for r in reads for operand in r.operands], program, steps)
@@ -228,6 +227,20 @@ def _size(read: HloInstruction, program: LaneProgram) -> int:
     return residual_size(read.shape.dimensions, program.lane_dimensions.get(read))
 
 
-def _elements(array: Array) -> tuple[ir.Value, ...]:
-    assert isinstance(array, Registers), "there are few elements"
-    return array.elements
+def _emit(emitter: Emitter, step: HloInstruction) -> None:
+    """Emits what makes a few numbers, in registers: memory that a step may use for its results is
+    still in use where this is ahead of it."""
+    if step.opcode in ("constant", "get-tuple-element"):
+        emit_instruction(emitter, step)
+    elif step.opcode == "iota":
+        element = elemental_of(emitter, step)
+        emitter.values[step] = View(shape=step.shape, lane=None, element=element)
+    else:
+        elements = _elements(emitter, step)
+        emitter.values[step] = Registers(shape=step.shape, lane=None, elements=elements)
+
+
+def _elements(emitter: Emitter, step: HloInstruction) -> tuple[ir.Value, ...]:
+    """Emits all elements of an instruction and returns them."""
+    element = elemental_of(emitter, step)
+    return tuple(map(element, all_indices(step.shape.dimensions, emitter.lane(step))))

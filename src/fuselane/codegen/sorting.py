@@ -182,14 +182,13 @@ class _Sort:
 
     def _in_words(self, key: int) -> list[Array]:
         place, builder = self.emitter.place, self.emitter.builder
-        sources = [a if isinstance(a, Scratch) else self._copied(a) for a in self.arrays]
         first = self.arrays[0]
         words = new_scratch(place, Shape.array(_WORD, first.shape.dimensions), first.lane)
 
         def sort_line(line: tuple[Index, ...]) -> None:
             with counted_loop(builder, 0, self._length, name="word") as at:
                 index = self._at(line, at)
-                words.put(place, index, self._word(sources[key].lanes(place, index), at))
+                words.put(place, index, self._word(self.arrays[key].lanes(place, index), at))
             if self._length > 1:
                 _emit_merge_exchange(
                     builder, self._length, lambda left, right: exchange(line, left, right)
@@ -203,48 +202,70 @@ class _Sort:
                 words.put(place, at, word)
 
         emit_for_each(builder, self._outer_dimensions(), sort_line)
-        return [
-            self._looked_up(words, source, operand, number)
-            for number, (source, operand) in enumerate(
-                zip(sources, self.instruction.operands, strict=True)
-            )
-        ]
+        read = self._read_results()
+        results: list[Array] = []
+        for number, array in enumerate(self.arrays):
+            element = self._look_up(number, key, words, is_read=number in read)
+            view = View(shape=array.shape, lane=words.lane, element=element)
+            results.append(self.emitter.in_scratch(view) if number in read else view)
+        return results
 
     def _word(self, key: ir.Value, at: ir.Value) -> ir.Value:
         """Returns what is compared, as a signed integer, in place of a key."""
-        builder, root = self.emitter.builder, self.instruction.to_apply.root
-        element = root.operands[0].shape.element_type
-        if root.comparison_direction == "GT":
-            key = builder.not_(key)
-        if not element.is_signed:
-            key = builder.xor(key, integer_constant(key.type, 1 << element.bits - 1))
-        wide = builder.sext(key, like(key, llvm_type(_WORD)))
+        builder = self.emitter.builder
+        ordered = self._turned(key)
+        wide = builder.sext(ordered, like(key, llvm_type(_WORD)))
         high = builder.shl(wide, integer_constant(wide.type, _PLACE_BITS))
         return builder.or_(high, splat(builder, at, width_of(wide)))
 
-    def _looked_up(
-        self, words: Scratch, source: Scratch, operand: HloInstruction, number: int
-    ) -> Array:
-        """Returns a result: the elements of an operand where they belong. One that nobody reads is
-        not made."""
+    def _turned(self, key: ir.Value) -> ir.Value:
+        """Returns a key as a signed integer of which the lesser comes first, or the key again."""
+        builder, root = self.emitter.builder, self.instruction.to_apply.root
+        element = root.operands[0].shape.element_type
+        bits = -1 if root.comparison_direction == "GT" else 0
+        if not element.is_signed:
+            bits ^= 1 << element.bits - 1
+        return builder.xor(key, integer_constant(key.type, bits)) if bits else key
+
+    def _look_up(
+        self, number: int, key: int, words: Scratch, *, is_read: bool
+    ) -> Callable[[Element], ir.Value]:
+        """Returns how an element of a result comes about, once all words are in order."""
         place, builder = self.emitter.place, self.emitter.builder
+        array, operand = self.arrays[number], self.instruction.operands[number]
         is_iota = operand.opcode == "iota" and operand.dimensions[0] == self.axis
 
-        def element(index: Element) -> ir.Value:
+        def key_at(index: Element) -> ir.Value:
             word = words.get(place, index)
-            rank = builder.trunc(word, like(word, llvm_type(_RANK)))
-            if is_iota and source.shape.element_type is _RANK:
-                return rank
+            high = builder.ashr(word, integer_constant(word.type, _PLACE_BITS))
+            return self._turned(
+                builder.trunc(high, like(high, llvm_type(array.shape.element_type)))
+            )
+
+        def place_at(index: Element) -> ir.Value:
+            word = words.get(place, index)
+            return builder.trunc(word, like(word, llvm_type(_RANK)))
+
+        if number == key:
+            return key_at
+        if is_iota and array.shape.element_type is _RANK:
+            return place_at
+        source = self._copied(array) if is_read and not isinstance(array, Scratch) else array
+
+        def value_at(index: Element) -> ir.Value:
+            rank = place_at(index)
             at = list(index)
             at[self.axis] = rank if is_vector(rank) else builder.zext(rank, indexing.I64)
             return source.get(place, tuple(at))
 
-        view = View(shape=source.shape, lane=words.lane, element=element)
-        is_read = not self.instruction.shape.is_tuple or any(
-            user.opcode != "get-tuple-element" or user.tuple_index == number
-            for user in self.instruction.users
-        )
-        return self.emitter.in_scratch(view) if is_read else view
+        return value_at
+
+    def _read_results(self) -> frozenset[int]:
+        """Returns the numbers of the results that anybody reads."""
+        users = self.instruction.users
+        if self.instruction.shape.is_tuple and all(u.opcode == "get-tuple-element" for u in users):
+            return frozenset(user.tuple_index for user in users)
+        return frozenset(range(len(self.arrays)))
 
     def _is_behind(self, left: Row, right: Row) -> ir.Value:
         """Returns whether `left`, with its rank last, belongs behind `right`."""

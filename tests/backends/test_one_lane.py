@@ -18,7 +18,7 @@ from fuselane.codegen.loading import load_object
 from fuselane.codegen.nvptx import ThreadCode
 from fuselane.codegen.own_arrays import find_own_arrays
 from fuselane.codegen.plan import Plan
-from fuselane.codegen.reading_ahead import NOTHING_AHEAD
+from fuselane.codegen.reading_ahead import NOTHING_AHEAD, find_reads_ahead
 from fuselane.codegen.stream_rows import find_rows
 from fuselane.codegen.thread_plan import (
     make_thread_plan,
@@ -123,7 +123,8 @@ class ReadingAhead:
         plan = make_thread_plan(program, gpu, options)
         assert plan.gpu is not None
         near = replace(plan, gpu=replace(plan.gpu, ahead=NOTHING_AHEAD, registers=40))
-        for found in with_reads_ahead(program, near, gpu):
+        ahead = find_reads_ahead(program, near.max_unrolled)
+        for found in with_reads_ahead(program, near, gpu, ahead):
             assert found.gpu is not None
             if found.gpu.ahead.steps == self.num_steps:
                 self.reads += len(found.gpu.ahead.reads)

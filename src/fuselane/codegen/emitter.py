@@ -188,7 +188,7 @@ class Emitter:
         may_stay = is_free and self.stays_view(instruction)
         is_looped = home is not None or is_long or self._is_read_in_loops(instruction)
         if is_small and not may_stay and not is_looped:
-            self.values[instruction] = _in_registers(shape, lane, element)
+            self.values[instruction] = in_registers(shape, lane, element)
             return
         sources = instruction.operands if operands is None else operands
         arrays = [v for o in sources if isinstance(v := self.values[o], Array)]
@@ -264,7 +264,7 @@ class Emitter:
         if isinstance(array, Registers):
             return array
         if array.size <= self.max_unrolled:
-            return _in_registers(array.shape, array.lane, partial(array.get, self.place))
+            return in_registers(array.shape, array.lane, partial(array.get, self.place))
         if isinstance(array, Scratch) and not own:
             return array
         scratch = new_scratch(self.place, array.shape, array.lane)
@@ -326,7 +326,7 @@ class Emitter:
         )
 
 
-def _in_registers(shape: Shape, lane: int | None, element: Elemental) -> Registers:
+def in_registers(shape: Shape, lane: int | None, element: Elemental) -> Registers:
     """Returns an array of which every element is computed."""
     elements = tuple(map(element, all_indices(shape.dimensions, lane)))
     return Registers(shape=shape, lane=lane, elements=elements)

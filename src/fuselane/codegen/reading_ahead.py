@@ -18,7 +18,7 @@ Loaded values are in registers for an iteration longer: estimates decide (`codeg
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeGuard, final
 
@@ -26,8 +26,8 @@ from llvmlite import ir
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.arrays import Array, Registers, View
-from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.indexing import all_indices, residual_size
+from fuselane.codegen.emitter import Emitter, in_registers
+from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.instructions import elemental_of, emit_instruction
 from fuselane.codegen.memory import frozen
 from fuselane.codegen.schedule import Step, make_schedule, steps_for
@@ -115,7 +115,7 @@ class ReadAhead:
         emitter.values[body.parameters[0]] = list(arrays)
         for step in self.indices:
             _emit(emitter, step)
-        return [value for read in self.reads for value in _elements(emitter, read)]
+        return [value for read in self.reads for value in _made(emitter, read).elements]
 
     def _next(self, emitter: Emitter, arrays: Sequence[Array]) -> list[Array]:
         """Emits what a step makes of given elements, of those that indices need."""
@@ -136,7 +136,7 @@ NOTHING_AHEAD: Final = ReadAhead()
 
 
 def find_reads_ahead(
-    program: LaneProgram, max_unrolled: int, but: Container[int] = ()
+    program: LaneProgram, max_unrolled: int, but: frozenset[int] = frozenset()
 ) -> ReadAhead:
     """Returns what a loop can read a step ahead: rows at indices that all lanes share.
 
@@ -236,11 +236,9 @@ def _emit(emitter: Emitter, step: HloInstruction) -> None:
         element = elemental_of(emitter, step)
         emitter.values[step] = View(shape=step.shape, lane=None, element=element)
     else:
-        elements = _elements(emitter, step)
-        emitter.values[step] = Registers(shape=step.shape, lane=None, elements=elements)
+        emitter.values[step] = _made(emitter, step)
 
 
-def _elements(emitter: Emitter, step: HloInstruction) -> tuple[ir.Value, ...]:
-    """Emits all elements of an instruction and returns them."""
-    element = elemental_of(emitter, step)
-    return tuple(map(element, all_indices(step.shape.dimensions, emitter.lane(step))))
+def _made(emitter: Emitter, step: HloInstruction) -> Registers:
+    """Emits all elements of an instruction."""
+    return in_registers(step.shape, emitter.lane(step), elemental_of(emitter, step))

@@ -15,7 +15,7 @@ Source: D. E. Knuth, The Art of Computer Programming 3, 5.2.2, Algorithm M.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -148,11 +148,31 @@ class _Sort:
         place, builder = self.emitter.place, self.emitter.builder
         sorted_arrays = [self._copied(array) for array in self.arrays]
         rank = self._rank_scratch()
-        columns = [*sorted_arrays, rank]
+
+        def start(index: Element, at: ir.Value) -> None:
+            rank.put(place, index, builder.trunc(at, llvm_type(_RANK)))
+
+        self._merge([*sorted_arrays, rank], start, self._is_behind)
+        return [*sorted_arrays]
+
+    def _merge(
+        self,
+        columns: Sequence[Scratch],
+        start: Callable[[Element, ir.Value], None],
+        is_behind: Callable[[Row, Row], ir.Value],
+    ) -> None:
+        """Sorts every line of some columns together.
+
+        Args:
+            columns: What is exchanged.
+            start: Emits what is put into a place first, given its index and its number in the line.
+            is_behind: Whether a row belongs behind another.
+        """
+        place, builder = self.emitter.place, self.emitter.builder
 
         def sort_line(line: tuple[Index, ...]) -> None:
-            with counted_loop(builder, 0, self._length, name="rank") as at:
-                rank.put(place, self._at(line, at), builder.trunc(at, llvm_type(_RANK)))
+            with counted_loop(builder, 0, self._length, name="start") as at:
+                start(self._at(line, at), at)
             if self._length > 1:
                 _emit_merge_exchange(
                     builder, self._length, lambda left, right: exchange(line, left, right)
@@ -161,12 +181,11 @@ class _Sort:
         def exchange(line: tuple[Index, ...], left: ir.Value, right: ir.Value) -> None:
             places = [self._at(line, left), self._at(line, right)]
             rows = [[column.get(place, at) for column in columns] for at in places]
-            for at, row in zip(places, self._select(self._is_behind(*rows), *rows), strict=True):
+            for at, row in zip(places, self._select(is_behind(*rows), *rows), strict=True):
                 for column, value in zip(columns, row, strict=True):
                     column.put(place, at, value)
 
         emit_for_each(builder, self._outer_dimensions(), sort_line)
-        return [*sorted_arrays]
 
     def _copied(self, array: Array) -> Scratch:
         scratch = new_scratch(self.emitter.place, array.shape, array.lane)
@@ -185,23 +204,13 @@ class _Sort:
         first = self.arrays[0]
         words = new_scratch(place, Shape.array(_WORD, first.shape.dimensions), first.lane)
 
-        def sort_line(line: tuple[Index, ...]) -> None:
-            with counted_loop(builder, 0, self._length, name="word") as at:
-                index = self._at(line, at)
-                words.put(place, index, self._word(self.arrays[key].lanes(place, index), at))
-            if self._length > 1:
-                _emit_merge_exchange(
-                    builder, self._length, lambda left, right: exchange(line, left, right)
-                )
+        def start(index: Element, at: ir.Value) -> None:
+            words.put(place, index, self._word(self.arrays[key].lanes(place, index), at))
 
-        def exchange(line: tuple[Index, ...], left: ir.Value, right: ir.Value) -> None:
-            places = [self._at(line, left), self._at(line, right)]
-            rows = [[words.get(place, at)] for at in places]
-            swap = builder.icmp_signed("<", rows[1][0], rows[0][0])
-            for at, (word,) in zip(places, self._select(swap, *rows), strict=True):
-                words.put(place, at, word)
+        def is_behind(left: Row, right: Row) -> ir.Value:
+            return builder.icmp_signed("<", right[0], left[0])
 
-        emit_for_each(builder, self._outer_dimensions(), sort_line)
+        self._merge([words], start, is_behind)
         read = self._read_results()
         results: list[Array] = []
         for number, array in enumerate(self.arrays):

@@ -15,6 +15,7 @@ and entries of one vector, as on a CPU, and their instructions wait for each oth
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fuselane.analysis.gpu_time import Traffic, estimate_thread_step_us, is_half
 from fuselane.codegen.own_arrays import OwnArray, find_own_arrays
 from fuselane.codegen.plan import GpuLayout, Plan, Work, max_unrolled_for, measure
 from fuselane.codegen.products import find_products
-from fuselane.codegen.reading_ahead import NOTHING_AHEAD, find_reads_ahead
+from fuselane.codegen.reading_ahead import NOTHING_AHEAD, ReadAhead, find_reads_ahead
 from fuselane.codegen.stream_rows import StreamRow, find_rows
 from fuselane.codegen.vector_time import VectorBlock, VectorUnit
 from fuselane.codegen.warps import row_bytes
@@ -99,6 +100,7 @@ def make_thread_plan(
     )
     block = VectorBlock(program, program.loop.instruction.body, unit)
     rows = tuple(find_rows(program, unit.max_unrolled))
+    find = functools.cache(functools.partial(find_reads_ahead, program, unit.max_unrolled))
     unroll = None if options is None else options.unroll
     best: Plan | None = None
     least = math.inf
@@ -108,7 +110,12 @@ def make_thread_plan(
         layouts = [plain, *_with_rows_staged(plain, rows)]
         if not program.meetings and not find_products(program):
             layouts += [shared for plan in layouts for shared in with_arrays_shared(plan, arrays)]
-        layouts += [ahead for plan in layouts for ahead in with_reads_ahead(program, plan, gpu)]
+        layouts += [
+            ahead
+            for plan in layouts
+            if plan.gpu is not None
+            for ahead in with_reads_ahead(program, plan, gpu, find(plan.gpu.staged))
+        ]
         for plan in layouts:
             assert plan.gpu is not None
             changes = bool(plan.gpu.staged) + bool(plan.gpu.arrays) + bool(plan.gpu.ahead.reads)
@@ -277,12 +284,13 @@ def with_arrays_shared(plan: Plan, arrays: Sequence[OwnArray]) -> Iterator[Plan]
         yield replace(plan, gpu=layout)
 
 
-def with_reads_ahead(program: LaneProgram, plan: Plan, gpu: GpuDescription) -> Iterator[Plan]:
-    """Yields the plan with its rows read a step ahead, if there are any and registers for them."""
+def with_reads_ahead(
+    program: LaneProgram, plan: Plan, gpu: GpuDescription, ahead: ReadAhead
+) -> Iterator[Plan]:
+    """Yields the plan with rows read some steps ahead, if there are any and registers for them."""
     assert plan.gpu is not None, "a plan of `make_thread_plan`"
     if plan.tile_vectors > 1 or find_products(program):
         return
-    ahead = find_reads_ahead(program, plan.max_unrolled, but=plan.gpu.staged)
     most = min(_VALUE_REGISTERS + _OTHER_REGISTERS, gpu.registers // plan.gpu.block_threads)
     trips = program.loop.trip_count or 0
     for steps in range(1, _MAX_STEPS_AHEAD + 1):

@@ -5,7 +5,8 @@
 Loops that XLA runs well, tiny loops, programs without any loop, training steps of flax, optax,
 equinox and numpyro, modules that take long to compile, cheap functions called from Python, and the
 bystanders and scalar programs of `suite.py`. Measured as there: a process per program, both engines
-in turns. A program that misses is measured twice more, and its middle run counts.
+in turns. A program that misses is measured twice more: of run times the middle one counts, of those
+to compile all three together.
 
 Where no loop became a kernel, a program counts as slower only if it also takes more time on all
 cores together: what passes by the clock is noise where other processes keep the cores busy, and the
@@ -15,6 +16,8 @@ same instructions run. Compile times are those on all cores for that reason.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import json
 import sys
 import time
@@ -74,7 +77,9 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts of names")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each is timed")
-    parser.add_argument("--compile-rounds", type=int, default=7, help="compilations by each engine")
+    parser.add_argument(
+        "--compile-rounds", type=int, default=14, help="compilations by each engine"
+    )
     parser.add_argument(
         "--packages", nargs="+", default=[], metavar="FOLDER", help="where libraries are, see suite"
     )
@@ -100,9 +105,12 @@ def measure(program: Program, options: argparse.Namespace) -> Outcome:
         return outcome
     again = [run_in_child(program, list_child_options(options)) for _ in range(NUM_AGAIN)]
     outcomes = [outcome, *(other for other in again if other.is_measured)]
-    by_time = is_slower(outcome)
-    ordered = sorted(outcomes, key=lambda o: o.times if by_time else -o.compile_cpu_ratio)
-    return ordered[len(ordered) // 2]
+    middle = sorted(outcomes, key=lambda o: o.times)[len(outcomes) // 2]
+    return dataclasses.replace(
+        middle,
+        compile_ratios=tuple(itertools.chain(*(o.compile_ratios for o in outcomes))),
+        compile_cpu_ratios=tuple(itertools.chain(*(o.compile_cpu_ratios for o in outcomes))),
+    )
 
 
 def judge(outcome: Outcome) -> str:

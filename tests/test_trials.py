@@ -83,7 +83,7 @@ def test_harm_is_named(
         fuselane_ms=fuselane_ms,
         xla_cpu_ms=1.0,
         fuselane_cpu_ms=cpu_ms,
-        compile_cpu_ratio=compile_cpu_ratio,
+        compile_cpu_ratios=(compile_cpu_ratio, 0.9 * compile_cpu_ratio, 1.5),
         loops=loops,
     )
     assert no_harm.judge(outcome) == verdict

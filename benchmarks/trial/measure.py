@@ -14,7 +14,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -81,8 +81,6 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
         [statistics.median(column) for column in zip(*times_ms[engine], strict=True)]
         for engine in ENGINES
     )
-    compile_ms = {engine: statistics.median(compilation.compile_ms[engine]) for engine in ENGINES}
-    cpu_ms = {engine: statistics.median(compilation.compile_cpu_ms[engine]) for engine in ENGINES}
     return Outcome(
         name=program.name,
         xla_ms=xla_ms,
@@ -91,15 +89,22 @@ def measure(program: Program, is_quick: bool, seconds: float, compile_rounds: in
         fuselane_cpu_ms=fuselane_cpu_ms,
         num_rounds=len(times_ms["xla"]),
         lower_ms=statistics.median(compilation.lower_ms),
-        xla_compile_ms=compile_ms["xla"],
-        fuselane_compile_ms=compile_ms["fuselane"],
-        compile_cpu_ratio=cpu_ms["fuselane"] / cpu_ms["xla"],
+        xla_compile_ms=statistics.median(compilation.compile_ms["xla"]),
+        fuselane_compile_ms=statistics.median(compilation.compile_ms["fuselane"]),
+        compile_ratios=ratios(compilation.compile_ms),
+        compile_cpu_ratios=ratios(compilation.compile_cpu_ms),
         loops=compilation.loops,
         agrees=agreement.holds and early.holds,
         difference=agreement.difference,
         share_apart=agreement.share_apart,
         disagreement="; early: ".join(a.detail for a in (agreement, early) if a.detail),
     )
+
+
+def ratios(times_ms: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+    """Returns how many times as long as plain XLA each turn takes with Fuselane."""
+    pairs = zip(times_ms["fuselane"], times_ms["xla"], strict=True)
+    return tuple(fuselane_ms / xla_ms for fuselane_ms, xla_ms in pairs)
 
 
 def compile_in_turns(built: Built, num_rounds: int, seconds: float = 0.0) -> Compilation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
@@ -57,7 +58,9 @@ class Outcome:
         lower_ms: Median time to trace and lower it, which Fuselane has no part in.
         xla_compile_ms: Median time to compile it under plain XLA.
         fuselane_compile_ms: The same with Fuselane, no kernel cached.
-        compile_cpu_ratio: How many times as much time compiling takes on all cores together.
+        compile_ratios: How many times as long as plain XLA it takes to compile, of each two
+            compilations that follow each other: what slows a machine down for a while hits both.
+        compile_cpu_ratios: The same of the time spent on all cores together.
         loops: What became of its loops.
         agrees: Whether the results agree under the program's rule.
         difference: The largest relative difference of a float.
@@ -76,7 +79,8 @@ class Outcome:
     lower_ms: float = 0.0
     xla_compile_ms: float = 0.0
     fuselane_compile_ms: float = 0.0
-    compile_cpu_ratio: float = 1.0
+    compile_ratios: tuple[float, ...] = (1.0,)
+    compile_cpu_ratios: tuple[float, ...] = (1.0,)
     loops: tuple[Loop, ...] = ()
     agrees: bool = True
     difference: float = 0.0
@@ -87,7 +91,9 @@ class Outcome:
     def from_json(values: Mapping[str, Any]) -> Outcome:
         """Returns what `to_json` or `dataclasses.asdict` made a dictionary of."""
         own = {field.name: values[field.name] for field in dataclasses.fields(Outcome)}
-        return Outcome(**{**own, "loops": tuple(Loop(**loop) for loop in values["loops"])})
+        loops = tuple(Loop(**loop) for loop in values["loops"])
+        ratios = {name: tuple(own[name]) for name in ("compile_ratios", "compile_cpu_ratios")}
+        return Outcome(**{**own, **ratios, "loops": loops})
 
     @property
     def is_measured(self) -> bool:
@@ -102,7 +108,12 @@ class Outcome:
     @property
     def compile_ratio(self) -> float:
         """How many times as long as plain XLA it takes to compile."""
-        return self.fuselane_compile_ms / self.xla_compile_ms
+        return statistics.median(self.compile_ratios)
+
+    @property
+    def compile_cpu_ratio(self) -> float:
+        """How many times as much time compiling takes on all cores together."""
+        return statistics.median(self.compile_cpu_ratios)
 
     @property
     def num_fused(self) -> int:
@@ -140,6 +151,7 @@ class Outcome:
         numbers = {
             "times": self.times,
             "compile_ratio": self.compile_ratio,
+            "compile_cpu_ratio": self.compile_cpu_ratio,
             "num_fused": self.num_fused,
             "reached": self.judge(program),
         }

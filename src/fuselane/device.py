@@ -36,6 +36,7 @@ class DeviceDescription:
         unit_bits: Width of the units that compute; wider registers go through them several times.
         num_vector_registers: Architectural vector registers.
         has_masked_memory: Masked loads and stores exist for every element width.
+        has_fast_gathers: A gather is faster than a load for each lane.
         l1_bytes: L1 data cache of one core.
         l2_bytes: L2 cache of one core.
         num_cores: Cores this process may run on.
@@ -47,6 +48,7 @@ class DeviceDescription:
     unit_bits: int
     num_vector_registers: int
     has_masked_memory: bool
+    has_fast_gathers: bool
     l1_bytes: int
     l2_bytes: int
     num_cores: int
@@ -91,6 +93,7 @@ def describe(
         unit_bits=_HALF_BITS if _has_half_units(features) else vector_bits,
         num_vector_registers=num_registers,
         has_masked_memory=has_masks,
+        has_fast_gathers=_has_fast_gathers(features),
         l1_bytes=l1_bytes,
         l2_bytes=l2_bytes,
         num_cores=num_cores,
@@ -119,6 +122,11 @@ def _vector_unit(machine: str, features: frozenset[str]) -> tuple[int, int, bool
 
 def _has_half_units(features: frozenset[str]) -> bool:
     return features >= _AVX512 | {_AMD} and _SINCE_ZEN_5 not in features
+
+
+def _has_fast_gathers(features: frozenset[str]) -> bool:
+    """Until Zen 3, AMD's take as long as loads of their own; Arm's NEON has none."""
+    return features >= _AVX512 or (features >= _AVX2 and _AMD not in features)
 
 
 def _cache_bytes(level: int) -> int:

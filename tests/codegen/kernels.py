@@ -12,7 +12,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 import numpy as np
@@ -44,6 +44,7 @@ DEVICE: Final = DeviceDescription(
     unit_bits=512,
     num_vector_registers=32,
     has_masked_memory=True,
+    has_fast_gathers=True,
     l1_bytes=32 * 1024,
     l2_bytes=1024 * 1024,
     num_cores=2,
@@ -212,11 +213,14 @@ def compile_loop(
 
     Args:
         module: A module whose entry computation has one loop; or a program made of one.
-        device: Laid out for this, compiled for the machine the test runs on.
+        device: Laid out for this, compiled for the machine the test runs on; with vectors of other
+            widths for one without fast gathers.
         opt_level: See `compile_object`.
         options: Fields of `Options`.
     """
     program = form_program(module) if isinstance(module, HloModule) else module
+    if "vector_bits" in options:
+        device = replace(device, has_fast_gathers=False)
     code = build(program, Options(**options), device)
     loaded = load_object(compile_object(code.ir, opt_level=opt_level))
     return CompiledLoop(program=program, code=code, loaded=loaded)

@@ -68,6 +68,14 @@ def test_vector_unit(
     assert found.has_masked_memory is has_masks
 
 
+def test_gathers_are_fast_with_avx_512_and_on_intel() -> None:
+    for features in (AVX2, AVX512, AVX512 | {"sse4a"}):
+        assert device("x86_64", features).has_fast_gathers
+    for features in (AVX2 | {"sse4a"}, frozenset({"sse4_2"})):
+        assert not device("x86_64", features).has_fast_gathers
+    assert not device("aarch64", frozenset({"asimd"})).has_fast_gathers
+
+
 def test_units_are_as_wide_as_registers_but_on_zen_4() -> None:
     zen_4 = AVX512 | {"sse4a"}
     assert device("x86_64", zen_4).unit_bits == 256

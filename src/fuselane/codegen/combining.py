@@ -9,7 +9,7 @@ from llvmlite import ir
 from fuselane.codegen.arrays import Array, Place, View, widen
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.indexing import Element
-from fuselane.codegen.types import constant, is_vector, join, shuffle, width_of
+from fuselane.codegen.types import constant, is_vector, join, join_scalars, shuffle, width_of
 from fuselane.hlo.combiners import identity
 from fuselane.hlo.shape import PrimitiveType
 
@@ -84,12 +84,7 @@ def slice_vector(builder: ir.IRBuilder, vector: ir.Value, start: int, size: int)
 
 def _join(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
     """Returns the entries of some vectors of one size, or some scalars, as one vector."""
-    if is_vector(values[0]) or len(values) == 1:
-        return join(builder, values)
-    joined = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
-    for number, part in enumerate(values):
-        joined = builder.insert_element(joined, part, ir.Constant(_I32, number))
-    return joined
+    return join(builder, values) if is_vector(values[0]) else join_scalars(builder, values)
 
 
 def _part(builder: ir.IRBuilder, value: ir.Value, start: int, size: int) -> ir.Value:

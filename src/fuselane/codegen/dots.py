@@ -290,15 +290,19 @@ class _Dot:
         function.linkage = "internal"
         function.attributes.add("noinline")
         function.attributes.add("nounwind")
-        width = self.emitter.place.block.width
+        place = self.emitter.place
         for argument, array in zip(function.args, arrays, strict=True):
             argument.add_attribute("noalias")
             function.regions[argument] = Region(name="an array of a dot", num_bytes=array.num_bytes)
         builder = KernelBuilder(function.append_basic_block("entry"))
         lanes = LaneBlock(
-            width=width, offset=indexing.i64(0), mask=None, is_first=ir.Constant(ir.IntType(1), 1)
+            width=place.block.width,
+            offset=indexing.i64(0),
+            mask=None,
+            is_first=ir.Constant(ir.IntType(1), 1),
+            avoids_gathers=place.block.avoids_gathers,
         )
-        place = replace(self.emitter.place, builder=builder, block=lanes)
+        place = replace(place, builder=builder, block=lanes)
         result, left, right = (
             replace(array, pointer=argument)
             for argument, array in zip(function.args, arrays, strict=True)

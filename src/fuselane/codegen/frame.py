@@ -183,6 +183,7 @@ class Frame:
             mask=mask,
             is_first=is_first,
             is_whole=is_whole,
+            avoids_gathers=self.plan.avoids_gathers,
             warp=warp,
         )
 

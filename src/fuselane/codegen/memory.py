@@ -11,6 +11,7 @@ from llvmlite import ir
 from fuselane.codegen.indexing import I64, continue_block, emit_once, i64, split
 from fuselane.codegen.types import (
     is_vector,
+    join_scalars,
     memory_type,
     scalar_type,
     splat_constant,
@@ -87,6 +88,7 @@ class LaneBlock:
     mask: `<width x i1>`, which of them exist; None when all do.
     is_first: `i1`, true in exactly one block of all: who stores what all lanes share.
     is_whole: `i1`, whether all exist after all, where the processor is slow at masks; else None.
+    avoids_gathers: Whether the processor is no faster at gathers than at a load for each lane.
     active: `<width x i1>`, which of them the results matter of, in a loop that others have left;
         None when of all that exist.
     warp: The threads that are here together, on a GPU; None where some may have gone another way.
@@ -97,6 +99,7 @@ class LaneBlock:
     mask: ir.Value | None
     is_first: ir.Value
     is_whole: ir.Value | None = None
+    avoids_gathers: bool = False
     active: ir.Value | None = None
     warp: Warp | None = None
 
@@ -122,7 +125,7 @@ class Addresses:
     """One address for each lane of a block.
 
     base: An address they have in common.
-    offsets: Vector of `i32` or `i64`, in elements from there.
+    offsets: Vector of `i32` or `i64`, in elements from there; none is negative.
     """
 
     base: ir.Value
@@ -227,10 +230,8 @@ def load_lanes(
             ],
         )
         return from_memory(builder, raw, element)
-    pointers = _strided_pointers(builder, pointer, element, stride, block)
-    raw = _gather(builder, pointers, raw_type)
-    if invariant:
-        _mark_invariant(builder, raw)
+    addresses = _strided(builder, pointer, stride, block)
+    raw = _gather(builder, addresses, element, block, invariant=invariant)
     if block.mask is not None:
         raw = builder.select(block.mask, raw, ir.Constant(raw_type, None))
     return from_memory(builder, raw, element)
@@ -257,8 +258,8 @@ def store_lanes(
         zeros = ir.Constant(ir.VectorType(I32, block.width), None)
         first = builder.shuffle_vector(raw, raw, zeros)
         raw = builder.select(block.mask, raw, first)
-    pointers = _strided_pointers(builder, pointer, element, stride, block)
-    _scatter(builder, raw, pointers)
+    addresses = _strided(builder, pointer, stride, block)
+    _scatter(builder, raw, _pointers(builder, addresses.base, addresses.offsets, element))
 
 
 def gather(
@@ -271,9 +272,8 @@ def gather(
     offsets = addresses.offsets
     if block.mask is not None:
         offsets = builder.select(block.mask, offsets, ir.Constant(offsets.type, None))
-    pointers = _pointers(builder, addresses.base, offsets, element)
-    raw_type = vector(memory_type(element), block.width)
-    return from_memory(builder, _gather(builder, pointers, raw_type), element)
+    raw = _gather(builder, replace(addresses, offsets=offsets), element, block)
+    return from_memory(builder, raw, element)
 
 
 def scatter(
@@ -410,21 +410,61 @@ def in_cases(
     return merged
 
 
-def _gather(builder: ir.IRBuilder, pointers: ir.Value, raw_type: ir.VectorType) -> ir.Value:
+def _gather(
+    builder: ir.IRBuilder,
+    addresses: Addresses,
+    element: PrimitiveType,
+    block: LaneBlock,
+    *,
+    invariant: bool = False,
+) -> ir.Value:
     """Loads an element from every address of a vector.
 
     There is no mask: where the processor has no such instruction, or a slow one, LLVM makes a
     branch of each lane of it, and needs minutes for a thousand.
     """
-    if not is_vector(raw_type):
-        return builder.load(pointers, typ=raw_type, align=_byte_size(raw_type))
-    width = raw_type.count
-    signature = ir.FunctionType(raw_type, [pointers.type, I32, ir.VectorType(I1, width), raw_type])
-    name = f"llvm.masked.gather.{_suffix(raw_type)}.v{width}p0"
-    align = ir.Constant(I32, _byte_size(raw_type))
-    zero = ir.Constant(raw_type, None)
+    base, offsets, raw_type = addresses.base, addresses.offsets, memory_type(element)
+    if not is_vector(offsets) or block.avoids_gathers:
+        values = []
+        for offset in _entries(builder, offsets):
+            pointer = _pointers(builder, base, offset, element)
+            values.append(builder.load(pointer, typ=raw_type, align=element.byte_size))
+            if invariant:
+                _mark_invariant(builder, values[-1])
+        return join_scalars(builder, values)
+    pointers = _pointers(builder, base, offsets, element)
+    raw_type = vector(raw_type, block.width)
+    mask = _ones(block.width)
+    signature = ir.FunctionType(raw_type, [pointers.type, I32, mask.type, raw_type])
+    name = f"llvm.masked.gather.{_suffix(raw_type)}.v{block.width}p0"
     function = declare(builder.module, name, signature)
-    return builder.call(function, [pointers, align, _ones(width), zero])
+    align = ir.Constant(I32, element.byte_size)
+    raw = builder.call(function, [pointers, align, mask, ir.Constant(raw_type, None)])
+    if invariant:
+        _mark_invariant(builder, raw)
+    return raw
+
+
+def _entries(builder: ir.IRBuilder, offsets: ir.Value) -> list[ir.Value]:
+    """Returns the entries of a vector of offsets, or the only offset.
+
+    Those of 32 bits leave the vector's register two at a time, as the way out is narrow. They stay
+    `i64`, since LLVM would take the halves out one by one if they were made `i32` again.
+    """
+    if not is_vector(offsets):
+        return [offsets]
+    width, bits = offsets.type.count, offsets.type.element.width
+    if isinstance(offsets, ir.Constant) and offsets.constant is not None:
+        known = [getattr(entry, "constant", entry) for entry in offsets.constant]
+        return [ir.Constant(offsets.type.element, entry) for entry in known]
+    if bits != I32.width or width % 2:
+        return [builder.extract_element(offsets, ir.Constant(I32, lane)) for lane in range(width)]
+    pairs = builder.bitcast(offsets, ir.VectorType(I64, width // 2))
+    entries = []
+    for number in range(width // 2):
+        pair = builder.extract_element(pairs, ir.Constant(I32, number))
+        entries += [builder.and_(pair, i64(2**32 - 1)), builder.lshr(pair, i64(32))]
+    return entries
 
 
 def _scatter(builder: ir.IRBuilder, raw: ir.Value, pointers: ir.Value) -> None:
@@ -442,15 +482,13 @@ def _scatter(builder: ir.IRBuilder, raw: ir.Value, pointers: ir.Value) -> None:
     builder.call(function, [raw, pointers, align, _ones(width)])
 
 
-def _strided_pointers(
-    builder: ir.IRBuilder, pointer: ir.Value, element: PrimitiveType, stride: int, block: LaneBlock
-) -> ir.Value:
+def _strided(builder: ir.IRBuilder, pointer: ir.Value, stride: int, block: LaneBlock) -> Addresses:
     """Returns each lane's address; the first one's, which exists, where there is no lane."""
     places = [lane * stride for lane in range(block.width)]
     offsets = ir.Constant(ir.VectorType(I64, block.width), places)
     if block.mask is not None:
         offsets = builder.select(block.mask, offsets, ir.Constant(offsets.type, None))
-    return _pointers(builder, pointer, offsets, element)
+    return Addresses(base=pointer, offsets=offsets)
 
 
 def _pointers(

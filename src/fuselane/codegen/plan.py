@@ -118,6 +118,7 @@ class Plan:
         scalars.
     passes: How often a register goes through the units that compute.
     avoids_masks: Whether whole blocks have code without masks, as the processor is slow at them.
+    avoids_gathers: Whether each lane's element is loaded on its own, which is as fast.
     is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
         by side work on lanes side by side. Tiles are of lane blocks of one lane then.
     staged: Indices of the loop's elements of which a tile keeps what never changes: rows, turned
@@ -136,6 +137,7 @@ class Plan:
     block_cycles: float = 0.0
     passes: int = 1
     avoids_masks: bool = False
+    avoids_gathers: bool = False
     is_interleaved: bool = False
     staged: frozenset[int] = frozenset()
     gpu: GpuLayout | None = None
@@ -274,6 +276,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         block_cycles=block_cycles(unroll),
         passes=passes,
         avoids_masks=not device.has_masked_memory,
+        avoids_gathers=not device.has_fast_gathers,
         staged=frozenset(kept) if fits else frozenset(),
     )
 

@@ -264,6 +264,17 @@ def splat(builder: ir.IRBuilder, scalar: ir.Value, width: int) -> ir.Value:
     return builder.shuffle_vector(first, poison, all_first)
 
 
+def join_scalars(builder: ir.IRBuilder, scalars: Sequence[ir.Value]) -> ir.Value:
+    """Returns a vector of some scalars; the scalar itself if it is the only one."""
+    if len(scalars) == 1:
+        return scalars[0]
+    vector = vector_of(scalars[0].type, len(scalars))
+    joined: ir.Value = TextConstant(vector, "poison", None)
+    for lane, scalar in enumerate(scalars):
+        joined = builder.insert_element(joined, scalar, ir.Constant(ir.IntType(32), lane))
+    return joined
+
+
 def call_intrinsic(
     builder: ir.IRBuilder,
     name: str,

@@ -20,6 +20,7 @@ from fuselane.analysis.machine_costs import (
 )
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.scalar_code import holds_indices
+from fuselane.hlo.indexed import indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.window import get_window
 
@@ -31,11 +32,13 @@ _SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
 }
 """For each doubling of a row's size: of integers or floats, of one array or several."""
 
-_SCALAR_MOVES: Final[Mapping[str, float]] = {
-    "gather": 0.9,
-    "scatter": 1.7,
-}
-"""Measured, 0.44 and 0.48 ns for an element that is picked, by LLVM for AVX-512 and for AVX2."""
+_PICKED: Final = 0.9
+"""By a gather: measured, 0.44 and 0.48 ns an element, by LLVM for AVX-512 and for AVX2."""
+
+_UPDATED: Final = 2.2
+_UPDATED_ALONE: Final = (1.7, 3.5)
+"""By a scatter: an element of a window, 0.8 to 1.4 ns, and a window of one element, 0.8 ns by one
+index and 1.2 to 2.2 ns by several (AVX2, 16 to 1,024 lanes)."""
 
 _MAX_UPDATED: Final = 0.5
 _MOVED: Final = 0.2
@@ -74,9 +77,8 @@ def scalar_operations(instruction: HloInstruction) -> float:
     opcode = instruction.opcode
     if opcode == "reduce":
         return _row_length(instruction) * _reduction(instruction)
-    if opcode == "gather":
-        run = window_run(instruction)
-        return (_SCALAR_MOVES[opcode] + _MOVED * (run - 1)) / run
+    if opcode in ("gather", "scatter"):
+        return _picking(instruction) if opcode == "gather" else _updating(instruction)
     if opcode == "reduce-window":
         return math.prod(w.size for w in get_window(instruction)) * _combination(instruction)
     if opcode == "concatenate" and holds_indices(instruction):
@@ -93,7 +95,19 @@ def scalar_operations(instruction: HloInstruction) -> float:
         return _SORT_EXCHANGE[is_float, len(instruction.operands) > 1] * math.log2(size + 1)
     if opcode == "custom-call":
         return _search(instruction)
-    return _SCALAR_MOVES.get(opcode, _UNKNOWN)
+    return _UNKNOWN
+
+
+def _picking(gather: HloInstruction) -> float:
+    run = window_run(gather)
+    return (_PICKED + _MOVED * (run - 1)) / run
+
+
+def _updating(scatter: HloInstruction) -> float:
+    where = indexed(scatter)
+    if math.prod(where.window_sizes) > 1:
+        return _UPDATED
+    return _UPDATED_ALONE[len(where.starts) + len(where.batching) > 1]
 
 
 def turning_operations(instruction: HloInstruction) -> float:

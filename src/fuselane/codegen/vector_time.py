@@ -16,7 +16,7 @@ Times are cycles; see `codegen.vector_timing` for those of single operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -32,6 +32,7 @@ from fuselane.codegen.vector_timing import NOTHING, PRODUCT, Timing, timing_of
 from fuselane.codegen.views import Views
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
+from fuselane.hlo.indexed import get_indices
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, Guard, LaneProgram
@@ -52,7 +53,10 @@ _BYTE: Final = 1.0
 room for, stored or not, of one whose elements are bytes, which are widened and narrowed."""
 
 _ROW_LOAD: Final = Timing(2.5, 12)
-"""A gather of what lies at the same place in all lanes, with what its index takes."""
+_ROW_UPDATE: Final = Timing(4, 12)
+"""A gather of what lies at the same place in all lanes, with what its index takes; an update of
+that by a scatter."""
+_OF_ROWS: Final[Mapping[str, Timing]] = {"gather": _ROW_LOAD, "scatter": _ROW_UPDATE}
 
 _BYTE_BITS: Final = 8
 _SMALL_DOT: Final = 64
@@ -310,11 +314,10 @@ class VectorBlock:
         )
 
     def _timing(self, instruction: HloInstruction) -> Timing:
-        """Returns `timing_of`; lanes that all read at the same place are neighbours."""
-        if instruction.opcode == "gather" and not needs_lanes(
-            instruction.operands[1], self._program
-        ):
-            return _ROW_LOAD
+        """Returns `timing_of`; lanes that all read or write at the same place are neighbours."""
+        of_rows = _OF_ROWS.get(instruction.opcode)
+        if of_rows is not None and not needs_lanes(get_indices(instruction), self._program):
+            return of_rows
         return timing_of(instruction)
 
     def _is_view(self, instruction: HloInstruction) -> bool:

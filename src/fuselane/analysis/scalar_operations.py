@@ -20,7 +20,7 @@ from fuselane.analysis.machine_costs import (
 )
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.scalar_code import holds_indices
-from fuselane.hlo.indexed import indexed
+from fuselane.hlo.indexed import Indexed, indexed
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.window import get_window
 
@@ -32,8 +32,9 @@ _SORT_EXCHANGE: Final[Mapping[tuple[bool, bool], float]] = {
 }
 """For each doubling of a row's size: of integers or floats, of one array or several."""
 
-_PICKED: Final = 0.9
-"""By a gather: measured, 0.44 and 0.48 ns an element, by LLVM for AVX-512 and for AVX2."""
+_PICKED: Final = (0.9, 2.2)
+"""By a gather, by one index and by several: measured, 0.44 and 0.48 ns an element, by LLVM for
+AVX-512 and for AVX2, and 1.1 ns (AVX2)."""
 
 _UPDATED: Final = 2.2
 _UPDATED_ALONE: Final = (1.7, 3.5)
@@ -100,14 +101,18 @@ def scalar_operations(instruction: HloInstruction) -> float:
 
 def _picking(gather: HloInstruction) -> float:
     run = window_run(gather)
-    return (_PICKED + _MOVED * (run - 1)) / run
+    return (_PICKED[_has_several_indices(indexed(gather))] + _MOVED * (run - 1)) / run
 
 
 def _updating(scatter: HloInstruction) -> float:
     where = indexed(scatter)
     if math.prod(where.window_sizes) > 1:
         return _UPDATED
-    return _UPDATED_ALONE[len(where.starts) + len(where.batching) > 1]
+    return _UPDATED_ALONE[_has_several_indices(where)]
+
+
+def _has_several_indices(where: Indexed) -> bool:
+    return len(where.starts) + len(where.batching) > 1
 
 
 def turning_operations(instruction: HloInstruction) -> float:

@@ -77,6 +77,38 @@ def test_line_searches_stop_one_by_one() -> None:
     assert loop.lanes == 37
 
 
+@pytest.mark.parametrize(
+    "is_large",
+    [
+        lambda x, p: (x**2).sum() > jnp.exp(p),
+        lambda x, p: jnp.abs(x).max() > 0.05 * p * p,
+        lambda x, p: (x * jnp.minimum(jnp.arange(8.0), 3.0)).sum() > p,
+        lambda x, p: (x**2).sum() > 0.1 * jnp.linalg.norm(jnp.sin(p * jnp.arange(1.0, 4.0))),
+    ],
+    ids=["exp", "product", "weights", "norm"],
+)
+def test_bounds_are_taken_out_of_the_body_alone(is_large: Callable[..., jax.Array]) -> None:
+    """XLA computes what no step changes in front of all loops, but in conditions again."""
+
+    def program(x: jax.Array, p: jax.Array) -> Any:
+        def step(offset: jax.Array, _: None) -> Any:
+            def shrink(carry: Any) -> Any:
+                return carry[0] * 0.9 + 0.001, carry[1] + 1
+
+            start = x + offset, jnp.int32(0)
+            x_end, count = lax.while_loop(lambda c: is_large(c[0], p), shrink, start)
+            return x_end.sum() * 0.01, count
+
+        return lax.scan(step, 0.0, length=5)
+
+    start = np.random.default_rng(0).uniform(0, 4, (37, 8)).astype(np.float32)
+    bounds = np.linspace(1, 3, 37, dtype=np.float32)
+    # Which sides of a bound a sum is on could hang on its rounding; none of these does.
+    (loop,) = check(jax.vmap(program), start, bounds, tolerance=CLOSE).loops
+    assert loop.lanes == 37
+    assert loop.trip_count == 5
+
+
 def test_number_of_steps() -> None:
     """Against Python: the test above would pass if both were wrong in the same way."""
     start = numbers((50,))

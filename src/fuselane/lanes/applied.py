@@ -8,7 +8,7 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
@@ -50,6 +50,22 @@ def normal_applied(
                 detail=f" where its computation holds `{instruction.opcode}`",
             )
     return result
+
+
+def identify(applied: HloComputation) -> Hashable:
+    """Returns what computations in normal form have in common if they compute the same."""
+    numbers = {each: number for number, each in enumerate(applied.instructions)}
+    return numbers[applied.root], *(
+        (
+            each.opcode,
+            each.proto.parameter_number,
+            id(each.shape),
+            elementwise_attributes(each),
+            each.proto.literal.SerializeToString(deterministic=True),
+            *(numbers[operand] for operand in each.operands),
+        )
+        for each in applied.instructions
+    )
 
 
 def apply_to_arrays(

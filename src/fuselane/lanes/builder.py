@@ -102,6 +102,7 @@ class ComputationBuilder:
         self.unconverted: dict[PrimitiveType | None, set[HloInstruction]] = {}
         self._known: dict[Hashable, HloInstruction] = {}
         self._attributes: dict[HloInstruction, Attributes] = {}
+        self._meanings: dict[HloInstruction, HloInstruction] = {}
 
     @classmethod
     def extending(cls, computation: HloComputation) -> ComputationBuilder:
@@ -170,6 +171,39 @@ class ComputationBuilder:
         return self.emit(
             instruction.opcode, shape, operands, attributes, origin=instruction, called=called
         )
+
+    def emit_again(
+        self,
+        instruction: HloInstruction,
+        operands: Sequence[HloInstruction],
+        source: ComputationBuilder,
+    ) -> HloInstruction:
+        """Returns an instruction that another builder emitted, of other operands of its shapes."""
+        if instruction.opcode == "constant":
+            return self.constant(instruction.shape, instruction.proto.literal, instruction)
+        attributes = source._attributes.get(instruction, ())
+        called = tuple(instruction.called_computations)
+        return self.emit(
+            instruction.opcode,
+            instruction.shape,
+            operands,
+            attributes,
+            origin=instruction,
+            called=called,
+        )
+
+    def learn(self, value: HloInstruction, meaning: HloInstruction) -> None:
+        """Takes a value for everything equal to an instruction that was emitted here."""
+        if value is meaning:
+            return
+        self._meanings[value] = meaning
+        for key, known in self._known.items():
+            if known is meaning:
+                self._known[key] = value
+
+    def meaning(self, value: HloInstruction) -> HloInstruction:
+        """Returns what a value was learned to be, or itself."""
+        return self._meanings.get(value, value)
 
     def parameter(self, number: int, shape: Shape, origin: HloInstruction | None) -> HloInstruction:
         """Returns the parameter with this number; each number is asked for once."""

@@ -20,19 +20,20 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import reduce
 from typing import Final
 
 from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
+from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes import layout
 from fuselane.lanes.admission import Admission
-from fuselane.lanes.applied import lower_map, normal_applied
+from fuselane.lanes.applied import identify, lower_map, normal_applied
 from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.carry import Carry, get_indices_used, get_site
 from fuselane.lanes.complex import is_complex, lower_complex
@@ -43,6 +44,7 @@ from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
 from fuselane.lanes.guarded_updates import select_updates
+from fuselane.lanes.hoisted import make_again, may_repeat_conditions
 from fuselane.lanes.index_vectors import is_folded_vector, is_index_vector, take_apart, work_out
 from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.reduction_trees import lower_reduction
@@ -120,6 +122,7 @@ class _Normaliser:
         self._region = ComputationBuilder(loop.name)
         self._operands: list[HloInstruction] = []
         self._applied: dict[HloComputation, HloComputation] = {}
+        self._alike: dict[Hashable, HloComputation] = {}
         self._twins: list[HloInstruction] = []  # kept alive for the admission's sake
         self._admission = Admission(loop)
 
@@ -145,6 +148,8 @@ class _Normaliser:
             else None
             for index, operand in enumerate(initial.operands)
         ]
+        if may_repeat_conditions(loop):
+            self._learn_meanings(initial.operands, initial_values, carry.invariant)
         normal = self._lower_while(loop, initial_values, self._region)
         indices = get_indices_used(site)
         changing = [i for i in indices if i not in normal.invariant]
@@ -209,6 +214,31 @@ class _Normaliser:
         shape = self._admission.check_shape(operand, operand.shape)
         self._operands.append(operand)
         return self._region.parameter(len(self._operands) - 1, shape, operand)
+
+    def _learn_meanings(
+        self,
+        operands: Sequence[HloInstruction],
+        values: Sequence[Value],
+        invariant: Collection[int],
+    ) -> None:
+        """Finds out what the parameters for elements that no step changes are made of."""
+        known = {
+            operand: value
+            for index, (operand, value) in enumerate(zip(operands, values, strict=True))
+            if index in invariant and isinstance(value, HloInstruction)
+        }
+
+        def make(source: HloInstruction, given: Sequence[HloInstruction]) -> HloInstruction | None:
+            try:
+                value = self._visit(source, given, self._region)
+            except UnsupportedError:
+                return None
+            return value if isinstance(value, HloInstruction) else None
+
+        for operand, value in known.items():
+            meaning = make_again(operand, known, make) if value.opcode == "parameter" else None
+            if meaning is not None:
+                self._region.learn(value, meaning)
 
     def _recompute(self, instruction: HloInstruction) -> Value:
         operands = [self._recompute(operand) for operand in instruction.operands]
@@ -384,6 +414,7 @@ class _Normaliser:
         known = self._applied.get(original)
         if known is None:
             known = normal_applied(instruction, self._admission, self._inline)
+            known = self._alike.setdefault(identify(known), known)
             self._applied[original] = known
         return known
 

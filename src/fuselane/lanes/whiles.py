@@ -22,6 +22,7 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import Attributes, ComputationBuilder
 from fuselane.lanes.carry import Carry
 from fuselane.lanes.constants import is_constant, transplant
+from fuselane.lanes.hoisted import hand_on
 from fuselane.lanes.index_vectors import put_together, variable_parts
 from fuselane.lanes.values import Inline, Value, array_of, leaves_of, rebuild
 
@@ -72,6 +73,11 @@ def lower_while(
         if parts is not None:
             carried[i], vectors[i] = parts, array_of(initial[i])
     initial_tuple = builder.make_tuple([leaf for i in kept for leaf in leaves_of(carried[i])])
+    fixed = {
+        i: value
+        for i, value in enumerate(initial)
+        if i in carry.invariant and i in kept and isinstance(value, HloInstruction)
+    }
     called = []
     for computation, inline in ((loop.body, inline_body), (loop.condition, inline_condition)):
         inner = ComputationBuilder(computation.name)
@@ -85,6 +91,7 @@ def lower_while(
             arguments[i] = put_together(vector, arguments[i], inner)
         for i, constant in constants.items():
             arguments[i] = transplant(constant, inner)
+        hand_on(builder, inner, {value: array_of(arguments[i]) for i, value in fixed.items()})
         argument = tuple(arguments) if loop.shape.is_tuple else arguments[0]
         root = inline(computation, (argument,), inner)
         if computation is loop.body:

@@ -429,4 +429,5 @@ def _undone(entry: LoopDecision, error: BaseException) -> LoopDecision:
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    """Returns an exception's type and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ^")

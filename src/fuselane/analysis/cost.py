@@ -108,6 +108,13 @@ TripCount = Callable[[HloInstruction], int | None]
 """Trip count of a `while`, or None if unknown."""
 
 
+def is_known(value: HloInstruction) -> bool:
+    """Whether a value is a constant, or many copies of one."""
+    while value.opcode in ("bitcast", "broadcast", "reshape"):
+        value = value.operands[0]
+    return value.opcode == "constant"
+
+
 def residual_elements(instruction: HloInstruction, lane_dimension: int | None) -> int:
     """Returns how many values an array-shaped instruction holds per lane."""
     count = instruction.shape.num_elements

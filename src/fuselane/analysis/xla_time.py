@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT
+from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, is_known
 from fuselane.analysis.fusion_runs import count_runs, result_bytes, result_elements
 from fuselane.analysis.hlo_cost import operand_bytes
 from fuselane.analysis.lapack_time import lapack_operations
@@ -102,6 +102,8 @@ _TURNING: Final = frozenset({"copy", "transpose"})
 _VECTOR_BITS: Final = 256
 _SINGLE_BITS: Final = 32
 _INTEGER_DIVISION: Final = 4.0
+_LONG_DIVISION: Final = 3.0
+"""By what is known at compile time, of 64 bits: no processor has vectors for it."""
 _HALF_BITS: Final = 16
 _NARROWED: Final = {PrimitiveType.BF16: 9.0}
 _WIDENED: Final = {PrimitiveType.F16: 4.0}
@@ -358,6 +360,8 @@ class _Clock:
         if _is_integer_division(instruction):
             is_wide = instruction.shape.element_type.bits > _SINGLE_BITS
             return count * _INTEGER_DIVISION * (1 + 6 * is_wide) * self.costs.xla_scalar_us
+        if _is_long_division(instruction):
+            return count * _LONG_DIVISION * self.costs.xla_scalar_us
         element = instruction.operands[-1].shape.element_type
         if not element.is_complex:
             kind = instruction.shape.element_type
@@ -418,11 +422,17 @@ def _largest_bytes(shape: Shape) -> int:
 
 def _is_integer_division(instruction: HloInstruction) -> bool:
     """Whether an instruction divides integers by what is not known at compile time."""
-    return (
-        instruction.opcode in ("divide", "remainder")
-        and instruction.shape.element_type.is_integral
-        and instruction.operands[1].opcode != "constant"
-    )
+    return _divides_integers(instruction) and not is_known(instruction.operands[1])
+
+
+def _is_long_division(instruction: HloInstruction) -> bool:
+    """Whether an instruction divides integers of 64 bits."""
+    return _divides_integers(instruction) and instruction.shape.element_type.bits > _SINGLE_BITS
+
+
+def _divides_integers(instruction: HloInstruction) -> bool:
+    is_division = instruction.opcode in ("divide", "remainder")
+    return is_division and instruction.shape.element_type.is_integral
 
 
 def _half_times(opcode: str, kind: PrimitiveType) -> float:

@@ -12,14 +12,14 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from fuselane.analysis.cost import OPCODE_COST, instruction_cost
+from fuselane.analysis.cost import OPCODE_COST, instruction_cost, is_known
 from fuselane.analysis.machine_costs import MachineCosts
 from fuselane.codegen.dot_shape import DotShape
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.lookahead import Lookahead
 from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.schedule import inner_runs, needs_lanes
-from fuselane.codegen.vector_timing import Timing, is_half, is_known, timing_of
+from fuselane.codegen.vector_timing import Timing, is_half, timing_of
 from fuselane.codegen.views import Views
 from fuselane.codegen.wide_dots import choose_side, count_wide_work
 from fuselane.hlo.computation import HloComputation

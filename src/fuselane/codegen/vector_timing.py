@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.analysis.cost import is_known
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.hlo.instruction import HloInstruction
 
@@ -46,7 +47,12 @@ _INTEGER_PRODUCT: Final = Timing(0.5, 3)
 _LONG_PRODUCT: Final = Timing(1.8, 7, 2)
 _INTEGER_DIVISION: Final = Timing(11, 37, 4)
 _KNOWN_DIVISION: Final = Timing(4, 11, 2)
-"""By a constant: a product of which the upper half counts, and shifts."""
+_KNOWN_LONG_DIVISION: Final = Timing(20, 25, 2)
+"""By a constant: a product of which the upper half counts, and shifts; of 64 bits, lane by lane."""
+
+_NARROW_BITS: Final = 16
+_NARROWED: Final = Timing(5, 14, 1)
+"""Floats that become integers of at most 16 bits: brought into range in the wider registers."""
 
 _MEMORY: Final[Mapping[str, Timing]] = {
     "dynamic-slice": Timing(0.5, 7),
@@ -124,6 +130,23 @@ def is_half(value: HloInstruction) -> bool:
     return shape.is_array and shape.element_type.is_floating and shape.element_type.bits == 16
 
 
+def _timing_of_integers(instruction: HloInstruction, *, is_wide: bool) -> Timing:
+    opcode = instruction.opcode
+    if opcode in ("divide", "remainder") and is_known(instruction.operands[1]):
+        return _KNOWN_LONG_DIVISION if is_wide else _KNOWN_DIVISION
+    if opcode == "convert" and _is_narrowing(instruction):
+        return _NARROWED
+    if opcode == "multiply":
+        return _LONG_PRODUCT if is_wide else _INTEGER_PRODUCT
+    return _INTEGERS.get(opcode, _LOGICAL)
+
+
+def _is_narrowing(convert: HloInstruction) -> bool:
+    """Whether floats become integers of 8 or 16 bits."""
+    is_float = convert.operands[0].shape.element_type.is_floating
+    return is_float and convert.shape.element_type.bits <= _NARROW_BITS
+
+
 def _timing_in_registers(instruction: HloInstruction) -> Timing:
     """Returns the timing of an operation whose operands and result are as registers have them.
 
@@ -134,11 +157,7 @@ def _timing_in_registers(instruction: HloInstruction) -> Timing:
         return _MEMORY[opcode]
     is_wide = shape.is_array and shape.element_type.bits == 64
     if shape.is_array and not shape.element_type.is_floating:
-        if opcode in ("divide", "remainder") and is_known(instruction.operands[1]):
-            return _KNOWN_DIVISION
-        if opcode == "multiply":
-            return _LONG_PRODUCT if is_wide else _INTEGER_PRODUCT
-        return _INTEGERS.get(opcode, _LOGICAL)
+        return _timing_of_integers(instruction, is_wide=is_wide)
     if opcode in _SEQUENCES:
         has_known_base = opcode == "power" and is_known(instruction.operands[0])
         timing = _POWER_OF_KNOWN if has_known_base else _SEQUENCES[opcode]
@@ -153,13 +172,6 @@ def _timing_in_registers(instruction: HloInstruction) -> Timing:
     if _is_fused(instruction):
         return NOTHING
     return _CONVERSION if opcode in _CONVERSIONS else PRODUCT
-
-
-def is_known(value: HloInstruction) -> bool:
-    """Whether a value is a constant, or many copies of one."""
-    while value.opcode in ("broadcast", "reshape"):
-        value = value.operands[0]
-    return value.opcode == "constant"
 
 
 def _is_fused(instruction: HloInstruction) -> bool:

@@ -17,6 +17,7 @@ from fuselane.errors import CodegenError
 from fuselane.hlo.shape import PrimitiveType
 
 _SMALL_FLOATS = frozenset({PrimitiveType.F16, PrimitiveType.BF16})
+_NARROW_BITS = 16
 
 
 def is_small_float(element_type: PrimitiveType) -> bool:
@@ -130,12 +131,16 @@ def _convert_float(
 def _convert_float_to_integer(
     builder: ir.IRBuilder, value: ir.Value, source: PrimitiveType, target: PrimitiveType
 ) -> ir.Value:
-    """Converts and then replaces what was out of range.
+    """Converts and then replaces what was out of range; where floats have the bounds, brings into
+    range and then converts, since fewer lanes fit into registers before.
 
     LLVM has an intrinsic for it, but takes vectors apart for that (LLVM 22, x86-64).
     """
     wide = widen_small_float(builder, value, source)
     type_ = like(value, llvm_type(target))
+    if target.bits <= _NARROW_BITS:
+        bounded = _bring_into_range(builder, wide, target)
+        return (builder.fptosi if target.is_signed else builder.fptoui)(bounded, type_)
     zero = integer_constant(type_, 0)
     num_value_bits = target.bits - 1 if target.is_signed else target.bits
     most = integer_constant(type_, (1 << num_value_bits) - 1)
@@ -148,6 +153,16 @@ def _convert_float_to_integer(
     is_low = builder.fcmp_ordered("<", wide, float_constant(wide.type, -(2.0**num_value_bits)))
     result = builder.select(is_low, integer_constant(type_, 1 << num_value_bits), result)
     return builder.select(builder.fcmp_unordered("uno", wide, wide), zero, result)
+
+
+def _bring_into_range(builder: ir.IRBuilder, value: ir.Value, target: PrimitiveType) -> ir.Value:
+    """Returns a float between the bounds of an integer type, 0 for NaN."""
+    least = -(2 ** (target.bits - 1)) if target.is_signed else 0
+    low, high = (float_constant(value.type, float(n)) for n in (least, least + 2**target.bits - 1))
+    is_number = builder.fcmp_ordered("ord", value, value)
+    value = builder.select(is_number, value, float_constant(value.type, 0.0))
+    value = builder.select(builder.fcmp_ordered(">", value, low), value, low)
+    return builder.select(builder.fcmp_ordered("<", value, high), value, high)
 
 
 def _convert_integer_to_float(

@@ -20,7 +20,8 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder
 
 _MAX_MADE: Final = 64
-"""Instructions of which such a value is made, at most."""
+_MAX_TABLE: Final = 4096
+"""Instructions of which such a value is made, and elements of a constant among them, at most."""
 
 _GIVEN: Final = frozenset({"get-tuple-element", "parameter"})
 _LOOPS: Final = frozenset({"conditional", "while"})
@@ -57,7 +58,8 @@ def make_again(
         if source in made:
             return made[source]
         made[source] = None
-        if source.opcode in _LOOPS or len(made) > _MAX_MADE:
+        is_table = source.opcode == "constant" and source.shape.num_elements > _MAX_TABLE
+        if is_table or source.opcode in _LOOPS or len(made) > _MAX_MADE:
             return None
         if source.opcode in _GIVEN:
             meant = source if meaning is None else meaning(source)

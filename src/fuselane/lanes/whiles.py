@@ -22,7 +22,7 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import Attributes, ComputationBuilder
 from fuselane.lanes.carry import Carry
 from fuselane.lanes.constants import is_constant, transplant
-from fuselane.lanes.hoisted import hand_on
+from fuselane.lanes.hoisted import hand_on, may_repeat_conditions
 from fuselane.lanes.index_vectors import put_together, variable_parts
 from fuselane.lanes.values import Inline, Value, array_of, leaves_of, rebuild
 
@@ -73,11 +73,12 @@ def lower_while(
         if parts is not None:
             carried[i], vectors[i] = parts, array_of(initial[i])
     initial_tuple = builder.make_tuple([leaf for i in kept for leaf in leaves_of(carried[i])])
-    fixed = {
-        i: value
-        for i, value in enumerate(initial)
-        if i in carry.invariant and i in kept and isinstance(value, HloInstruction)
-    }
+    fixed: dict[int, HloInstruction] = {}
+    if may_repeat_conditions(loop):
+        among = carry.invariant.intersection(kept)
+        fixed = {
+            i: v for i, v in enumerate(initial) if i in among and isinstance(v, HloInstruction)
+        }
     called = []
     for computation, inline in ((loop.body, inline_body), (loop.condition, inline_condition)):
         inner = ComputationBuilder(computation.name)

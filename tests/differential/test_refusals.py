@@ -88,7 +88,7 @@ def test_matrix_product() -> None:
 def test_convolution_over_lanes() -> None:
     kernel = np.array([0.25, 0.5, 0.25], np.float32)
     body = repeat(lambda x, i: jnp.convolve(x, kernel, mode="same"))
-    check(body, linear_values((LANES,)), refused="unsupported-opcode", tolerance=CLOSE)
+    check(body, linear_values((LANES,)), refused="cross-lane", tolerance=CLOSE)
 
 
 def test_lanes_that_change_when_they_are_done() -> None:

@@ -256,6 +256,20 @@ def factorisation(builder: Builder, step: Step) -> Value:
     return near(number(0.25, dtype) * solved, value, right)
 
 
+def convolution(builder: Builder, step: Step) -> Value:
+    """A convolution along one dimension with few weights, which differ from lane to lane or not."""
+    channels, taps = 1 + step.operands[1] % 2, 1 + step.operands[2] % 3
+    found = builder.pick(step.operands[0], lambda value: value.kind in COMPUTED)
+    dtype = "float64" if found.dtype == "float64" else "float32"
+    image = fit(found, Kind.NEAR, dtype, (1, channels, (5, 8, 3)[step.variant % 3]))
+    other = builder.pick(step.operands[2], lambda value: value.kind in COMPUTED)
+    weights = fit(other, Kind.NEAR, dtype, (channels, channels, taps))
+    share = weights.array * number(0.25 / (channels * taps), dtype)
+    padding = ("SAME", "VALID")[step.variant // 3 % 2]
+    array = lax.conv_general_dilated(image.array, share, (1 + step.operands[1] // 2 % 2,), padding)
+    return near(array, image, weights, num_terms=channels * taps)
+
+
 def random_bits(builder: Builder, step: Step) -> Value:
     """Random bits of this step, which only some lanes may need."""
     key = jax.random.fold_in(jax.random.key(step.operands[0]), builder.values[NUMBER].array)
@@ -283,6 +297,7 @@ STRUCTURAL: Final[Mapping[str, Operation]] = {
     "sort": sort,
     "custom-call": top_k,
     "reduce-window": reduce_window,
+    "convolution": convolution,
     "factorisation": factorisation,
     "random-bits": random_bits,
 }

@@ -92,6 +92,13 @@ message PackedLiteralProto {
 message ConvolutionDimensionNumbers {
   int64 kernel_input_feature_dimension = 3;
   int64 kernel_output_feature_dimension = 4;
+  repeated int64 kernel_spatial_dimensions = 6;
+  int64 input_batch_dimension = 7;
+  int64 input_feature_dimension = 8;
+  int64 output_batch_dimension = 9;
+  int64 output_feature_dimension = 10;
+  repeated int64 input_spatial_dimensions = 11;
+  repeated int64 output_spatial_dimensions = 12;
 }
 message OpMetadata {
   string op_type = 1;
@@ -190,7 +197,9 @@ message HloInstructionProto {
   repeated int64 called_computation_ids = 38;
   bytes backend_config = 43;
   ScatterDimensionNumbers scatter_dimension_numbers = 48;
+  int64 feature_group_count = 50;
   PrecisionConfig precision_config = 51;
+  int64 batch_group_count = 58;
   bool constrain_layout = 56;
   repeated ShapeProto operand_shapes_with_layout = 57;
   bool is_stable = 60;

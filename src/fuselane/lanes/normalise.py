@@ -40,6 +40,7 @@ from fuselane.lanes.complex import is_complex, lower_complex
 from fuselane.lanes.conditionals import lower_conditional
 from fuselane.lanes.constants import is_cheap
 from fuselane.lanes.conversions import convert_back, read_unconverted
+from fuselane.lanes.convolutions import is_small_convolution, lower_convolution
 from fuselane.lanes.dots import lower_dot
 from fuselane.lanes.factorisations import is_small_factorisation, lower_factorisation
 from fuselane.lanes.gathers import lower_gather, lower_scatter
@@ -399,6 +400,14 @@ class _Normaliser:
             raise self._admission.refuse_opcode(instruction)
         return self._visit_applying(instruction, operands, builder)
 
+    def _visit_convolution(
+        self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
+    ) -> Value:
+        if not is_small_convolution(instruction):
+            raise self._admission.refuse_opcode(instruction)
+        self._admission.check_shapes(instruction)
+        return lower_convolution(builder, instruction, arrays_of(operands))
+
     def _visit_custom_call(
         self, instruction: HloInstruction, operands: Sequence[Value], builder: ComputationBuilder
     ) -> Value:
@@ -428,6 +437,7 @@ _VISITS: Final[dict[str, _Visit]] = {
     "bitcast": _Normaliser._visit_bitcast,
     "call": _Normaliser._visit_call,
     "conditional": _Normaliser._visit_conditional,
+    "convolution": _Normaliser._visit_convolution,
     "copy": _Normaliser._visit_copy,
     "custom-call": _Normaliser._visit_custom_call,
     "fusion": _Normaliser._visit_call,

@@ -11,6 +11,7 @@ calls has an order of its own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Final
@@ -72,7 +73,7 @@ def lower_convolution(
     kept = tuple(instruction.shape.dimensions[d] for d in numbers.output_spatial_dimensions)
     whole = (batch, *kept, groups, outputs)
     shape, rank = array_shape(element, whole), len(whole)
-    total: HloInstruction | None = None
+    products = []
     for *place, feature in itertools.product(*map(range, sizes), range(inputs)):
         row = _slice(
             builder,
@@ -99,14 +100,11 @@ def lower_convolution(
             builder.broadcast(row, whole, tuple(range(rank - 1))),
             builder.broadcast(weight, whole, (rank - 2, rank - 1)),
         )
-        product = builder.elementwise("multiply", shape, factors, origin=instruction)
-        terms = (product,) if total is None else (total, product)
-        total = (
-            product
-            if total is None
-            else builder.elementwise("add", shape, terms, origin=instruction)
-        )
-    assert total is not None, "a window has places, or the convolution is not small"
+        products.append(builder.elementwise("multiply", shape, factors, origin=instruction))
+    total = functools.reduce(
+        lambda sum_, each: builder.elementwise("add", shape, (sum_, each), origin=instruction),
+        products,
+    )
     value = builder.reshape(total, (batch, *kept, groups * outputs))
     places = (
         numbers.output_batch_dimension,

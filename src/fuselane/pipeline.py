@@ -6,12 +6,12 @@
                   many modules, of which nothing but the message is read
     parse         message to HLO objects
     take out      small loops leave the calls that XLA:CPU has put them into
-    residuals     what one loop stacks for another that may as well compute it
-    for each `while`, outermost first; the loops inside one that stays get their chance after it
-    (see `replacing`):
+    for each `while`, outermost first, and before those that stack something for it; the loops
+    inside one that stays get their chance after it (see `replacing`):
       run ahead   one that calls back or calls a library in some steps stays, and gets a loop
                   inside that does not
       glance      does XLA take long enough for it by estimate to look any further?
+      residuals   what another loop stacks for it that it may as well compute
       form        normal form, lanes, streams, guards: a lane program, or a reason why not; of
                   those that one thread would run none, if its products alone take too long
       choose      how to lay it out on this machine, and whether that beats XLA by estimate
@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -63,7 +62,7 @@ from fuselane.lanes.donation import (
     forget_donation,
     forgetting_us,
 )
-from fuselane.lanes.residuals import Residuals
+from fuselane.lanes.residuals import reads_stacks
 from fuselane.lanes.small_calls import put_back_loops, take_out_loops
 from fuselane.lanes.tupled import make_tupled, undo_tupled
 from fuselane.lanes.unassigned import forget_layouts, has_layouts
@@ -192,9 +191,8 @@ def _visit(
     """
     called = []
     sequential = [i for i in computation.instructions if i.opcode in _SEQUENTIAL_OPCODES]
-    residuals = (len(sequential) > 1 and kernels.find_residuals(computation)) or {}
-    first = list(residuals)  # they may compute what others stack
-    for instruction in [*first, *(i for i in sequential if i not in residuals)]:
+    sequential.sort(key=reads_stacks, reverse=True)  # they may compute what others stack
+    for instruction in sequential:
         if kernels.is_out_of_time:
             break
         if not instruction.computation:
@@ -202,7 +200,7 @@ def _visit(
         if is_reference(instruction) or is_small_call(instruction):
             continue
         own = replace(place, is_compiled=True) if is_small_loop(instruction) else place
-        if instruction.opcode == "while" and _replace_any(instruction, own, residuals, kernels):
+        if instruction.opcode == "while" and _replace_any(instruction, own, kernels):
             place = replace(place, around=())
         else:
             inside = own
@@ -212,12 +210,7 @@ def _visit(
     return called
 
 
-def _replace_any(
-    loop: HloInstruction,
-    place: Place,
-    residuals: Mapping[HloInstruction, Residuals],
-    kernels: Kernels,
-) -> bool:
+def _replace_any(loop: HloInstruction, place: Place, kernels: Kernels) -> bool:
     """Replaces a loop of any structure; one with branches for XLA stays, and the loop that is put
     into it, to run ahead of them, is replaced."""
     ahead = kernels.find_ahead(loop)
@@ -227,7 +220,7 @@ def _replace_any(
             kernels.log.append(refusal)
         return False
     tupled = make_tupled(loop)
-    refusal = kernels.replace(tupled, place, residuals.get(tupled))
+    refusal = kernels.replace(tupled, place)
     if refusal is None:
         if loop.computation is not None:
             loop.computation.remove(loop)

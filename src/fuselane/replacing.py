@@ -1,6 +1,7 @@
 """The kernels that take the place of a module's loops, each made stage by stage.
 
     glance      does XLA take long enough for the loop by estimate to look any further?
+    residuals   what another loop stacks for it that it may as well compute
     form        normal form, lanes, streams, guards: a lane program, or a reason why not; of those
                 that one thread would run none, if its products alone take too long
     choose      how to lay it out on this machine, and whether that beats XLA by estimate
@@ -15,7 +16,7 @@ into the decision log; where a stage fails it stays with XLA, with one warning p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeVar, final
@@ -31,7 +32,7 @@ from fuselane.codegen.plan import Plan
 from fuselane.config import Options
 from fuselane.decisions import Decision, DecisionLog, LoopDecision, Reason
 from fuselane.errors import OutOfTimeError, UnsupportedError, VerificationError
-from fuselane.hlo.computation import HloComputation, reachable_computations
+from fuselane.hlo.computation import reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.verifier import verify_computation
@@ -40,6 +41,7 @@ from fuselane.lanes.checked_loop import CheckCalls
 from fuselane.lanes.donation import count_donated_bytes, forgetting_us
 from fuselane.lanes.form import form
 from fuselane.lanes.fused_decision import LEFT_OUT, describe
+from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.replace import Attributes, replace_loop
 from fuselane.lanes.residuals import Residuals, find_residuals
@@ -106,16 +108,14 @@ class Kernels:
     was_asynchronous: bool | None = None
     total_us: float = 0.0
     _left_out: dict[HloInstruction, int] = field(default_factory=dict)
+    _normal_forms: dict[HloInstruction, NormalLoop] = field(default_factory=dict)
 
-    def replace(
-        self, loop: HloInstruction, place: Place, residuals: Residuals | None = None
-    ) -> LoopDecision | None:
+    def replace(self, loop: HloInstruction, place: Place) -> LoopDecision | None:
         """Replaces a `while` of arrays by a kernel, if one can be made and is worth it.
 
         Args:
             loop: One that carries a tuple.
             place: Where it runs.
-            residuals: What it may compute instead of reading it.
         Returns:
             None if it did; else why not, which is not recorded yet.
         """
@@ -123,6 +123,7 @@ class Kernels:
         try:
             with budget.until(self.deadline):
                 xla_step_us = self._glance(loop, place)
+                residuals = self._search(lambda: find_residuals(loop, self._normal_forms))
                 program = self._form(loop, residuals, xla_step_us)
                 self._check_donation(loop)
                 self._check_layouts(loop)
@@ -203,12 +204,6 @@ class Kernels:
         made = replace_loop(loop, call.program, call.target, call.attributes)
         return replace(decision, instruction=made.name)
 
-    def find_residuals(
-        self, computation: HloComputation
-    ) -> Mapping[HloInstruction, Residuals] | None:
-        """Returns what loops of a computation may compute instead of having another stack it."""
-        return self._search(lambda: find_residuals(computation))
-
     def find_ahead(self, loop: HloInstruction, *, rare: bool = False) -> Ahead | None:
         """Returns how a loop can run ahead of what of it stays with XLA; see `lanes.ahead`.
 
@@ -265,7 +260,8 @@ class Kernels:
         least_us = 0.0 if xla_step_us is None else self.backend.least_us(loop)
         one_thread = xla_us >= self.options.min_gain * least_us
         try:
-            program = form(self.module, loop, residuals, one_thread=one_thread)
+            normal = self._normal_forms.pop(loop, None)
+            program = form(self.module, loop, residuals, one_thread=one_thread, normal=normal)
         except UnsupportedError as error:
             if one_thread:
                 raise
@@ -377,6 +373,7 @@ class Kernels:
             self.was_asynchronous = is_cpu and is_asynchronous(self.module)
         self.total_us += kernel_us
         self.has_any = True
+        self._normal_forms.clear()  # loops change with what is around them
 
     def _entry(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fuselane.lanes.form import form
-from fuselane.lanes.residuals import find_residuals
+from fuselane.lanes.residuals import find_residuals, reads_stacks
 from tests.hlo.xla import module_of
 
 _STACKS: Final = "f32[9,64], f32[9,64]"
@@ -76,7 +76,9 @@ ENTRY main {{
 
 def test_a_row_is_read_once_for_all_that_follows_from_it() -> None:
     module = module_of(_FORWARD_AND_BACKWARD)
-    ((reader, residuals),) = find_residuals(module.entry).items()
+    (reader,) = filter(reads_stacks, module.entry.instructions)
+    residuals = find_residuals(reader, {})
+    assert residuals is not None
     program = form(module, reader, residuals)
     assert program.num_recomputed == 1
     body = program.loop.instruction.body

@@ -55,6 +55,7 @@ def form(
     residuals: Residuals | None = None,
     *,
     one_thread: bool = True,
+    normal: NormalLoop | None = None,
 ) -> LaneProgram:
     """Returns the lane program of a `while`.
 
@@ -64,12 +65,16 @@ def form(
         residuals: What the loop may compute instead of reading it.
         one_thread: Whether a program is of use that one thread runs, as it has no lanes, or lanes
             that see each other.
+        normal: The loop's normal form, if it is known and there are no residuals.
     Raises:
         UnsupportedError: if there is none; its decision names the reason, the instruction and the
             user's source line.
     """
     try:
-        program = _form(loop, residuals, one_thread)
+        if residuals is None:
+            program = _form_any(loop.name, Copies(normal or normalise(loop)), one_thread)
+        else:
+            program = _form_with(residuals, loop, one_thread)
     except UnsupportedError as error:
         raise UnsupportedError(_with_source(error.decision, module, loop)) from None
     if program.obstacle is None:
@@ -80,16 +85,12 @@ def form(
     return replace(program, obstacle=obstacle)
 
 
-def _form(user_loop: HloInstruction, residuals: Residuals | None, one_thread: bool) -> LaneProgram:
-    normal, num_recomputed = _normalise(user_loop, residuals)
-    program = _form_any(user_loop.name, Copies(normal), one_thread)
+def _form_with(residuals: Residuals, loop: HloInstruction, one_thread: bool) -> LaneProgram:
+    """Forms a loop that computes what it would have read."""
+    normal, num_recomputed = recompute(normalise(loop), residuals)
+    program = _form_any(loop.name, Copies(normal), one_thread)
     rival = program.rival and replace(program.rival, num_recomputed=num_recomputed)
     return replace(program, num_recomputed=num_recomputed, rival=rival)
-
-
-def _normalise(user_loop: HloInstruction, residuals: Residuals | None) -> tuple[NormalLoop, int]:
-    normal = normalise(user_loop)
-    return (normal, 0) if residuals is None else recompute(normal, residuals)
 
 
 def _form_any(name: str, copies: Copies, one_thread: bool) -> LaneProgram:

@@ -16,7 +16,7 @@ Numerics: bitwise-equal; the same operations on the same values.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -25,7 +25,6 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.streams import Stream, is_fully_overwritten
 from fuselane.analysis.while_loops import is_invariant
 from fuselane.errors import UnsupportedError
-from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.constants import transplant
@@ -73,17 +72,25 @@ class Residuals:
     recomputations: tuple[Recomputation, ...]
 
 
-def find_residuals(computation: HloComputation) -> dict[HloInstruction, Residuals]:
-    """Returns the loops of a computation of the user's module that may compute residuals."""
-    found = {}
-    for reader in computation.instructions:
-        if reader.opcode == "while" and reader.operands[0].opcode == "tuple":
-            for writer, stacks in _group_by_writer(reader).items():
-                residuals = _find_in(writer, stacks)
-                if residuals is not None:
-                    found[reader] = residuals
-                    break
-    return found
+def reads_stacks(instruction: HloInstruction) -> bool:
+    """Whether an instruction is a loop for which others may stack residuals."""
+    return bool(_group_by_writer(instruction))
+
+
+def find_residuals(
+    reader: HloInstruction, normal_forms: MutableMapping[HloInstruction, NormalLoop]
+) -> Residuals | None:
+    """Returns what a loop may compute instead of having another stack it.
+
+    Args:
+        reader: A loop of the user's module.
+        normal_forms: Those of loops that are known; gets those of all that stack for the reader.
+    """
+    for writer, stacks in _group_by_writer(reader).items():
+        residuals = _find_in(writer, stacks, normal_forms)
+        if residuals is not None:
+            return residuals
+    return None
 
 
 def _group_by_writer(reader: HloInstruction) -> dict[HloInstruction, dict[int, int]]:
@@ -91,6 +98,8 @@ def _group_by_writer(reader: HloInstruction) -> dict[HloInstruction, dict[int, i
 
     For each of them: its tuple index -> the reader's.
     """
+    if reader.opcode != "while" or reader.operands[0].opcode != "tuple":
+        return {}
     groups: dict[HloInstruction, dict[int, int]] = {}
     initial = reader.operands[0]
     for index, value in enumerate(initial.operands):
@@ -101,18 +110,24 @@ def _group_by_writer(reader: HloInstruction) -> dict[HloInstruction, dict[int, i
     return {writer: stacks for writer, stacks in groups.items() if len(stacks) > 1}
 
 
-def _find_in(writer: HloInstruction, wanted: Mapping[int, int]) -> Residuals | None:
+def _find_in(
+    writer: HloInstruction,
+    wanted: Mapping[int, int],
+    normal_forms: MutableMapping[HloInstruction, NormalLoop],
+) -> Residuals | None:
     """Returns what a reader may compute of a loop's results.
 
     Args:
         writer: The loop.
         wanted: Its tuple index -> the reader's, of what the reader gets.
+        normal_forms: Those of loops that are known; gets this one's.
     """
     try:
-        normal = normalise(writer)
+        if writer not in normal_forms:
+            normal_forms[writer] = normalise(writer)
     except UnsupportedError:
         return None
-    stacks = [stack for stack in _find_stacks(normal) if stack.index in wanted]
+    stacks = [stack for stack in _find_stacks(normal_forms[writer]) if stack.index in wanted]
     values = {stack.value: stack for stack in stacks}
     found = []
     for stack in stacks:

@@ -538,3 +538,51 @@ def test_loops_of_so_many_steps_end_once_lanes_are_frozen(
     values[0, 1] = 1e30 if program is julia else np.nan
     start = lax.complex(*values) if program is julia else values[0]
     check(program, start, tolerance=CLOSE)
+
+
+def settle(ask: Program, size: int) -> Program:
+    """Returns what damps the elements of a lane until all are small, a hundred times over."""
+
+    def in_lane(x: jax.Array, start: jax.Array) -> Any:
+        def inner(x: jax.Array) -> Any:
+            def damp(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                return state[0] * 0.75 - 0.001, state[1] + 1
+
+            bound = 0.05 + 0.01 * x
+            initial = start[:size] * x, jnp.int32(0)
+            return lax.while_loop(lambda state: ask(state[0] > bound), damp, initial)
+
+        def step(x: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+            left, steps = inner(x)
+            return jnp.mod(x + 0.125 * steps, 3) + 0.125, left.min()
+
+        return lax.scan(step, x, None, length=100)
+
+    return in_lane
+
+
+@pytest.mark.parametrize("size", [4, 16, 33])
+@pytest.mark.parametrize("ask", [jnp.any, lambda p: ~jnp.all(~p)], ids=["any", "all"])
+def test_in_another_loop_it_may_go_by_many_elements_of_a_lane(ask: Program, size: int) -> None:
+    """XLA asks whether any element of any lane is left; the body, whether one of a lane's is."""
+    random = np.random.default_rng(0)
+    x = random.uniform(0.25, 2.75, 131).astype(np.float32)
+    start = random.uniform(size=(131, 33)).astype(np.float32)
+    check(jax.vmap(settle(ask, size)), x, start, tolerance=CLOSE)
+
+
+def test_what_it_goes_by_may_be_made_from_one_element() -> None:
+    """Then the loop carries nothing that has the dimension along which it asks first."""
+
+    def in_lane(x: jax.Array, limit: jax.Array) -> Any:
+        def found(w: jax.Array) -> jax.Array:
+            return jnp.any((jnp.arange(16) * w + limit) % 64 == 23) & (w < 500)
+
+        def step(x: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+            w = lax.while_loop(lambda w: found(w) | (w % 4 != i % 4), lambda w: w + 1, x)
+            return w % 41, w
+
+        return lax.scan(step, x, jnp.arange(60))
+
+    x, limit = numbers((131,)) % 9, 20 + numbers((131,), 1) % 20
+    check(jax.vmap(in_lane), x, limit)

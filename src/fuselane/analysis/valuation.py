@@ -45,7 +45,7 @@ _NOT_ATTRIBUTES: Final = (
 _ELEMENTWISE_ATTRIBUTES: Final = frozenset({"compare", "reduce-precision"})
 _LANE_BY_LANE: Final = ELEMENTWISE_OPCODES | {"broadcast", "gather", "transpose"}
 _MIRRORED: Final = {"GT": "LT", "GE": "LE"}
-_REARRANGING: Final = frozenset({"concatenate", "pad", "reverse", "slice"})
+_REARRANGING: Final = frozenset({"broadcast", "concatenate", "pad", "reverse", "slice"})
 """Opcodes that make dimensions of their own, which stand for what their operands' do."""
 
 
@@ -62,6 +62,7 @@ class Terms:
         self._computations: dict[HloComputation, Hashable] = {}
         self._first: dict[Hashable, tuple[int, ...]] = {}
         self._same: dict[int, int] = {}
+        self._carried: frozenset[int] | None = None
 
     def number(self, key: Hashable) -> int:
         """Returns the number of what a key describes."""
@@ -98,6 +99,16 @@ class Terms:
         pairs = zip(places, first, strict=True)
         self._same.update((own, other) for own, other in pairs if own != other)
         return first
+
+    def has_dimensions_of_its_own(self, broadcast: HloInstruction) -> bool:
+        """Whether no loop carries the dimensions that a broadcast adds."""
+        if self._carried is None:
+            tuples = self.classes.elements.values()
+            carried = (node for nodes in tuples for element in nodes for node in element)
+            self._carried = frozenset(map(self.classes.find, carried))
+        nodes = enumerate(self.classes.nodes.get(broadcast, ()))
+        added = [self.classes.find(n) for d, n in nodes if d not in broadcast.dimensions]
+        return self._carried.isdisjoint(added)
 
     def describe(self, computation: HloComputation) -> Hashable:
         """Returns what is equal for computations that are."""
@@ -260,7 +271,8 @@ class Valuation:
             tuple(self._numbers[operand] for operand in value.operands),
             tuple(map(self.terms.describe, value.called_computations)),
         )
-        if _is_rearranged(value):
+        is_own = value.opcode != "broadcast" or self.terms.has_dimensions_of_its_own(value)
+        if is_own and _is_rearranged(value):
             return self.terms.number((key, self.terms.rearranged_places(value, key)))
         return self.terms.number((key, self.terms.places(value)))
 

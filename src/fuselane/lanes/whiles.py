@@ -24,6 +24,7 @@ from fuselane.lanes.carry import Carry
 from fuselane.lanes.constants import is_constant, transplant
 from fuselane.lanes.hoisted import hand_on, may_repeat_conditions
 from fuselane.lanes.index_vectors import put_together, variable_parts
+from fuselane.lanes.merged_ends import take_apart
 from fuselane.lanes.values import Inline, Value, array_of, leaves_of, rebuild
 
 
@@ -100,6 +101,7 @@ def lower_while(
             leaves = [leaf for i in kept for leaf in leaves_of(passed.get(i, values[i]))]
             root = inner.make_tuple(leaves)
         called.append(inner.finish(array_of(root)))
+    take_apart(condition=called[1], body=called[0])
     instruction = builder.emit(
         "while",
         initial_tuple.shape,

@@ -39,7 +39,7 @@ class Reason(enum.Enum):
     LAYOUT = ("layout", "The layout is not one that can be read as row-major: {detail}.")
     DATA_DEPENDENT_TRIP_COUNT = (
         "data-dependent-trip-count",
-        "How often the loop runs depends on the data of its lanes: {detail}.",
+        "How often {which} runs depends on the data of its lanes: {detail}.",
     )
     SIDE_EFFECT = ("side-effect", "The loop contains `{opcode}`, which has a side effect.")
     NOT_PROFITABLE = ("not-profitable", "A kernel would not be worth it: {detail}.")

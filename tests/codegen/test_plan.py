@@ -145,6 +145,34 @@ def test_what_waits_is_done_for_several_vectors_at_once() -> None:
     assert vectors_at_once(chain(65_536, 4)) >= 2
 
 
+def sorts(length: int) -> LaneProgram:
+    """A row of each lane's own is put in order, and then changed."""
+    shape = f"f32[4096,{length}]"
+    more = """
+    before {
+      a = f32[] parameter(0)
+      b = f32[] parameter(1)
+      c = s32[] parameter(2)
+      d = s32[] parameter(3)
+      ROOT less = pred[] compare(a, b), direction=LT
+    }
+    """
+    body = f"""n = s32[4096,{length}] iota(), iota_dimension=1
+      pair = ({shape}, s32[4096,{length}]) sort(e0, n), dimensions={{1}}, to_apply=before
+      x = {shape} get-tuple-element(pair), index=0
+      order = s32[4096,{length}] get-tuple-element(pair), index=1
+      w = {shape} convert(order)
+      y = {shape} multiply(x, w)
+      z = {shape} sine(y)"""
+    return form_program(counting_loop(body, ["z"], [shape], trip_count=10_000, more=more))
+
+
+@pytest.mark.parametrize("length", [12, 24])
+def test_what_is_sorted_fills_the_registers_by_itself(length: int) -> None:
+    """As many exchanges wait for nothing: in registers, or in memory."""
+    assert vectors_at_once(sorts(length)) == 1
+
+
 def test_blocks_are_left_for_all_threads() -> None:
     eight = dataclasses.replace(DEVICE, num_cores=8)
     assert vectors_at_once(chain(8 * 16, 4), eight) == 1

@@ -586,3 +586,17 @@ def test_what_it_goes_by_may_be_made_from_one_element() -> None:
 
     x, limit = numbers((131,)) % 9, 20 + numbers((131,), 1) % 20
     check(jax.vmap(in_lane), x, limit)
+
+
+def test_a_refusal_says_whether_a_loop_inside_waits_for_all_lanes() -> None:
+    def program(x: jax.Array, y: jax.Array) -> jax.Array:
+        def step(x: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.gcd(x + i, y) * 7 % 1000 + 1, None  # of whole arrays
+
+        return lax.scan(step, x, jnp.arange(50))[0]
+
+    report = check(
+        program, numbers((512,)), numbers((512,), 1), refused="data-dependent-trip-count"
+    )
+    if report.loops:
+        assert "How often a loop inside it runs" in report.loops[0].decision.sentence

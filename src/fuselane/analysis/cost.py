@@ -213,19 +213,33 @@ def packed_key(sort: HloInstruction) -> int | None:
     return number // 2 if is_word and is_pair else None
 
 
+def sorted_length(sort: HloInstruction) -> int:
+    """Returns how many elements a sort puts in order at a time."""
+    return sort.operands[0].shape.dimensions[sort.dimensions[0]]
+
+
+def count_exchanges(
+    sort: HloInstruction, lane_dimension: Callable[[HloInstruction], int | None]
+) -> float:
+    """Returns how often a sort compares two elements of a lane, and exchanges them or not."""
+    operand, size = sort.operands[0], sorted_length(sort)
+    elements = residual_elements(operand, lane_dimension(operand))
+    if size <= MAX_NEIGHBOUR_SORT:
+        return (size - 1) / 2 * elements
+    return math.log2(size) * (math.log2(size) + 1) / 4 * elements
+
+
 def _sort_cost(
     sort: HloInstruction, lane_dimension: Callable[[HloInstruction], int | None]
 ) -> float:
     """Returns the operations of all exchanges: a comparison and two selects for each array, or for
     words alone, by which each array is looked up in the end."""
-    operand = sort.operands[0]
-    size = operand.shape.dimensions[sort.dimensions[0]]
+    exchanges = count_exchanges(sort, lane_dimension)
     compare = sum(OPCODE_COST[i.opcode] for i in sort.to_apply.instructions)
     arrays = len(sort.operands)
-    elements = residual_elements(operand, lane_dimension(operand))
-    if size <= MAX_NEIGHBOUR_SORT:
-        return (compare + 2 * arrays) * (size - 1) / 2 * elements
-    merges_per_element = math.log2(size) * (math.log2(size) + 1) / 4
+    if sorted_length(sort) <= MAX_NEIGHBOUR_SORT:
+        return (compare + 2 * arrays) * exchanges
     if packed_key(sort) is not None:
-        return (_WORD_EXCHANGE * merges_per_element + 2 * arrays) * elements
-    return (2 * compare + 3 + 4 * (arrays + 1)) * merges_per_element * elements
+        elements = residual_elements(sort.operands[0], lane_dimension(sort.operands[0]))
+        return _WORD_EXCHANGE * exchanges + 2 * arrays * elements
+    return (2 * compare + 3 + 4 * (arrays + 1)) * exchanges

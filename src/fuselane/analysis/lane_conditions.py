@@ -186,7 +186,7 @@ class _Proof:
         )
         if self._find_any_change(kept, self.booleans.both(done, invariant)) is None:
             return None
-        return Unproven(culprit, "changes lanes that are done along it")
+        return Unproven(culprit, "may change lanes that are done along it")
 
     def _find_any_change(self, indices: Iterable[int], done: Node) -> HloInstruction | None:
         """Returns what changes one of some elements where lanes are done, or None."""

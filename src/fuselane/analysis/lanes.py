@@ -264,7 +264,9 @@ def _describe_obstacle(
     instruction, why = classes.mixing[largest]
     detail = f"`{instruction.name}` {why}, the dimension of size {candidates[largest][0]}"
     if largest in classes.waiting or instruction in _condition_cone(region):
-        return refuse(Reason.DATA_DEPENDENT_TRIP_COUNT, instruction, detail=detail)
+        is_own = instruction.computation in loop.called_computations
+        which = "the loop" if is_own else "a loop inside it"
+        return refuse(Reason.DATA_DEPENDENT_TRIP_COUNT, instruction, which=which, detail=detail)
     return refuse(Reason.CROSS_LANE, instruction, detail=detail)
 
 

@@ -20,7 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.analysis.cost import OPCODE_COST, UNKNOWN_TRIP_COUNT, instruction_cost
+from fuselane.analysis.cost import (
+    MAX_NEIGHBOUR_SORT,
+    OPCODE_COST,
+    UNKNOWN_TRIP_COUNT,
+    count_exchanges,
+    instruction_cost,
+    sorted_length,
+)
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.indexed_state import MAX_SELECTED, values_in_memory
 from fuselane.codegen.indexing import residual_size
@@ -303,7 +310,7 @@ class VectorBlock:
         else:
             moved = float(sum(o in self._in_memory for o in operands if opcode not in _INDEXING))
         is_byte = instruction.shape.is_array and instruction.shape.element_type.bits <= _BYTE_BITS
-        loop = (_BYTE if is_byte else _ELEMENT) * count
+        loop = (_BYTE if is_byte else _ELEMENT) * self._count_elements(instruction, count)
         return _Operation(
             timing=timing,
             reads=reads,
@@ -312,6 +319,12 @@ class VectorBlock:
             moved=moved * count,
             looping=loop if is_looped else 0.0,
         )
+
+    def _count_elements(self, instruction: HloInstruction, count: float) -> float:
+        """Returns how often the loop of an array in memory goes round, given its operations."""
+        if instruction.opcode != "sort":
+            return count
+        return count_exchanges(instruction, self._program.lane_dimensions.get)
 
     def _timing(self, instruction: HloInstruction) -> Timing:
         """Returns `timing_of`; lanes that all read or write at the same place are neighbours."""
@@ -348,6 +361,9 @@ class VectorBlock:
         """Returns the registers that a value takes; none if it is kept in memory."""
         if instruction in self._in_memory:
             return 0.0
+        if instruction.opcode == "sort":
+            is_in_memory = sorted_length(instruction) > MAX_NEIGHBOUR_SORT
+            return 0.0 if is_in_memory else sum(map(self._size, instruction.operands))
         shape, lane = instruction.shape, self._program.lane_dimensions.get(instruction)
         size = residual_size(shape.dimensions, lane) if shape.is_array else 0
         return size * self._width(shape) if size <= self._unit.max_unrolled else 0.0

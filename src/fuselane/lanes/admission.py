@@ -105,6 +105,7 @@ class Admission:
             return refuse(
                 Reason.DATA_DEPENDENT_TRIP_COUNT,
                 instruction,
+                which="a loop",
                 detail=f"its condition combines many values by `{opcode}`",
             )
         target = instruction.custom_call_target

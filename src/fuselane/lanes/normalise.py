@@ -134,6 +134,7 @@ class _Normaliser:
             raise refuse(
                 Reason.DATA_DEPENDENT_TRIP_COUNT,
                 loop,
+                which="the loop",
                 detail="its condition reads the only array it carries",
             )
         if initial.opcode != "tuple" or any(o.shape.is_tuple for o in initial.operands):

@@ -596,7 +596,11 @@ def test_a_refusal_says_whether_a_loop_inside_waits_for_all_lanes() -> None:
         return lax.scan(step, x, jnp.arange(50))[0]
 
     report = check(
-        program, numbers((512,)), numbers((512,), 1), refused="data-dependent-trip-count"
+        program,
+        numbers((512,)),
+        numbers((512,), 1),
+        refused="data-dependent-trip-count",
+        options={"min_gain": 1.5},  # a kernel without lanes is slower than XLA
     )
     if report.loops:
         assert "How often a loop inside it runs" in report.loops[0].decision.sentence

@@ -19,7 +19,7 @@ from fuselane.analysis.while_loops import get_known_trip_count
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder
 
-_MAX_MADE: Final = 64
+_MAX_MADE: Final = 256
 _MAX_TABLE: Final = 4096
 """Instructions of which such a value is made, and elements of a constant among them, at most."""
 

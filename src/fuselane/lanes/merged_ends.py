@@ -27,7 +27,8 @@ def take_apart(condition: HloComputation, body: HloComputation) -> None:
         condition: In normal form; changed in place.
         body: In normal form.
     """
-    for end in find_ends(condition):
+    ends = find_ends(condition)
+    for end in [value for value in condition.instructions if value in ends]:
         first = _find_first(end, body)
         if first is not None:
             builder = ComputationBuilder.extending(condition)

@@ -281,7 +281,7 @@ def test_failing_factorisations_stay_in_their_lane() -> None:
 
     def step(a: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         factor = jnp.linalg.cholesky(a)
-        a = jnp.where(factor[..., :1, :1] == -1, 0, a)  # one after the other: see above
+        a = jnp.where(factor[..., :1, :1] == -1, 0, a)  # as above
         solved = jnp.linalg.solve(a, x[..., None])[..., 0]
         return a + 0.01 * jnp.nan_to_num(factor), 0.5 * solved + x
 

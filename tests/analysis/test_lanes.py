@@ -215,6 +215,15 @@ def test_lanes_that_meet_in_most_of_it() -> None:
     assert {by_name(meeting)[name] for name in ("v", "y", "c")} == {0}
 
 
+def test_what_has_an_element_for_each_step_and_nothing_else_is_no_lanes() -> None:
+    body = """y = f32[] multiply(e0, e0)
+        row = f32[1] reshape(y)
+        stack = f32[10] dynamic-update-slice(e1, row, i)"""
+    decision = obstacle(analyse(body, ["y", "stack"], ["f32[]", "f32[10]"]))
+    assert decision.reason is Reason.NO_LANES
+    assert "each step reads or writes a part" in decision.sentence
+
+
 def test_condition_that_reduces_the_lanes() -> None:
     decision = obstacle(
         analyse(

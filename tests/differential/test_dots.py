@@ -231,6 +231,7 @@ def test_kalman_filters(way: str, size: int, observed: int) -> None:
         x, p = f @ x, f @ p @ f.T + 0.1 * jnp.eye(size)
         s = h @ p @ h.T + 0.5 * jnp.eye(observed)
         k = gain(s, h @ p)
+        # The determinant comes after the gain: two factorisations at once may never end, see below.
         return (
             x + k @ (y - h @ x),
             (jnp.eye(size) - k @ h) @ p,

@@ -82,9 +82,9 @@ def find_lanes(
     eighth of its size, one of few lanes that can be merged with a neighbour for as many as the two
     have together. Ties go to the larger class, then to the dimension that is furthest minor. If
     there is none every value is uniform, and `obstacle` says why: NO_LANES if no dimension of size
-    two or more is carried; CROSS_LANE or DATA_DEPENDENT_TRIP_COUNT, naming the instruction that
-    mixes the largest one, if all are mixed. A few lanes of many elements each are none, without an
-    obstacle.
+    two or more is carried, but such as have an element for each step; CROSS_LANE or
+    DATA_DEPENDENT_TRIP_COUNT, naming the instruction that mixes the largest one, if all are mixed.
+    A few lanes of many elements each are none, without an obstacle.
 
     Args:
         region: The region.
@@ -261,6 +261,9 @@ def _describe_obstacle(
 
     # What has an element for each step mixes these, but nobody would look for lanes there.
     largest = max(mixed, key=rank)
+    if not rank(largest)[0]:
+        detail = ", but for those along which each step reads or writes a part"
+        return refuse(Reason.NO_LANES, loop, detail=detail)
     instruction, why = classes.mixing[largest]
     detail = f"`{instruction.name}` {why}, the dimension of size {candidates[largest][0]}"
     if largest in classes.waiting or instruction in _condition_cone(region):

@@ -213,8 +213,12 @@ def packed_key(sort: HloInstruction) -> int | None:
     return number // 2 if is_word and is_pair else None
 
 
-def sorted_length(sort: HloInstruction) -> int:
-    """Returns how many elements a sort puts in order at a time."""
+def exchanges_neighbours(sort: HloInstruction) -> bool:
+    """Whether a sort puts few enough elements in order to exchange neighbours; more are merged."""
+    return _sorted_length(sort) <= MAX_NEIGHBOUR_SORT
+
+
+def _sorted_length(sort: HloInstruction) -> int:
     return sort.operands[0].shape.dimensions[sort.dimensions[0]]
 
 
@@ -222,9 +226,9 @@ def count_exchanges(
     sort: HloInstruction, lane_dimension: Callable[[HloInstruction], int | None]
 ) -> float:
     """Returns how often a sort compares two elements of a lane, and exchanges them or not."""
-    operand, size = sort.operands[0], sorted_length(sort)
+    operand, size = sort.operands[0], _sorted_length(sort)
     elements = residual_elements(operand, lane_dimension(operand))
-    if size <= MAX_NEIGHBOUR_SORT:
+    if exchanges_neighbours(sort):
         return (size - 1) / 2 * elements
     return math.log2(size) * (math.log2(size) + 1) / 4 * elements
 
@@ -237,7 +241,7 @@ def _sort_cost(
     exchanges = count_exchanges(sort, lane_dimension)
     compare = sum(OPCODE_COST[i.opcode] for i in sort.to_apply.instructions)
     arrays = len(sort.operands)
-    if sorted_length(sort) <= MAX_NEIGHBOUR_SORT:
+    if exchanges_neighbours(sort):
         return (compare + 2 * arrays) * exchanges
     if packed_key(sort) is not None:
         elements = residual_elements(sort.operands[0], lane_dimension(sort.operands[0]))

@@ -21,7 +21,7 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.analysis.cost import MAX_NEIGHBOUR_SORT, packed_key
+from fuselane.analysis.cost import exchanges_neighbours, packed_key
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Registers, Scratch, View, new_scratch
 from fuselane.codegen.elemental import emit_elemental
@@ -78,7 +78,7 @@ class _Sort:
     def emit(self) -> list[Array]:
         """Emits the sort and returns the sorted arrays."""
         first = self.arrays[0]
-        if self._length <= MAX_NEIGHBOUR_SORT and first.size <= self.emitter.max_unrolled:
+        if exchanges_neighbours(self.instruction) and first.size <= self.emitter.max_unrolled:
             return self._in_registers()
         key = packed_key(self.instruction)
         return self._in_scratch() if key is None else self._in_words(key)

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from fuselane.analysis.cost import (
-    MAX_NEIGHBOUR_SORT,
     OPCODE_COST,
     UNKNOWN_TRIP_COUNT,
     count_exchanges,
+    exchanges_neighbours,
     instruction_cost,
-    sorted_length,
 )
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.indexed_state import MAX_SELECTED, values_in_memory
@@ -362,7 +361,7 @@ class VectorBlock:
         if instruction in self._in_memory:
             return 0.0
         if instruction.opcode == "sort":
-            is_in_memory = sorted_length(instruction) > MAX_NEIGHBOUR_SORT
+            is_in_memory = not exchanges_neighbours(instruction)
             return 0.0 if is_in_memory else sum(map(self._size, instruction.operands))
         shape, lane = instruction.shape, self._program.lane_dimensions.get(instruction)
         size = residual_size(shape.dimensions, lane) if shape.is_array else 0

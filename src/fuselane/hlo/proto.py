@@ -199,9 +199,9 @@ message HloInstructionProto {
   ScatterDimensionNumbers scatter_dimension_numbers = 48;
   int64 feature_group_count = 50;
   PrecisionConfig precision_config = 51;
-  int64 batch_group_count = 58;
   bool constrain_layout = 56;
   repeated ShapeProto operand_shapes_with_layout = 57;
+  int64 batch_group_count = 58;
   bool is_stable = 60;
   string comparison_direction = 63;
   bool custom_call_has_side_effect = 65;

@@ -7,8 +7,7 @@
 Until 2022-11 a merge had to keep the bytes that kernels transfer about the same; the paper
 "Operator Fusion in XLA" describes that form. Later a model of a GPU's time decided (`priced`).
 
-Source: xla/service/gpu/fusion_merger.cc of 2021 and 2023.
-Does not handle: the later form's limit on branches in a kernel, which is not known well enough.
+Source: xla/service/gpu/fusion_merger.cc of 2021, 2023 and 2024.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fuselane.fusion.fuse import LOOP, Fuser
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.classic import ClassicRules, kind_of
 from fuselane.fusion.gpu.costs import fuse_cost
-from fuselane.fusion.gpu.early_model import compute_times
+from fuselane.fusion.gpu import early_model, model_2024
 from fuselane.fusion.gpu.kernel import places_in
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.region import joined
@@ -54,18 +53,18 @@ class FusionMerger:
         min_expensive_bytes: And only if more than this is transferred before.
         max_uncoalesced: Share of a fusion's elements that may be transposed on the way into a
             reduction; less than this. Only asked if `priced`.
-        max_code_size: Most instructions the code of a merged kernel may have. Only if `priced`.
+        launches: The model knows how kernels are launched, as since 2024. Only if `priced`.
         gpu: What kernels are priced for.
         rules: What a kernel may hold.
     """
 
     name: ClassVar[str] = "fusion-merger"
     priced: bool = False
+    launches: bool = False
     max_bytes_ratio: float = 1.1
     max_expensive_ratio: float = 0.3
     min_expensive_bytes: int = 1024
     max_uncoalesced: float = 0.5
-    max_code_size: int = 10_000
     gpu: GpuDescription = GPUS["h100"]
     rules: ClassicRules = field(default_factory=ClassicRules)
 
@@ -249,7 +248,8 @@ class _Walk:
     def _price(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> FusionDecision:
         if producer in self.grown:  # summed up as in one piece
             self.model.forget(producer)
-        times = compute_times(producer, users, self.model)
+        priced_by = model_2024 if self.options.launches else early_model
+        times = priced_by.compute_times(producer, users, self.model)
         unfused_us, fused_us = times.unfused * 1e6, times.fused * 1e6
         numbers = {"unfused_us": unfused_us, "fused_us": fused_us, "users": len(users)}
         if times.fused > times.unfused:
@@ -286,19 +286,8 @@ class _Walk:
         )
 
     def _check_size(self, producer: HloInstruction, user: HloInstruction) -> FusionDecision | None:
-        kernel = self.model.kernel(user)
-        of, into = self.model.cost(producer), self.model.cost_of(kernel)
-        times = into.operands[places_in(kernel)[producer]].emissions
-        size = into.code_size + times * of.code_size
-        if size <= self.options.max_code_size:
-            return None
-        return refuse(
-            BoundaryReason.CODE_DUPLICATION,
-            f"The code of `{user.name}` would have {size} instructions.",
-            xla="will generate huge IR",
-            instructions=size,
-            limit=self.options.max_code_size,
-        )
+        costs = self.model.cost(producer), self.model.cost(user)
+        return self.rules.limits.check_code(producer, user, *costs)
 
     # What is known of instructions.
 

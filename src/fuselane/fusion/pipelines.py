@@ -73,6 +73,7 @@ class FixedPoint:
 
 _RULES_2021: Final = ClassicRules(cheap_roots=False, nested_loops=False)
 _RULES_2023: Final = ClassicRules()
+_RULES_2024: Final = ClassicRules(max_operands=96, lone_bitcasts=False, epilogues=True)
 
 PIPELINES: Final[dict[str, Pipeline]] = {
     "none": (),
@@ -115,6 +116,25 @@ PIPELINES: Final[dict[str, Pipeline]] = {
             passes=(
                 HorizontalLoopFusion(),
                 HorizontalInputFusion(rules=_RULES_2023.limits),
+                FusionCse(),
+            )
+        ),
+    ),
+    "xla-2024": (
+        FixedPoint(
+            passes=(
+                GpuInstructionFusion(may_duplicate=False, rules=_RULES_2024),
+                GpuInstructionFusion(rules=_RULES_2024),
+                FusionMerger(priced=True, launches=True, rules=_RULES_2024),
+                FusionCse(),
+                MultiOutputFusion(early_model=True, rules=_RULES_2024.limits),
+                FusionCse(),
+            )
+        ),
+        FixedPoint(
+            passes=(
+                HorizontalLoopFusion(),
+                HorizontalInputFusion(rules=_RULES_2024.limits),
                 FusionCse(),
             )
         ),

@@ -18,9 +18,10 @@ from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP
 from fuselane.fusion.gpu.candidates import LOOP_FUSIBLE, Candidate
-from fuselane.fusion.gpu.rules import GpuRules
+from fuselane.fusion.gpu.emitters import is_intermediate
+from fuselane.fusion.gpu.rules import GpuRules, check_scatter
 from fuselane.fusion.growing import HEAVY
-from fuselane.fusion.in_place import MAY_UPDATE, check_in_place
+from fuselane.fusion.in_place import MAY_UPDATE, check_in_place, members
 from fuselane.fusion.opcodes import is_effective_scalar, is_expensive_on_gpu
 from fuselane.fusion.rules import (
     Edge,
@@ -49,6 +50,8 @@ class ClassicRules:
         max_operands: Most operands and results of a kernel, together: 96 since 2024-04.
         max_shared_bytes: Shared memory of a block.
         max_reductions: Most reductions the reduction emitter makes in one kernel.
+        max_code_size: Most instructions the code of a merged kernel may have, as since 2022-11.
+        max_branches: Most of them that began new blocks of code; each also doubled the code.
         max_duplication: Most times the code of one instruction may stand in a kernel.
         max_consumers: Most consumers of what has to be computed anew for each: a concatenation, a
             pad, a reduction. XLA allows one; in the paper's experiment it was three.
@@ -56,6 +59,9 @@ class ClassicRules:
         cheap_roots: Square roots may be repeated, as since 2022-10.
         nested_loops: Loops may stand in each other unless they repeat more than ten steps, as since
             2022-09; before, never.
+        lone_bitcasts: A bitcast may end a kernel, as until 2024.
+        epilogues: Elementwise work may follow a reduction in its kernel, as since 2024, and a
+            scatter's array is guarded.
         tiled_emitters: Reductions and transposes have emitters that share memory between threads;
             if not, as on CPUs, all kernels are loops.
     """
@@ -63,11 +69,15 @@ class ClassicRules:
     max_operands: int = 64
     max_shared_bytes: int = 49152
     max_reductions: int = 8
+    max_code_size: int = 10_000
+    max_branches: int = 10
     max_duplication: int = 15
     max_consumers: int = 1
     cheap_exponentials: bool = True
     cheap_roots: bool = True
     nested_loops: bool = True
+    lone_bitcasts: bool = True
+    epilogues: bool = False
     tiled_emitters: bool = True
 
     @cached_property
@@ -77,6 +87,8 @@ class ClassicRules:
             max_operands=self.max_operands,
             max_shared_bytes=self.max_shared_bytes,
             max_reductions=self.max_reductions,
+            max_code_size=self.max_code_size,
+            max_branches=self.max_branches,
             tiled_emitters=self.tiled_emitters,
         )
 
@@ -122,7 +134,7 @@ class ClassicRules:
     def check_pair(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
         """Refuses what has no fused form or would be computed over and over again."""
         return (
-            check_forms(producer, consumer)
+            self._check_forms(producer, consumer)
             or check_in_place(producer.instruction, consumer.instruction)
             or self._check_loops(producer, consumer)
         )
@@ -144,6 +156,51 @@ class ClassicRules:
         if growing.candidate is None:
             growing.candidate = self.candidate(growing.fusion, growing.heavy)
         return growing.candidate
+
+    def _check_forms(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
+        """Refuses instructions that no loop can compute, and constants but scalars in fusions."""
+        refusal = self._check_producer(producer, consumer)
+        if refusal is not None:
+            return refusal
+        is_loop = consumer.is_loop_consumer
+        if consumer.instruction.opcode == "bitcast" and not self.lone_bitcasts:
+            is_loop = False
+        if not is_loop and not consumer.is_input_fusible:
+            return refuse(
+                reason_of(consumer.instruction),
+                f"No kernel can end in {describe(consumer.instruction)}.",
+                xla="the consumer is not input-fusible and not loop-fusible",
+            )
+        if producer.is_multi_output:
+            results = len(producer.instruction.shape.tuple_shapes)
+            return refuse(
+                BoundaryReason.MULTI_OUTPUT,
+                f"`{producer.name}` has {results} results.",
+                xla="the producer is not fusible as it is a multi-output fusion",
+                results=results,
+            )
+        if producer.instruction.opcode == "constant":
+            is_scalar = is_effective_scalar(producer.instruction.shape)
+            if not is_scalar or consumer.instruction.opcode != "fusion":
+                return refuse(
+                    BoundaryReason.CONSTANT,
+                    f"`{producer.name}` is a constant, and not a scalar one in a fusion.",
+                    xla="not fusing constant",
+                )
+        return None
+
+    def _check_producer(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
+        if self.epilogues and producer.is_reduction:
+            return check_epilogue(producer, consumer)
+        if not producer.is_loop_producer():
+            return refuse(
+                reason_of(producer.instruction),
+                f"No loop can compute {describe(producer.instruction)}, on the way.",
+                xla="the producer is not loop-fusible",
+            )
+        if not self.epilogues:
+            return None
+        return check_scatter(producer.instruction, consumer.instruction)
 
     def _check_reuse(self, edge: Edge) -> FusionDecision | None:
         producer = edge.producer
@@ -225,36 +282,28 @@ def check_coalescing(producer: Candidate, consumer: Candidate) -> FusionDecision
     )
 
 
-def check_forms(producer: Candidate, consumer: Candidate) -> FusionDecision | None:
-    """Refuses instructions that no loop can compute, and constants but scalars in fusions."""
-    if not producer.is_loop_producer():
+def check_epilogue(producer: Candidate, consumer: Candidate) -> FusionDecision | None:
+    """Refuses what cannot follow a reduction in the reduction's kernel."""
+    form = producer.reduction
+    if form is None or not form.is_race_free:
+        return refuse(
+            BoundaryReason.REDUCTION_REUSE,
+            f"Several blocks of threads make each result of `{producer.name}`.",
+            xla="Reduction output fusion only works for race free reductions",
+        )
+    other = next((m for m in members(consumer.instruction) if not is_intermediate(m, 1)), None)
+    if other is not None:
         return refuse(
             reason_of(producer.instruction),
-            f"No loop can compute {describe(producer.instruction)}, on the way.",
-            xla="the producer is not loop-fusible",
+            f"{describe(other)} cannot follow a reduction in its kernel.",
+            xla="Reductions from/to continuous dims epilogue not fusible",
         )
-    if not consumer.is_loop_consumer and not consumer.is_input_fusible:
+    if len(producer.instruction.users) > 1:
         return refuse(
-            reason_of(consumer.instruction),
-            f"No kernel can end in {describe(consumer.instruction)}.",
-            xla="the consumer is not input-fusible and not loop-fusible",
+            BoundaryReason.DUPLICATION,
+            f"`{producer.name}` has {len(producer.instruction.users)} users.",
+            xla="reduction output fusion only works for single user",
         )
-    if producer.is_multi_output:
-        results = len(producer.instruction.shape.tuple_shapes)
-        return refuse(
-            BoundaryReason.MULTI_OUTPUT,
-            f"`{producer.name}` has {results} results.",
-            xla="the producer is not fusible as it is a multi-output fusion",
-            results=results,
-        )
-    if producer.instruction.opcode == "constant":
-        is_scalar = is_effective_scalar(producer.instruction.shape)
-        if not is_scalar or consumer.instruction.opcode != "fusion":
-            return refuse(
-                BoundaryReason.CONSTANT,
-                f"`{producer.name}` is a constant, and not a scalar one in a fusion.",
-                xla="not fusing constant",
-            )
     return None
 
 

@@ -23,6 +23,7 @@ from fuselane.fusion.gpu.kernel_cost import (
     to_f32,
 )
 from fuselane.fusion.gpu.profiles import flops_per_element
+from fuselane.fusion.growing import RECOMPUTED_INDICES
 from fuselane.fusion.opcodes import ELEMENTWISE, is_elementwise, leaf_shapes
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -49,7 +50,9 @@ def compute_cost(instruction: HloInstruction) -> KernelCost:
             )
             for index in range(len(instruction.operands))
         ]
-    return KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
+    cost = KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
+    cost.branches = int(instruction.opcode in RECOMPUTED_INDICES)
+    return cost
 
 
 def remember_cost(instruction: HloInstruction, cost: KernelCost) -> None:
@@ -193,6 +196,8 @@ def _walk(
                 if known is not roots:
                     read[operand] = known | roots if known else roots
             continue
+        if member.opcode in RECOMPUTED_INDICES:
+            cost.branches += times
         for index, operand in enumerate(member.operands):
             value = value_of.get(operand, -1)
             if value < 0:
@@ -235,6 +240,8 @@ def _add(
             if read.roots is not roots:
                 read.roots = read.roots | roots if read.roots else roots
         return
+    if member.opcode in RECOMPUTED_INDICES:
+        cost.branches += times
     for index, read in enumerate(inputs):
         if read.value < 0:
             read.value = cost.new_value()

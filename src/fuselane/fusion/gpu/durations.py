@@ -62,17 +62,28 @@ class Memory:
             ticks = self._reads[key] = self._compute_read_ticks(*key)
         return ticks
 
+    def cached_read_ticks(self, net: int, total: int, blocks: int) -> int:
+        """Returns the time to read `total` bytes of which `net` are different ones, all at the rate
+        of the cache they are in, as models until 2024 had it."""
+        most = to_f32(blocks * self._block_bandwidth)
+        return _ticks_of_s(to_f32(to_f32(total) / min(self._cached(net), most)))
+
+    def _cached(self, net: int) -> float:
+        """Returns the bytes per second of the memory that so many stay in."""
+        bandwidth = self._bandwidth
+        if net < self._gpu.l2_bytes:
+            bandwidth = to_f32(bandwidth * _L2_SPEEDUP)
+            if net < _L1_BYTES * self._gpu.num_multiprocessors:
+                bandwidth = to_f32(bandwidth * _L1_SPEEDUP)
+        return bandwidth
+
     def _compute_read_ticks(self, size: int, element: int, total: int, blocks: int) -> int:
         gpu = self._gpu
         net = min(size, total)
         share = element / _TRANSACTION_BYTES if element else 1.0
         first = to_f32(gpu.memory_bytes_per_s * share)
-        again = self._bandwidth
-        if net < gpu.l2_bytes:
-            again = to_f32(again * _L2_SPEEDUP)
-            if net < _L1_BYTES * gpu.num_multiprocessors:
-                again = to_f32(again * _L1_SPEEDUP)
-        else:
+        again = self._cached(net)
+        if net >= gpu.l2_bytes:
             again = to_f32(again * share)
         most = to_f32(blocks * self._block_bandwidth)
         ticks = _ticks_of_s(to_f32(to_f32(net) / min(first, most)))

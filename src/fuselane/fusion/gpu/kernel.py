@@ -51,7 +51,7 @@ class Even(NamedTuple):
     running: Running
 
 
-UNEVEN: Final = Even(frozenset(), 0, 0, 0, 0, 0, Running(0, 0, True, 0))
+UNEVEN: Final = Even(frozenset(), 0, 0, 0, 0, 0, Running(0, 0, 0, True, 0))
 
 
 @final

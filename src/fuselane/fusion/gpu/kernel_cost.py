@@ -48,6 +48,8 @@ class KernelCost:
         bytes_written: Size of the results, or of the update for a dynamic-update-slice.
         operands: How each operand is read.
         code_size: Instructions whose code is emitted, parameters and repetitions included.
+        branches: Instructions in front of which XLA's emitters until 2024 began new blocks of code,
+            repetitions included: what was computed before them is computed again after them.
         copies: How often the code of any operand would stand in the kernel's, at most.
         member_size: For a fusion: the same without parameters.
         utilization: For a fusion: how often the roots are computed; else nothing.
@@ -64,6 +66,7 @@ class KernelCost:
     bytes_written: int
     operands: list[Operand] = field(default_factory=list)
     code_size: int = 1
+    branches: int = 0
     copies: int = 1
     member_size: int = 0
     utilization: dict[int, float] = field(default_factory=dict)
@@ -140,6 +143,7 @@ class KernelCost:
         times = sum([self.emissions[root] for root in value.roots])
         self.flops, self.flop_bits = flops, bits
         self.member_size += times * of.member_size
+        self.branches += times * of.branches
         roots_of = {of.result: value.roots}
         """For each value of the other fusion, what stands for it in this one."""
         known: dict[int, int] = {}

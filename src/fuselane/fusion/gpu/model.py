@@ -46,7 +46,7 @@ class PerformanceModel:
     def __init__(self, gpu: GpuDescription) -> None:
         self.gpu = gpu
         self._kernels: dict[HloInstruction, Kernel] = {}
-        self._memory = Memory(gpu)
+        self.memory = Memory(gpu)
         self._loops: dict[tuple[int, int], Plan] = {}
         """How kernels are made in which nothing but the size of their result decides, by that."""
 
@@ -178,6 +178,15 @@ class PerformanceModel:
         assert kernel.time is not None
         return kernel.time
 
+    def read_ticks_of(self, kernel: Kernel, running: Running) -> int:
+        """Returns the time to read all operands, those that occur twice twice."""
+        operands = kernel.instruction.operands
+        memory, ticks, _ = self._reading(kernel, running)
+        if len(frozenset(operands)) < len(operands):
+            places = places_in(kernel)
+            memory = sum([ticks[places[operand]] for operand in operands])
+        return memory
+
     def fused_ticks(
         self, of: Kernel, into: Kernel, plan: Plan, *, is_multi_output: bool = False
     ) -> int:
@@ -263,11 +272,8 @@ class PerformanceModel:
             each = self._read_ticks(operands[0], operands[0].shape.byte_size, running)
             memory = each * len(operands)
         else:
-            memory, ticks, _ = self._reading(kernel, running)
-            if len(distinct) < len(operands):  # what occurs twice is read twice
-                places = places_in(kernel)
-                memory = sum([ticks[places[operand]] for operand in operands])
-        flops, write = int(cost.flops), self._memory.write_ticks(cost.bytes_written)
+            memory = self.read_ticks_of(kernel, running)
+        flops, write = int(cost.flops), self.memory.write_ticks(cost.bytes_written)
         total = overlap(compute_ticks(flops, running.flops_per_ns), memory + write)
         kernel.time = KernelTime(flops, write, total)
         kernel.even = UNEVEN
@@ -302,7 +308,7 @@ class PerformanceModel:
         shape, element = operand.shape, 0
         if not running.is_coalesced and shape.is_array:
             element = shape.element_type.byte_size
-        return self._memory.read_ticks(shape.byte_size, element, total, running.blocks)
+        return self.memory.read_ticks(shape.byte_size, element, total, running.blocks)
 
 
 def _reads_evenly(kernel: Kernel, cost: KernelCost) -> bool:

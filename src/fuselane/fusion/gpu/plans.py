@@ -105,7 +105,7 @@ class Plan:
             flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
             is_coalesced = self._is_coalesced()
             reading = 2 * launch.blocks + is_coalesced
-            self.known = Running(launch.blocks, flops_per_ns, is_coalesced, reading)
+            self.known = Running(launch.blocks, units, flops_per_ns, is_coalesced, reading)
         return self.known
 
     def _is_coalesced(self) -> bool:
@@ -135,12 +135,14 @@ class Running(NamedTuple):
 
     Attributes:
         blocks: Of threads.
+        units: That multiply and add at once.
         flops_per_ns: Of all threads at work.
         is_coalesced: Whether neighbouring threads read neighbouring elements.
         reading: Both that reading depends on, blocks and coalescing, as one number.
     """
 
     blocks: int
+    units: int
     flops_per_ns: int
     is_coalesced: bool
     reading: int

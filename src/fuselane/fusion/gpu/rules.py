@@ -119,6 +119,8 @@ class GpuRules:
         max_reductions: Most reductions the reduction emitter makes in one kernel.
         max_operands: Most operands and results of a kernel, together.
         max_code_size: Most instructions a kernel's code may have, repetitions included.
+        max_branches: Most instructions that began new blocks of code, until 2024; each of them also
+            doubled the code. Below zero they say nothing.
         tiled_emitters: Reductions and transposes have emitters that share memory between threads;
             if not, as on CPUs, the first two limits say nothing.
     """
@@ -127,6 +129,7 @@ class GpuRules:
     max_reductions: int = 8
     max_operands: int = 96
     max_code_size: int = 10_000
+    max_branches: int = -1
     tiled_emitters: bool = True
 
     def check(
@@ -255,8 +258,29 @@ class GpuRules:
         self, producer: HloInstruction, consumer: HloInstruction, of: KernelCost, into: KernelCost
     ) -> FusionDecision | None:
         """Refuses kernels whose code would be too large."""
-        size = into.code_size + emissions(producer, consumer, into) * of.code_size
-        return None if size <= self.max_code_size else _refuse_code(size, self.max_code_size)
+        times = emissions(producer, consumer, into)
+        size, branches = into.code_size + times * of.code_size, into.branches + times * of.branches
+        if self.max_branches < 0:
+            branches = 0
+        elif branches > self.max_branches:
+            return refuse(
+                BoundaryReason.CODE_DUPLICATION,
+                f"The code of `{consumer.name}` would have {branches} concatenations, pads,"
+                " reductions or the like, after each of which much is computed again.",
+                xla="will generate huge IR",
+                branches=branches,
+                limit=self.max_branches,
+            )
+        size <<= branches
+        if size <= self.max_code_size:
+            return None
+        return refuse(
+            BoundaryReason.CODE_DUPLICATION,
+            f"The code of `{consumer.name}` would have {size} instructions.",
+            xla="will generate huge IR",
+            instructions=size,
+            limit=self.max_code_size,
+        )
 
 
 def _refuse_code(size: int, limit: int) -> FusionDecision:

@@ -1,0 +1,77 @@
+"""What fusing one producer gained on a GPU, by the model XLA had in 2024 outside priority fusion.
+
+    unfused = (n + 1) launches + max(computation, memory) of P + n reads of what P wrote
+    fused   = n launches + n times max(computation, memory) of P in the kernel of both
+
+As `early_model`, but threads and blocks are those of kernels as they are launched.
+
+Source: xla/service/gpu/model/gpu_performance_model.cc of 2024-06.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S, compute_ticks
+from fuselane.fusion.gpu.early_model import FusionTimes
+from fuselane.fusion.gpu.kernel import Kernel, places_in, shared_operands
+from fuselane.fusion.gpu.kernel_cost import round_half_up, to_f32
+from fuselane.fusion.gpu.model import PerformanceModel
+from fuselane.fusion.gpu.plans import Running
+from fuselane.gpu import GpuDescription
+from fuselane.hlo.instruction import HloInstruction
+
+
+def compute_times(
+    producer: HloInstruction,
+    users: Sequence[HloInstruction],
+    model: PerformanceModel,
+    *,
+    is_multi_output: bool = False,
+) -> FusionTimes:
+    """Returns what a producer costs alone and inside of users of it.
+
+    Args:
+        producer: Any instruction.
+        users: Those it would be fused into.
+        model: Knows and remembers what instructions compute and read.
+        is_multi_output: Whether the fused kernel writes the producer's result as well.
+    """
+    of = model.kernel(producer)
+    cost, running = model.cost_of(of), model.plan_of(of).running(model.gpu)
+    flops, written = int(cost.flops), cost.bytes_written
+    write = model.memory.write_ticks(written)
+    memory = model.read_ticks_of(of, running) + write
+    unfused = LAUNCH * (len(users) + 1)
+    unfused += max(compute_ticks(flops, _flops_per_ns(running, model.gpu)), memory)
+    fused = LAUNCH * len(users) + (write if is_multi_output else 0)
+    for user in users:
+        into = model.kernel(user)
+        share = model.cost_of(into).operands[places_in(into)[producer]].utilization
+        total = round_half_up(to_f32(written * share))
+        unfused += model.memory.cached_read_ticks(min(written, total), total, running.blocks)
+        there = model.plan_of(into, of).running(model.gpu)
+        computing = compute_ticks(to_f32(flops * share), _flops_per_ns(there, model.gpu))
+        fused += max(computing, _reading(of, into, share, there, model))
+    return FusionTimes(unfused / TICKS_PER_S, fused / TICKS_PER_S)
+
+
+def _reading(
+    of: Kernel, into: Kernel, share: float, running: Running, model: PerformanceModel
+) -> int:
+    """Returns the time to read a producer's operands, less what the user reads anyway."""
+    reads, places = model.cost_of(of).operands, places_in(of)
+    common = {place: used for place, _, used in shared_operands(of, into)}
+    ticks = 0
+    for operand in of.instruction.operands:
+        place = places[operand]
+        num_bytes, utilization = reads[place].bytes_read, reads[place].utilization
+        net = round_half_up(to_f32(num_bytes / max(utilization, 1.0)))
+        total = round_half_up(to_f32(num_bytes * (share - common.get(place, 0.0))))
+        ticks += model.memory.cached_read_ticks(net, total, running.blocks)
+    return ticks
+
+
+def _flops_per_ns(running: Running, gpu: GpuDescription) -> int:
+    """Returns how fast a kernel computes: a unit does a whole number of operations."""
+    return int(to_f32(gpu.clock_ghz) * 2) * running.units

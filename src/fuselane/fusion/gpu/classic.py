@@ -57,8 +57,8 @@ class ClassicRules:
             pad, a reduction. XLA allows one; in the paper's experiment it was three.
         cheap_exponentials: Exponentials may be repeated, as since 2021-09.
         cheap_roots: Square roots may be repeated, as since 2022-10.
-        nested_loops: Loops may stand in each other unless they repeat more than ten steps, as since
-            2022-09; before, never.
+        nested_loops: Loops may stand in each other, but where instruction fusion would repeat more
+            than ten steps, as since 2022-09; before, never.
         lone_bitcasts: A bitcast may end a kernel, as until 2024.
         epilogues: Elementwise work may follow a reduction in its kernel, as since 2024, and a
             scatter's array is guarded.
@@ -113,6 +113,7 @@ class ClassicRules:
             (pair and check_coalescing(*pair))
             or check_control_edges(producer)
             or (pair and self.check_pair(*pair))
+            or (self._check_loops(*pair) if pair and self.nested_loops else None)
             or check_root(edge)
             or check_duplication(edge, may_duplicate=may_duplicate, is_expensive=self.is_expensive)
             or (pair and self.check_sharing(*pair))
@@ -132,11 +133,11 @@ class ClassicRules:
         return Candidate(instruction, tiled=self.tiled_emitters, heavy=heavy)
 
     def check_pair(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:
-        """Refuses what has no fused form or would be computed over and over again."""
+        """Refuses what has no fused form, and loops in each other if there may not be any."""
         return (
             self._check_forms(producer, consumer)
             or check_in_place(producer.instruction, consumer.instruction)
-            or self._check_loops(producer, consumer)
+            or (None if self.nested_loops else self._check_loops(producer, consumer))
         )
 
     def check_budget(self, producer: Candidate, consumer: Candidate) -> FusionDecision | None:

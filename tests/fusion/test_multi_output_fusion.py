@@ -249,7 +249,7 @@ def test_price_of_a_producer() -> None:
     dear = body.format(producer="b = f32[65536] fusion(x), kind=kLoop, calls=made")
     cheap = body.format(producer="b = f32[65536] negate(x)")
     for early in (False, True):
-        fusion = MultiOutputFusion(early_model=early)
+        fusion = MultiOutputFusion(model_year=2023 if early else 2026)
         assert ask(Case("cheap", cheap, None, fusion=fusion)) is None
     assert ask(Case("dear", dear, None, (made,))) is BoundaryReason.SLOWER
     assert ask(Case("free", dear, None, (made,), MultiOutputFusion(priced=False))) is None

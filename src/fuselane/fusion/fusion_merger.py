@@ -53,14 +53,14 @@ class FusionMerger:
         min_expensive_bytes: And only if more than this is transferred before.
         max_uncoalesced: Share of a fusion's elements that may be transposed on the way into a
             reduction; less than this. Only asked if `priced`.
-        launches: The model knows how kernels are launched, as since 2024. Only if `priced`.
+        model_year: The model is that of 2022 and 2023, or, from 2024 on, of 2024. Only if `priced`.
         gpu: What kernels are priced for.
         rules: What a kernel may hold.
     """
 
     name: ClassVar[str] = "fusion-merger"
     priced: bool = False
-    launches: bool = False
+    model_year: int = 2023
     max_bytes_ratio: float = 1.1
     max_expensive_ratio: float = 0.3
     min_expensive_bytes: int = 1024
@@ -248,8 +248,8 @@ class _Walk:
     def _price(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> FusionDecision:
         if producer in self.grown:  # summed up as in one piece
             self.model.forget(producer)
-        priced_by = model_2024 if self.options.launches else early_model
-        times = priced_by.compute_times(producer, users, self.model)
+        prices = early_model if self.options.model_year < model_2024.YEAR else model_2024
+        times = prices.compute_times(producer, users, self.model)
         unfused_us, fused_us = times.unfused * 1e6, times.fused * 1e6
         numbers = {"unfused_us": unfused_us, "fused_us": fused_us, "users": len(users)}
         if times.fused > times.unfused:

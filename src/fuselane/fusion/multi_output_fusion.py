@@ -22,10 +22,10 @@ from typing import ClassVar, Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
+from fuselane.fusion.gpu import early_model, model_2024
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_US
-from fuselane.fusion.gpu.early_model import compute_times
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.outputs import check_loop_shapes, check_slices, check_updates
 from fuselane.fusion.gpu.rules import GpuRules
@@ -52,7 +52,7 @@ class MultiOutputFusion:
             2023-07.
         priced: A producer and a consumer become one kernel only if its code is not too large and a
             model of the GPU's time does not speak against it, as since 2022-11.
-        early_model: The model is that of 2022 to 2024.
+        model_year: The model is that of 2022 and 2023, of 2024, or, later, today's.
         gpu: What kernels are priced for.
         rules: What a kernel may hold.
     """
@@ -61,7 +61,7 @@ class MultiOutputFusion:
     scalar_parents: bool = False
     disjoint_slices: bool = False
     priced: bool = True
-    early_model: bool = False
+    model_year: int = 2026
     gpu: GpuDescription = GPUS["h100"]
     rules: GpuRules = field(default_factory=GpuRules)
 
@@ -234,8 +234,9 @@ class _Walk:
 
     def _times_us(self, producer: HloInstruction, consumer: HloInstruction) -> tuple[float, float]:
         model = self.model
-        if self.options.early_model:
-            times = compute_times(producer, [consumer], model, is_multi_output=True)
+        if self.options.model_year <= model_2024.YEAR:
+            prices = early_model if self.options.model_year < model_2024.YEAR else model_2024
+            times = prices.compute_times(producer, [consumer], model, is_multi_output=True)
             return times.unfused * 1e6, times.fused * 1e6
         unfused = 2 * LAUNCH + model.time(producer).total + model.time(consumer).total
         of, into = model.kernel(producer), model.kernel(consumer)

@@ -108,7 +108,7 @@ PIPELINES: Final[dict[str, Pipeline]] = {
                 GpuInstructionFusion(may_duplicate=False, rules=_RULES_2023),
                 GpuInstructionFusion(rules=_RULES_2023),
                 FusionMerger(priced=True, rules=_RULES_2023),
-                MultiOutputFusion(scalar_parents=True, early_model=True, rules=_RULES_2023.limits),
+                MultiOutputFusion(scalar_parents=True, model_year=2023, rules=_RULES_2023.limits),
                 FusionCse(),
             )
         ),
@@ -125,9 +125,9 @@ PIPELINES: Final[dict[str, Pipeline]] = {
             passes=(
                 GpuInstructionFusion(may_duplicate=False, rules=_RULES_2024),
                 GpuInstructionFusion(rules=_RULES_2024),
-                FusionMerger(priced=True, launches=True, rules=_RULES_2024),
+                FusionMerger(priced=True, model_year=2024, rules=_RULES_2024),
                 FusionCse(),
-                MultiOutputFusion(early_model=True, rules=_RULES_2024.limits),
+                MultiOutputFusion(model_year=2024, rules=_RULES_2024.limits),
                 FusionCse(),
             )
         ),

@@ -11,6 +11,7 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2024-06.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S, compute_ticks
 from fuselane.fusion.gpu.early_model import FusionTimes
@@ -20,6 +21,10 @@ from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.plans import Running
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
+
+
+YEAR: Final = 2024
+"""Since when it is asked; until then, `early_model`."""
 
 
 def compute_times(

@@ -139,6 +139,8 @@ class _Kernels:
             source = instruction.operands[0]
             if len(self.known[source]) > 1:
                 return self.known[source][instruction.tuple_index]
+        if opcode == "bitcast" and instruction.shape == instruction.operands[0].shape:
+            return self.known[instruction.operands[0]][0]
         if opcode == "parameter":
             key: object = (self.computation.name, instruction.parameter_number)
             number = self.values.number(key, instruction)

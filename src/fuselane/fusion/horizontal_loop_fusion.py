@@ -12,7 +12,8 @@ Does not handle: kernels that update a buffer in place, which stay alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Final, final
@@ -42,13 +43,13 @@ class HorizontalLoopFusion:
         equal_shapes: First, kernels with results of the same shapes become one loop, as since
             2023-02.
         max_equal_elements: Most elements of their results.
-        max_equal_instructions: Most instructions of each.
+        max_equal_instructions: Most instructions of each, parameters included.
         max_equal_fusions: Most fusions in one kernel.
         max_equal_operations: Most single instructions in one kernel.
         tiled_emitters: Then, kernels of any shapes write slices of one array, which takes an
             emitter that CPUs lack.
         max_elements: Most elements of their results.
-        max_instructions: Most instructions of each.
+        max_instructions: Most instructions of each, parameters included.
         max_kernels: Most of them in one kernel.
         max_argument_bytes: The pointers a kernel is called with take less than this.
     """
@@ -138,17 +139,25 @@ class _Walk:
             )
 
     def _fuse_feeders(self, consumer: HloInstruction, form: _Form) -> bool:
-        kernels: list[HloInstruction] = []
+        loops: list[HloInstruction] = []
         for feeder in feeders(consumer):
             if feeder.opcode in ("parameter", "constant"):
                 continue
             if feeder not in self.checked:
                 self.checked[feeder] = _check_loop(feeder)
-            refusal = self.checked[feeder] or _check_kernel(feeder, consumer, form, kernels)
+            refusal = self.checked[feeder]
             if refusal is None:
-                kernels.append(feeder)
+                loops.append(feeder)
             else:
                 self._note(feeder, consumer, refusal)
+        shared = _shared_parameters(loops)
+        kernels: list[HloInstruction] = []
+        for loop in loops:
+            refusal = _check_kernel(loop, consumer, form, shared)
+            if refusal is None:
+                kernels.append(loop)
+            else:
+                self._note(loop, consumer, refusal)
         changed = False
         for _, group in groupby(sorted(kernels, key=_sortable(form)), key=form.key):
             for batch in self._batches(list(group), form):
@@ -203,9 +212,11 @@ class _Walk:
         body.remove(old)
         fusion.shape = body.root.shape
         for element in list(fusion.users):
-            result = HloInstruction.create("bitcast", element.shape, [element])
-            element.replace_all_uses_with(self.computation.add(result))
-            element.shape = fusion.shape.tuple_shapes[element.tuple_index]
+            shape = fusion.shape.tuple_shapes[element.tuple_index]
+            if shape != element.shape:
+                result = HloInstruction.create("bitcast", element.shape, [element])
+                element.replace_all_uses_with(self.computation.add(result))
+                element.shape = shape
 
     def _note(
         self, producer: HloInstruction, consumer: HloInstruction, decision: FusionDecision
@@ -219,7 +230,9 @@ def _slices_of_one(body: HloComputation, values: Sequence[HloInstruction]) -> li
     flat = []
     for value in values:
         shape = Shape.array(element_type, (value.shape.num_elements,))
-        flat.append(body.add(HloInstruction.create("bitcast", shape, [value])))
+        if shape != value.shape:
+            value = body.add(HloInstruction.create("reshape", shape, [value]))
+        flat.append(value)
     total = Shape.array(element_type, (sum(value.shape.num_elements for value in values),))
     one = body.add(HloInstruction.create("concatenate", total, flat, dimensions=[0]))
     slices, start = [], 0
@@ -252,9 +265,10 @@ def _check_kernel(
     kernel: HloInstruction,
     consumer: HloInstruction,
     form: _Form,
-    others: Sequence[HloInstruction],
+    shared: Collection[HloInstruction],
 ) -> FusionDecision | None:
-    """Refuses loops that are large, or that more than one instruction needs."""
+    """Refuses loops that are large, that more than one instruction needs, or that read one of the
+    parameters which several do."""
     refusal = check_feeder(kernel, consumer)
     if refusal is not None:
         return refusal
@@ -269,20 +283,17 @@ def _check_kernel(
             instructions=instructions,
             max_instructions=form.max_instructions,
         )
-    shared = _shared_parameter(kernel, others) if form.is_sliced else None
-    if shared is not None:
-        detail = f"`{kernel.name}` reads `{shared.name}`, as another of the kernels does."
-        return refuse(BoundaryReason.MULTI_OUTPUT, detail)
-    return None
-
-
-def _shared_parameter(
-    kernel: HloInstruction, others: Sequence[HloInstruction]
-) -> HloInstruction | None:
     for operand in kernel.operands:
-        if operand.opcode == "parameter" and any(operand in other.operands for other in others):
-            return operand
+        if operand in shared:
+            detail = f"`{kernel.name}` reads `{operand.name}`, as another of the kernels does."
+            return refuse(BoundaryReason.MULTI_OUTPUT, detail)
     return None
+
+
+def _shared_parameters(loops: Sequence[HloInstruction]) -> set[HloInstruction]:
+    """Returns the program's parameters that several of some loops read."""
+    readers = Counter(operand for loop in loops for operand in {*loop.operands})
+    return {read for read, count in readers.items() if count > 1 and read.opcode == "parameter"}
 
 
 def _sortable(form: _Form) -> Callable[[HloInstruction], list[str]]:
@@ -296,4 +307,4 @@ def _element_type(kernel: HloInstruction) -> int:
 def _num_instructions(kernel: HloInstruction) -> int:
     if kernel.opcode != "fusion":
         return 1
-    return len(kernel.to_apply.instructions) - len(kernel.to_apply.parameters)
+    return len(kernel.to_apply.instructions)

@@ -30,6 +30,8 @@ def attributes_of(instruction: HloInstruction, *without: str) -> bytes:
     proto.parameter_number = instruction.parameter_number
     for name in (*_PLACE, *without):
         proto.ClearField(name)
+    if not proto.frontend_attributes.ByteSize():  # as XLA until 2024 left them
+        proto.ClearField("frontend_attributes")
     proto.DiscardUnknownFields()
     return bytes(proto.SerializeToString(deterministic=True))
 

@@ -82,6 +82,11 @@ SCALAR: Final = """x = f32[8] parameter(0) p = f32[] constant(2)
 ARRAY: Final = """p = f32[8] constant({1,2,3,4,5,6,7,8})
   ROOT c = f32[8] fusion(p), kind=kLoop, calls=fused"""
 OLD: Final = ClassicRules(nested_loops=False)
+LATE: Final = ClassicRules(epilogues=True)
+LONE_BITCAST: Final = "x = f32[8] parameter(0) p = f32[8] sine(x) ROOT c = f32[8,1] bitcast(p)"
+SCATTER: Final = """x = f32[8] parameter(0) at = s32[2,1] parameter(1) v = f32[2] parameter(2)
+  p = f32[8] abs(x) ROOT c = f32[8] scatter(p, at, v), update_window_dims={},
+  inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=sum"""
 
 CASES: Final = [
     Case("chain", "x = f32[8] parameter(0) p = f32[8] tanh(x) ROOT c = f32[8] abs(p)", None),
@@ -125,6 +130,37 @@ CASES: Final = [
         ROOT c = f32[8,8] dot(p, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}""",
         BoundaryReason.LIBRARY_CALL,
     ),
+    Case("a-bitcast-ends-a-kernel", LONE_BITCAST, None),
+    Case(
+        "no-bitcast-ends-a-kernel",
+        LONE_BITCAST,
+        BoundaryReason.NOT_FUSIBLE,
+        ClassicRules(lone_bitcasts=False),
+    ),
+    Case("epilogue", reduction_into("f32[4] negate(p)", 64), None, LATE),
+    Case(
+        "epilogue-of-several-operands",
+        reduction_into("f32[4] add(p, p)", 64),
+        BoundaryReason.NOT_FUSIBLE,
+        LATE,
+    ),
+    Case(
+        "epilogue-of-a-reduction-by-many-blocks",
+        """x = f32[65536,64] parameter(0) z = f32[] constant(0)
+        p = f32[64] reduce(x, z), dimensions={0}, to_apply=sum ROOT c = f32[64] negate(p)""",
+        BoundaryReason.REDUCTION_REUSE,
+        LATE,
+    ),
+    Case(
+        "epilogue-of-one-of-two-users",
+        reduction_into("(f32[4], f32[4]) tuple(d, e)", 64).replace(
+            "ROOT c", "c = f32[4] negate(p) d = f32[4] abs(c) e = f32[4] abs(p) ROOT t"
+        ),
+        BoundaryReason.DUPLICATION,
+        LATE,
+    ),
+    Case("what-a-scatter-changes", SCATTER, None),
+    Case("what-a-scatter-changes-since-2024", SCATTER, BoundaryReason.IN_PLACE, LATE),
     Case("scalar-constant", SCALAR, None, computations=SCALED),
     Case("array-constant", ARRAY, BoundaryReason.CONSTANT, computations=FUSED),
     Case(

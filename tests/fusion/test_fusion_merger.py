@@ -219,10 +219,65 @@ def shared_powers(num_powers: int, num_users: int, size: int = 1024) -> HloModul
 def test_size_of_code() -> None:
     """The merged kernel has the fusion's 31 instructions, its parameter and one of its own."""
     module = shared_powers(29, 1)
-    assert ask(module, FusionMerger(priced=True, max_code_size=32)) is (
+    assert ask(module, FusionMerger(priced=True, rules=ClassicRules(max_code_size=32))) is (
         BoundaryReason.CODE_DUPLICATION
     )
-    assert ask(module, FusionMerger(priced=True, max_code_size=33)) is None
+    assert ask(module, FusionMerger(priced=True, rules=ClassicRules(max_code_size=33))) is None
+
+
+@pytest.mark.parametrize(
+    ("num_pads", "max_code_size", "reason"),
+    [
+        (10, 1 << 20, None),
+        (11, 1 << 20, BoundaryReason.CODE_DUPLICATION),
+        (3, 8 * 10, None),
+        (3, 8 * 10 - 1, BoundaryReason.CODE_DUPLICATION),
+    ],
+)
+def test_branches(num_pads: int, max_code_size: int, reason: BoundaryReason | None) -> None:
+    """Each pad is one, and doubles the code: of three pads, what they are filled with, a sine, an
+    absolute value, the parameter and the user."""
+    pads, size = "", 8
+    for n in range(num_pads):
+        size += 1
+        pads += f" z{n} = f32[] constant({n}) a{n + 1} = f32[{size}] pad(a{n}, z{n}), padding=0_1"
+    made = f"""made {{ i = f32[8] parameter(0) a0 = f32[8] sine(i) {pads}
+      ROOT out = f32[{size}] abs(a{num_pads}) }}"""
+    body = f"""x = f32[8] parameter(0) p = f32[{size}] fusion(x), kind=kLoop, calls=made
+      ROOT c = f32[{size}] negate(p)"""
+    rules = ClassicRules(max_code_size=max_code_size)
+    assert ask(module_with(body, made), FusionMerger(priced=True, rules=rules)) is reason
+
+
+def test_only_instruction_fusion_asks_for_heavy_work() -> None:
+    """Since 2022-09; before, loops in each other were never merged either."""
+    made = """made { i = f32[4,11] parameter(0) z = f32[] constant(0)
+      ROOT j = f32[4] reduce(i, z), dimensions={1}, to_apply=sum }"""
+    body = """x = f32[4,11] parameter(0) at = s32[8,1] parameter(1)
+      p = f32[4] fusion(x), kind=kLoop, calls=made
+      ROOT c = f32[8] gather(p, at), offset_dims={}, collapsed_slice_dims={0},
+      start_index_map={0}, index_vector_dim=1, slice_sizes={1}"""
+    assert ask(module_with(body, SUM, made), FusionMerger(priced=True)) is None
+    nested = body.replace("x = ", "w = f32[] constant(0) x = ").replace(
+        body[body.index("ROOT") :],
+        "ROOT c = f32[] reduce(p, w), dimensions={0}, to_apply=sum",
+    )
+    old = FusionMerger(rules=ClassicRules(nested_loops=False, tiled_emitters=False))
+    assert ask(module_with(nested, SUM, made), old) is BoundaryReason.REDUCTION_REUSE
+
+
+@pytest.mark.parametrize("year", [2023, 2024])
+def test_models(year: int) -> None:
+    """An element of few makes either slow: 2024's knows that a kernel has whole blocks of threads,
+    and that a unit does a whole number of operations."""
+    merger = FusionMerger(priced=True, model_year=year)
+    (step,) = (s for s in fuse(shared("sine", 1, size=64), merger) if s.producer == "p")
+    numbers = step.decision.numbers
+    per_element = (958 + 3) / (2 * 1.98 if year == 2023 else 3) * 1e-3
+    blocks = 64 * 4 / (32 * 1.98) * 1e-3
+    read = 64 * 4 / (3352.32 * 2.5 * 8) * 1e-3 if year == 2023 else blocks
+    assert numbers["unfused_us"] == pytest.approx(2 + per_element + read, abs=1e-3)
+    assert numbers["fused_us"] == pytest.approx(1 + per_element, abs=1e-3)
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(0.5, BoundaryReason.LAYOUT), (1.1, None)])

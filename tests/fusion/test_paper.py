@@ -36,6 +36,7 @@ def before_fusion() -> bytes:
         ("xla-today-cpu,fusion-merger", 1),
         ("xla-2021", 1),
         ("xla-2023", 1),
+        ("xla-2024", 1),
     ],
 )
 def test_kernels_that_simulate_a_step(

@@ -231,7 +231,7 @@ def _slices_of_one(body: HloComputation, values: Sequence[HloInstruction]) -> li
     for value in values:
         shape = Shape.array(element_type, (value.shape.num_elements,))
         if shape != value.shape:
-            value = body.add(HloInstruction.create("reshape", shape, [value]))
+            value = body.add(HloInstruction.create("bitcast", shape, [value]))
         flat.append(value)
     total = Shape.array(element_type, (sum(value.shape.num_elements for value in values),))
     one = body.add(HloInstruction.create("concatenate", total, flat, dimensions=[0]))

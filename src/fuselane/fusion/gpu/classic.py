@@ -296,7 +296,7 @@ def check_epilogue(producer: Candidate, consumer: Candidate) -> FusionDecision |
     if other is not None:
         return refuse(
             reason_of(producer.instruction),
-            f"{describe(other)} cannot follow a reduction in its kernel.",
+            f"{describe(other)}, cannot follow a reduction in its kernel.",
             xla="Reductions from/to continuous dims epilogue not fusible",
         )
     if len(producer.instruction.users) > 1:

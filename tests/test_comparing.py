@@ -168,7 +168,14 @@ def test_kernels_are_priced_for_the_gpu_at_hand() -> None:
 
 def test_what_is_for_cpus() -> None:
     """Kernels of ours, and what goes on from XLA:CPU's fusions."""
-    assert names_for_gpus() == ["none", "xla-today-cpu", "xla-today-gpu", "xla-2021", "xla-2023", "xla-2024"]
+    assert names_for_gpus() == [
+        "none",
+        "xla-today-cpu",
+        "xla-today-gpu",
+        "xla-2021",
+        "xla-2023",
+        "xla-2024",
+    ]
     assert is_for_cpus(find_strategy("xla-2021,shared-work"))
     assert is_for_cpus(find_strategy("lane-kernels"))
     assert is_for_cpus(find_strategy("fixed-point(fixed-point(lane-kernels))"))

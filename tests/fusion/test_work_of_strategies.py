@@ -40,7 +40,9 @@ def fan(num: int) -> HloModule:
 
 
 @pytest.mark.parametrize("program", [chain, fan])
-@pytest.mark.parametrize("name", ["xla-today-cpu", "xla-today-gpu", "xla-2021", "xla-2023", "xla-2024"])
+@pytest.mark.parametrize(
+    "name", ["xla-today-cpu", "xla-today-gpu", "xla-2021", "xla-2023", "xla-2024"]
+)
 def test_work_grows_with_the_module(
     name: str, program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,11 +19,10 @@ from typing import ClassVar, Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
+from fuselane.fusion.gpu import early_model, model_2024
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.classic import ClassicRules, kind_of
 from fuselane.fusion.gpu.costs import fuse_cost
-from fuselane.fusion.gpu import early_model, model_2024
-from fuselane.fusion.gpu.kernel import places_in
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.region import joined
 from fuselane.fusion.growing import HEAVY, RECOMPUTED_INDICES, GrowingFusion

@@ -230,9 +230,10 @@ def _slices_of_one(body: HloComputation, values: Sequence[HloInstruction]) -> li
     flat = []
     for value in values:
         shape = Shape.array(element_type, (value.shape.num_elements,))
-        if shape != value.shape:
-            value = body.add(HloInstruction.create("bitcast", shape, [value]))
-        flat.append(value)
+        is_flat = shape == value.shape
+        flat.append(
+            value if is_flat else body.add(HloInstruction.create("bitcast", shape, [value]))
+        )
     total = Shape.array(element_type, (sum(value.shape.num_elements for value in values),))
     one = body.add(HloInstruction.create("concatenate", total, flat, dimensions=[0]))
     slices, start = [], 0

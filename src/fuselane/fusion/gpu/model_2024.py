@@ -22,7 +22,6 @@ from fuselane.fusion.gpu.plans import Running
 from fuselane.gpu import GpuDescription
 from fuselane.hlo.instruction import HloInstruction
 
-
 YEAR: Final = 2024
 """Since when it is asked; until then, `early_model`."""
 

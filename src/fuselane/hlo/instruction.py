@@ -496,6 +496,11 @@ class HloInstruction:
         return tuple(dimension.stride for dimension in self._proto.slice_dimensions)
 
     @property
+    def slice_ranges(self) -> tuple[tuple[int, int, int], ...]:
+        """Start, limit and stride of a slice, per dimension."""
+        return tuple(zip(self.slice_starts, self.slice_limits, self.slice_strides, strict=True))
+
+    @property
     def dynamic_slice_sizes(self) -> tuple[int, ...]:
         """Sizes a dynamic-slice takes, per dimension."""
         return tuple(self._proto.dynamic_slice_sizes)

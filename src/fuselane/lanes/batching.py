@@ -118,13 +118,7 @@ def _is_batched(operand: HloInstruction, original: HloInstruction) -> bool:
 def _attributes(instruction: HloInstruction, size: int) -> Attributes:
     match instruction.opcode:
         case "slice":
-            ranges = zip(
-                instruction.slice_starts,
-                instruction.slice_limits,
-                instruction.slice_strides,
-                strict=True,
-            )
-            return (("slice_dimensions", ((0, size, 1), *ranges)),)
+            return (("slice_dimensions", ((0, size, 1), *instruction.slice_ranges)),)
         case "pad":
             return (("padding_config", ((0, 0, 0), *instruction.padding)),)
     return (("dimensions", tuple(d + 1 for d in instruction.dimensions)),)

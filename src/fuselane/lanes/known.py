@@ -123,7 +123,7 @@ def _broadcast(value: HloInstruction, array: Array) -> Array:
 
 
 def _slice(value: HloInstruction, array: Array) -> Array:
-    ranges = zip(value.slice_starts, value.slice_limits, value.slice_strides, strict=True)
+    ranges = value.slice_ranges
     result: Array = array[tuple(slice(*part) for part in ranges)]
     return result
 

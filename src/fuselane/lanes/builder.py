@@ -16,13 +16,19 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, final
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
+from fuselane.hlo.combiners import identity
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.proto import (
     GatherDimensionNumbers,
+    LiteralProto,
     Message,
     PaddingConfig,
     ScatterDimensionNumbers,
@@ -209,8 +215,17 @@ class ComputationBuilder:
         """Returns the parameter with this number; each number is asked for once."""
         return self.emit("parameter", shape, (), (("parameter_number", number),), origin=origin)
 
-    def constant(self, shape: Shape, literal: Message, origin: HloInstruction) -> HloInstruction:
-        """Returns a constant; `literal` is a row-major LiteralProto."""
+    def constant(
+        self, shape: Shape, value: Message | ArrayLike, origin: HloInstruction
+    ) -> HloInstruction:
+        """Returns a constant; `value` is a row-major LiteralProto, or numbers of the shape's sizes.
+
+        Raises:
+            VerificationError: if they are of other sizes.
+        """
+        literal: Message = value
+        if not isinstance(value, LiteralProto):
+            literal = numpy_to_literal(np.asarray(value, shape.element_type.dtype), shape)
         key = ("constant", id(shape), literal.SerializeToString(deterministic=True))
         known = self._known.get(key)
         if known is None:
@@ -218,12 +233,34 @@ class ComputationBuilder:
             self._known[key] = self.computation.add(known)
         return known
 
+    def scalar(
+        self, value: ArrayLike, element_type: PrimitiveType, origin: HloInstruction
+    ) -> HloInstruction:
+        """Returns a constant that is one number."""
+        return self.constant(array_shape(element_type, ()), value, origin)
+
+    def fill(self, value: ArrayLike, shape: Shape, origin: HloInstruction) -> HloInstruction:
+        """Returns an array that holds one number everywhere."""
+        scalar = self.scalar(value, shape.element_type, origin)
+        return self.broadcast(scalar, shape.dimensions, ())
+
+    def iota(self, shape: Shape, dimension: int, **origin: Any) -> HloInstruction:
+        """Returns an array whose elements are their index along a dimension."""
+        return self.emit("iota", shape, (), (("dimensions", (dimension,)),), **origin)
+
     def element(self, operand: HloInstruction, index: int) -> HloInstruction:
         """Returns element `index` of a tuple-shaped instruction."""
         shape = operand.shape.tuple_shapes[index]
         return self.emit(
             "get-tuple-element", shape, (operand,), (("tuple_index", index),), origin=operand
         )
+
+    def elements(self, value: HloInstruction) -> list[HloInstruction]:
+        """Returns the elements of a tuple-shaped instruction; what has no elements is its only
+        one."""
+        if not value.shape.is_tuple:
+            return [value]
+        return [self.element(value, index) for index in range(len(value.shape.tuple_shapes))]
 
     def make_tuple(self, elements: Sequence[HloInstruction]) -> HloInstruction:
         """Returns the tuple of these."""
@@ -310,6 +347,67 @@ class ComputationBuilder:
         shape = array_shape(operand.shape.element_type, sizes)
         return self.emit("transpose", shape, (operand,), (("dimensions", permutation),), **origin)
 
+    def convert(
+        self, operand: HloInstruction, element_type: PrimitiveType, **origin: Any
+    ) -> HloInstruction:
+        """Returns `operand` with its elements converted to a type."""
+        if operand.shape.element_type is element_type:
+            return operand
+        shape = array_shape(element_type, operand.shape.dimensions)
+        return self.emit("convert", shape, (operand,), **origin)
+
+    def compare(
+        self, direction: str, left: HloInstruction, right: HloInstruction, **origin: Any
+    ) -> HloInstruction:
+        """Returns where a comparison ("GT") of two arrays of numbers holds."""
+        element_type = left.shape.element_type
+        unordered = "SIGNED" if element_type.is_signed else "UNSIGNED"
+        kind = "FLOAT" if element_type.is_floating else unordered
+        attributes = (("comparison_direction", direction), ("comparison_type", kind))
+        shape = array_shape(PrimitiveType.PRED, left.shape.dimensions)
+        return self.emit("compare", shape, (left, right), attributes, **origin)
+
+    def concatenate(
+        self, operands: Sequence[HloInstruction], dimension: int, **origin: Any
+    ) -> HloInstruction:
+        """Returns arrays one behind the other along a dimension."""
+        if len(operands) == 1:
+            return operands[0]
+        sizes = list(operands[0].shape.dimensions)
+        sizes[dimension] = sum(operand.shape.dimensions[dimension] for operand in operands)
+        shape = array_shape(operands[0].shape.element_type, tuple(sizes))
+        return self.emit("concatenate", shape, operands, (("dimensions", (dimension,)),), **origin)
+
+    def slice(
+        self, operand: HloInstruction, ranges: Iterable[tuple[int, int, int]], **origin: Any
+    ) -> HloInstruction:
+        """Returns the part of `operand` that takes from each dimension a range: the first index,
+        that behind the last, and the stride."""
+        ranges = tuple(ranges)
+        sizes = tuple(len(range(*taken)) for taken in ranges)
+        if sizes == operand.shape.dimensions:
+            return operand
+        shape = array_shape(operand.shape.element_type, sizes)
+        return self.emit("slice", shape, (operand,), (("slice_dimensions", ranges),), **origin)
+
+    def pad(
+        self,
+        operand: HloInstruction,
+        value: HloInstruction,
+        edges: Sequence[tuple[int, int, int]],
+        **origin: Any,
+    ) -> HloInstruction:
+        """Returns `operand` with a scalar around and between its elements: as often as `edges` say
+        for each dimension, in front, behind and between two."""
+        if not any(map(any, edges)):
+            return operand
+        sizes = tuple(
+            size + low + high + max(0, size - 1) * interior
+            for size, (low, high, interior) in zip(operand.shape.dimensions, edges, strict=True)
+        )
+        shape = array_shape(operand.shape.element_type, sizes)
+        return self.emit("pad", shape, (operand, value), (("padding_config", edges),), **origin)
+
     def dynamic_slice(
         self,
         operand: HloInstruction,
@@ -323,11 +421,86 @@ class ComputationBuilder:
         attributes = (("dynamic_slice_sizes", sizes),)
         return self.emit("dynamic-slice", shape, (operand, *starts), attributes, **origin)
 
+    def dynamic_update_slice(
+        self,
+        operand: HloInstruction,
+        update: HloInstruction,
+        starts: Sequence[HloInstruction],
+        **origin: Any,
+    ) -> HloInstruction:
+        """Returns `operand` with its part that begins at scalars replaced by `update`."""
+        return self.emit(
+            "dynamic-update-slice", operand.shape, (operand, update, *starts), **origin
+        )
+
+    def dot(
+        self,
+        left: HloInstruction,
+        right: HloInstruction,
+        numbers: DotDimensions,
+        element_type: PrimitiveType,
+        **origin: Any,
+    ) -> HloInstruction:
+        """Returns sums of products, of an element type."""
+        sizes = numbers.result_sizes(left.shape.dimensions, right.shape.dimensions)
+        attributes = (("dot_dimension_numbers", numbers),)
+        return self.emit(
+            "dot", array_shape(element_type, sizes), (left, right), attributes, **origin
+        )
+
+    def reduce(
+        self,
+        operands: Sequence[HloInstruction],
+        dimensions: tuple[int, ...],
+        to_apply: HloComputation,
+        **origin: Any,
+    ) -> HloInstruction:
+        """Returns arrays without some dimensions, along which their elements are combined.
+
+        Args:
+            operands: Arrays of the same sizes, then a scalar for each to begin with.
+            dimensions: Those that go, increasing.
+            to_apply: Combines the elements of all arrays at two places.
+            origin: See `emit`.
+        Returns:
+            An array, or a tuple of several.
+        """
+        arrays = operands[: len(operands) // 2]
+        sizes = enumerate(arrays[0].shape.dimensions)
+        kept = tuple(size for d, size in sizes if d not in dimensions)
+        shapes = [array_shape(array.shape.element_type, kept) for array in arrays]
+        shape = shapes[0] if len(shapes) == 1 else Shape.tuple_of(shapes)
+        attributes = (("dimensions", dimensions),)
+        return self.emit("reduce", shape, operands, attributes, called=(to_apply,), **origin)
+
+    def fold(
+        self,
+        combiner: str,
+        operand: HloInstruction,
+        dimensions: tuple[int, ...],
+        origin: HloInstruction,
+    ) -> HloInstruction:
+        """Returns an array without some dimensions, along which one of `COMBINERS` combines it."""
+        if not dimensions:
+            return operand
+        element_type = operand.shape.element_type
+        initial = self.scalar(identity(combiner, element_type), element_type, origin)
+        to_apply = combining_computation(combiner, element_type)
+        return self.reduce((operand, initial), dimensions, to_apply, origin=origin)
+
     def finish(self, root: HloInstruction) -> HloComputation:
         """Returns the computation with this root, dead instructions removed."""
         self.computation.root = root
         self.computation.remove_dead_instructions()
         return self.computation
+
+
+def combining_computation(combiner: str, element_type: PrimitiveType) -> HloComputation:
+    """Returns a new computation that combines two scalars."""
+    builder = ComputationBuilder(f"combine.{combiner}")
+    shape = array_shape(element_type, ())
+    parameters = [builder.parameter(number, shape, None) for number in range(2)]
+    return builder.finish(builder.emit(combiner, shape, parameters))
 
 
 def elementwise_attributes(instruction: HloInstruction) -> Attributes:

@@ -24,9 +24,8 @@ from typing import Final, final
 import numpy as np
 
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType
-from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.matrices import Matrices
 
 _S32: Final = PrimitiveType.S32
@@ -77,9 +76,9 @@ class Counter:
         return replace(of, value=of.builder.dynamic_slice(of.value, starts, (*of.batch, *sizes)))
 
     def _write(self, matrix: Matrices, part: Matrices, *, is_row: bool) -> Matrices:
-        operands = (matrix.value, part.value, *self._starts(matrix, is_row))
-        shape = matrix.value.shape
-        return replace(matrix, value=matrix.builder.emit("dynamic-update-slice", shape, operands))
+        starts = self._starts(matrix, is_row)
+        value = matrix.builder.dynamic_update_slice(matrix.value, part.value, starts)
+        return replace(matrix, value=value)
 
     def _starts(self, of: Matrices, is_row: bool) -> list[HloInstruction]:
         zero = _scalar(of, 0)
@@ -128,14 +127,10 @@ def repeat(
     after = [m.value for m in step(Counter(value), inside)]
     after += [m.value for m in inside[len(after) :]]
     following = body.emit("add", done.shape, (done, _scalar(inside[0], 1)))
-    goes_on = condition.emit(
-        "compare",
-        array_shape(PrimitiveType.PRED, ()),
-        (
-            condition.element(condition.parameter(0, start.shape, None), 0),
-            _scalar(replace(state[0], builder=condition), count),
-        ),
-        (("comparison_direction", "LT"), ("comparison_type", "SIGNED")),
+    goes_on = condition.compare(
+        "LT",
+        condition.element(condition.parameter(0, start.shape, None), 0),
+        _scalar(replace(state[0], builder=condition), count),
     )
     loop = outside.emit(
         "while",
@@ -149,9 +144,7 @@ def repeat(
 
 def _scalar(like: Matrices, value: int) -> HloInstruction:
     """Returns an s32[] of a builder."""
-    shape = array_shape(_S32, ())
-    literal = numpy_to_literal(np.int32(value), shape)
-    return like.builder.constant(shape, literal, like.origin)
+    return like.builder.scalar(value, _S32, like.origin)
 
 
 def cholesky(matrix: Matrices) -> tuple[Matrices, Matrices]:

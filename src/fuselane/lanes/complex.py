@@ -28,7 +28,6 @@ from fuselane.analysis.refusal import refuse
 from fuselane.decisions import Reason
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.proto import SliceDimensions
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes import layout
@@ -343,7 +342,7 @@ class _Lowering:
         return join(self.builder, pair.real.value, pair.imag.value, self.instruction)
 
     def _constant(self, value: np.ndarray, shape: Shape) -> HloInstruction:
-        return self.builder.constant(shape, numpy_to_literal(value, shape), self.instruction)
+        return self.builder.constant(shape, value, self.instruction)
 
 
 _MOVING_OPCODES: Final = frozenset(

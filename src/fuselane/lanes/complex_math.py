@@ -17,7 +17,6 @@ from typing import Any, Final, final
 import numpy as np
 
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
 
@@ -142,10 +141,7 @@ class Real:
         return self._emit("bitcast-convert", element_type, (self.value,))
 
     def _fill(self, number: np.ndarray[Any, Any]) -> Real:
-        shape = self.value.shape
-        scalar = array_shape(shape.element_type, ())
-        constant = self.builder.constant(scalar, numpy_to_literal(number, scalar), self.origin)
-        return self._new(self.builder.broadcast(constant, shape.dimensions, ()))
+        return self._new(self.builder.fill(number, self.value.shape, self.origin))
 
     def _apply(self, opcode: str, *others: Real | float) -> Real:
         operands = (self.value, *(self._as_real(other).value for other in others))

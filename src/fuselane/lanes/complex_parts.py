@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
-from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.builder import ComputationBuilder
 
 COMPONENT_TYPES: Final = {
     PrimitiveType.C64: PrimitiveType.F32,
@@ -62,10 +61,7 @@ def join(
     if real is imag and real.opcode == "broadcast" and not real.operands[0].shape.dimensions:
         return builder.broadcast(real.operands[0], (*sizes, NUM_PARTS), ())
     columns = [builder.reshape(part, (*sizes, 1)) for part in (real, imag)]
-    shape = array_shape(real.shape.element_type, (*sizes, NUM_PARTS))
-    return builder.emit(
-        "concatenate", shape, columns, (("dimensions", (len(sizes),)),), origin=origin
-    )
+    return builder.concatenate(columns, len(sizes), origin=origin)
 
 
 def split(
@@ -83,9 +79,7 @@ def _part(builder: ComputationBuilder, joined: HloInstruction, number: int) -> H
         return builder.reshape(joined.operands[number], tuple(sizes))
     match joined.opcode:
         case "constant" if not sizes:
-            shape = array_shape(joined.shape.element_type, ())
-            literal = numpy_to_literal(joined.literal[number], shape)
-            return builder.constant(shape, literal, joined)
+            return builder.scalar(joined.literal[number], joined.shape.element_type, joined)
         case "broadcast":
             inner, dimensions = joined.operands[0], joined.dimensions
             if last in dimensions:
@@ -103,9 +97,7 @@ def _part(builder: ComputationBuilder, joined: HloInstruction, number: int) -> H
             shape = parts[0].shape
             return builder.elementwise("select", shape, (repeated, *parts), origin=joined)
     ranges = (*((0, size, 1) for size in sizes), (number, number + 1, 1))
-    shape = array_shape(joined.shape.element_type, (*sizes, 1))
-    column = builder.emit("slice", shape, (joined,), (("slice_dimensions", ranges),))
-    return builder.reshape(column, tuple(sizes))
+    return builder.reshape(builder.slice(joined, ranges), tuple(sizes))
 
 
 def is_split(joined: HloInstruction) -> bool:

@@ -19,15 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-import numpy as np
-
 from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
-from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.constants import is_constant, transplant
 from fuselane.lanes.values import Inline, Value, array_of
 
@@ -49,8 +46,6 @@ _CHEAP_OPCODES: Final = ELEMENTWISE_OPCODES | {
     "transpose",
     "tuple",
 }
-
-_PRED: Final = array_shape(PrimitiveType.PRED, ())
 
 
 def lower_conditional(
@@ -101,10 +96,8 @@ def _select(builder: ComputationBuilder, choice: HloInstruction, values: Sequenc
         return _choose(builder, choice, *values)
     result = values[-1]
     for number in reversed(range(len(values) - 1)):
-        limit = _scalar(builder, choice.shape.element_type, number, choice)
-        is_here = builder.emit(
-            "compare", _PRED, (choice, limit), (("comparison_direction", "EQ"),), origin=choice
-        )
+        limit = builder.scalar(number, choice.shape.element_type, choice)
+        is_here = builder.compare("EQ", choice, limit, origin=choice)
         result = _choose(builder, is_here, values[number], result)
     return result
 
@@ -139,7 +132,8 @@ def _choose_array(
             old = builder.dynamic_slice(array, updated.operands[2:], sizes)
             parts = _in_order(updated is then, updated, old, part=True)
             part = _choose_array(builder, predicate, *parts)
-            return _write(builder, array, part, updated.operands[2:], updated)
+            starts = updated.operands[2:]
+            return builder.dynamic_update_slice(array, part, starts, origin=updated)
     return builder.emit("select", then.shape, (predicate, then, otherwise))
 
 
@@ -158,24 +152,6 @@ def _in_order(
     """Returns the array or the part of an update, and the other value, in the branches' order."""
     mine = updated.operands[1 if part else 0]
     return (mine, other) if is_first else (other, mine)
-
-
-def _write(
-    builder: ComputationBuilder,
-    array: HloInstruction,
-    part: HloInstruction,
-    starts: Sequence[HloInstruction],
-    origin: HloInstruction,
-) -> HloInstruction:
-    return builder.emit("dynamic-update-slice", array.shape, (array, part, *starts), origin=origin)
-
-
-def _scalar(
-    builder: ComputationBuilder, element_type: PrimitiveType, value: int, origin: HloInstruction
-) -> HloInstruction:
-    shape = array_shape(element_type, ())
-    literal = numpy_to_literal(np.asarray(value, element_type.dtype), shape)
-    return builder.constant(shape, literal, origin)
 
 
 # Branches.
@@ -301,14 +277,15 @@ class _Conditional:
                 starts.append(list(value.operands[2:]))
             else:
                 like = updates[0].operands
-                starts.append(
-                    [_scalar(branch.builder, s.shape.element_type, 0, s) for s in like[2:]]
-                )
+                zeros = [branch.builder.scalar(0, s.shape.element_type, s) for s in like[2:]]
+                starts.append(zeros)
                 sizes = like[1].shape.dimensions
                 parts.append(branch.builder.dynamic_slice(old, starts[-1], sizes))
         part = self._add_result(parts)
         places = [self._add_result(list(place)) for place in zip(*starts, strict=True)]
-        origin = updates[0]
-        return lambda conditional: _write(
-            self.builder, array, part(conditional), [p(conditional) for p in places], origin
-        )
+
+        def write(conditional: HloInstruction) -> HloInstruction:
+            at = (part(conditional), [place(conditional) for place in places])
+            return self.builder.dynamic_update_slice(array, *at, origin=updates[0])
+
+        return write

@@ -57,7 +57,7 @@ def read_unconverted(builder: ComputationBuilder, value: HloInstruction) -> HloI
         return value
     unconverted = _Unconverted(builder, source.operands[0].shape.element_type, is_exact=True)
     part = unconverted.get(value)
-    return value if part is None else builder.emit("convert", value.shape, (part,), origin=value)
+    return value if part is None else builder.convert(part, value.shape.element_type, origin=value)
 
 
 def convert_back(
@@ -98,7 +98,9 @@ class _Unconverted:
         if _is_conversion(value, self.element_type):
             return value.operands[0]
         if not _is_moving(value):
-            return None if self.is_exact else self._convert(value)
+            if self.is_exact:
+                return None
+            return self.builder.convert(value, self.element_type, origin=value)
         moved = _MOVED_OPERANDS[value.opcode](len(value.operands))
         operands = list(value.operands)
         for position in moved:
@@ -108,10 +110,6 @@ class _Unconverted:
             operands[position] = operand
         called = tuple(self._second_of_two(c) for c in value.called_computations)
         return self.builder.emit_like(value, self.element_type, operands, called=called)
-
-    def _convert(self, value: HloInstruction) -> HloInstruction:
-        shape = array_shape(self.element_type, value.shape.dimensions)
-        return self.builder.emit("convert", shape, (value,), origin=value)
 
     def _second_of_two(self, original: HloComputation) -> HloComputation:
         """Returns what a scatter applies that replaces values."""

@@ -16,11 +16,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
-from fuselane.hlo.window import WindowDimension, get_window
+from fuselane.hlo.window import get_window
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.layout import memory_order, relayout
 
@@ -64,7 +61,9 @@ def lower_convolution(
         relayout(builder, value, memory_order(original.shape), order)
         for value, original, order in zip(operands, instruction.operands, orders, strict=True)
     )
-    x = _pad(builder, x, windows, instruction)
+    edges = ((0, 0, 0), *((d.low, d.high, d.base_dilation - 1) for d in windows), (0, 0, 0))
+    zero = builder.scalar(0, x.shape.element_type, instruction)
+    x = builder.pad(x, zero, edges, origin=instruction)
     batch, *padded, _ = x.shape.dimensions
     *sizes, inputs, outputs = w.shape.dimensions
     outputs //= groups
@@ -75,27 +74,16 @@ def lower_convolution(
     shape, rank = array_shape(element, whole), len(whole)
     products = []
     for *place, feature in itertools.product(*map(range, sizes), range(inputs)):
-        row = _slice(
-            builder,
-            x,
-            (
-                (0, batch, 1),
-                *(
-                    (k * d.dilation, k * d.dilation + (size - 1) * d.stride + 1, d.stride)
-                    for k, d, size in zip(place, windows, kept, strict=True)
-                ),
-                (0, groups, 1),
-                (feature, feature + 1, 1),
-            ),
-            whole[:-1],
+        rows = (
+            (k * d.dilation, k * d.dilation + (size - 1) * d.stride + 1, d.stride)
+            for k, d, size in zip(place, windows, kept, strict=True)
         )
+        ranges = ((0, batch, 1), *rows, (0, groups, 1), (feature, feature + 1, 1))
+        row = builder.reshape(builder.slice(x, ranges), whole[:-1])
         at = [d.size - 1 - k if d.is_reversed else k for k, d in zip(place, windows, strict=True)]
-        weight = _slice(
-            builder,
-            w,
-            (*((k, k + 1, 1) for k in (*at, feature)), (0, groups, 1), (0, outputs, 1)),
-            whole[-2:],
-        )
+        weights = ((k, k + 1, 1) for k in (*at, feature))
+        ranges = (*weights, (0, groups, 1), (0, outputs, 1))
+        weight = builder.reshape(builder.slice(w, ranges), whole[-2:])
         factors = (
             builder.broadcast(row, whole, tuple(range(rank - 1))),
             builder.broadcast(weight, whole, (rank - 2, rank - 1)),
@@ -112,49 +100,3 @@ def lower_convolution(
         numbers.output_feature_dimension,
     )
     return relayout(builder, value, places, memory_order(instruction.shape))
-
-
-def _pad(
-    builder: ComputationBuilder,
-    value: HloInstruction,
-    windows: Sequence[WindowDimension],
-    origin: HloInstruction,
-) -> HloInstruction:
-    """Returns an array with zeros around and between its elements, where windows ask for them."""
-    padding = ((0, 0, 0), *((d.low, d.high, d.base_dilation - 1) for d in windows), (0, 0, 0))
-    if not any(map(any, padding)):
-        return value
-    sizes = tuple(
-        size + low + high + max(0, size - 1) * interior
-        for size, (low, high, interior) in zip(value.shape.dimensions, padding, strict=True)
-    )
-    scalar = array_shape(value.shape.element_type, ())
-    zero = builder.constant(
-        scalar, numpy_to_literal(np.zeros((), scalar.element_type.dtype), scalar), origin
-    )
-    shape = array_shape(value.shape.element_type, sizes)
-    return builder.emit("pad", shape, (value, zero), (("padding_config", padding),), origin=origin)
-
-
-def _slice(
-    builder: ComputationBuilder,
-    value: HloInstruction,
-    ranges: tuple[tuple[int, int, int], ...],
-    sizes: tuple[int, ...],
-) -> HloInstruction:
-    """Returns part of an array, as an array of these sizes.
-
-    Args:
-        builder: Where.
-        value: The array.
-        ranges: First, behind the last, and stride, for each dimension.
-        sizes: Those of the result.
-    """
-    whole = tuple((0, size, 1) for size in value.shape.dimensions)
-    if ranges != whole:
-        shape = array_shape(
-            value.shape.element_type,
-            tuple(-(-(limit - start) // stride) for start, limit, stride in ranges),
-        )
-        value = builder.emit("slice", shape, (value,), (("slice_dimensions", tuple(ranges)),))
-    return builder.reshape(value, sizes)

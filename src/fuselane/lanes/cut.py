@@ -7,14 +7,13 @@ lanes, or the lanes' shares, which are put together on the way.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import Final, final
 
 from fuselane.analysis.refusal import refuse
 from fuselane.analysis.while_loops import Affine, compute_trip_count, match_counter
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.elements import NewElement
@@ -99,13 +98,12 @@ class Cut:
 
         def update(stack: HloInstruction) -> HloInstruction:
             assert self._counter is not None, "the counter is added before what it counts"
-            zero = self.constant(self.body, 0, counter)
+            zero = self.body.scalar(0, counter, self.loop)
             starts = [*(zero for _ in front), self._counter, *(zero for _ in sizes)]
-            operands = (stack, shares, *starts)
-            return self.body.emit("dynamic-update-slice", stack.shape, operands, origin=value)
+            return self.body.dynamic_update_slice(stack, shares, starts, origin=value)
 
-        zero = self.constant(self.in_front, 0, element)
-        initial = self.in_front.broadcast(zero, (*front, trips, *sizes), ())
+        whole = array_shape(element, (*front, trips, *sizes))
+        initial = self.in_front.fill(0, whole, self.loop)
         return self.pass_on(array_shape(element, (trips, *sizes)), combiner, initial, update)
 
     def _count_steps(self) -> PrimitiveType:
@@ -121,10 +119,10 @@ class Cut:
 
         def update(value: HloInstruction) -> HloInstruction:
             self._counter = value
-            one = self.constant(self.body, 1, PrimitiveType.S32)
+            one = self.body.scalar(1, PrimitiveType.S32, self.loop)
             return self.body.emit("add", value.shape, (value, one))
 
-        initial = self.constant(self.in_front, 0, PrimitiveType.S32)
+        initial = self.in_front.scalar(0, PrimitiveType.S32, self.loop)
         self.added.append(NewElement(initial=initial, update=update, is_result=False))
         return PrimitiveType.S32
 
@@ -146,14 +144,6 @@ class Cut:
                 known = self.behind.computation.add(value.clone(operands))
             self._initial[value] = known
         return known
-
-    def constant(
-        self, builder: ComputationBuilder, value: Any, element: PrimitiveType
-    ) -> HloInstruction:
-        """Returns a scalar constant."""
-        shape = array_shape(element, ())
-        literal = numpy_to_literal(element.dtype.type(value), shape)
-        return builder.constant(shape, literal, self.loop)
 
     def finish(self, indices: Sequence[int], results: Sequence[HloInstruction]) -> Epilogue:
         """Returns what is to be done behind the loop.

@@ -17,7 +17,7 @@ from fuselane.hlo.combiners import identity
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
-from fuselane.lanes.late import combining_computation
+from fuselane.lanes.builder import combining_computation
 from fuselane.lanes.program import Epilogue
 
 

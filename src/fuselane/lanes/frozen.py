@@ -20,18 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.loop_ends import cone
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.while_loops import get_induction_index, is_invariant
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
-from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.guards import see_through
-from fuselane.lanes.late import combining_computation
 
 _MOVEMENT: Final = frozenset(
     {"broadcast", "concatenate", "constant", "iota", "reshape", "slice", "transpose"}
@@ -139,17 +135,9 @@ def _add_end(loop: HloInstruction, predicate: HloInstruction) -> None:
         if value not in copies:
             operands = [copies[operand] for operand in value.operands]
             copies[value] = loop.condition.add(value.clone(operands))
-    shape = array_shape(PrimitiveType.PRED, ())
-    nothing = HloInstruction.create("constant", shape, literal=np.bool_(False))
-    goes_on = builder.emit(
-        "reduce",
-        shape,
-        (copies[predicate], loop.condition.add(nothing)),
-        (("dimensions", tuple(range(predicate.shape.rank))),),
-        origin=predicate,
-        called=(combining_computation("or", PrimitiveType.PRED),),
-    )
-    loop.condition.root = builder.emit("and", shape, (loop.condition.root, goes_on))
+    everywhere = tuple(range(predicate.shape.rank))
+    goes_on = builder.fold("or", copies[predicate], everywhere, predicate)
+    loop.condition.root = builder.emit("and", goes_on.shape, (loop.condition.root, goes_on))
     loop.proto.ClearField("backend_config")
 
 

@@ -27,7 +27,6 @@ import numpy as np
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.indexed import Indexed, get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
 from fuselane.lanes.known import known_elements
@@ -84,10 +83,9 @@ def lower_scatter(
     )
     if not instruction.shape.is_tuple:
         return _result(builder, form, value, instruction.shape)
-    parts = [value] if count == 1 else [builder.element(value, i) for i in range(count)]
     return tuple(
         _result(builder, form, part, shape)
-        for part, shape in zip(parts, instruction.shape.tuple_shapes, strict=True)
+        for part, shape in zip(builder.elements(value), instruction.shape.tuple_shapes, strict=True)
     )
 
 
@@ -214,15 +212,9 @@ class _Form:
         builder, sizes = self.builder, (*self.batch_sizes, 1)
         if self.extra:
             element_type = get_indices(self.instruction).shape.element_type
-            scalar = array_shape(element_type, ())
-            zero = numpy_to_literal(np.zeros((), element_type.dtype), scalar)
-            return builder.broadcast(builder.constant(scalar, zero, self.instruction), sizes, ())
+            return builder.fill(0, array_shape(element_type, sizes), self.instruction)
         columns = [builder.reshape(component.value, sizes) for component in self.components]
-        if len(columns) == 1:
-            return columns[0]
-        shape = array_shape(columns[0].shape.element_type, (*self.batch_sizes, len(columns)))
-        attributes = (("dimensions", (len(self.batch_sizes),)),)
-        return builder.emit("concatenate", shape, columns, attributes, origin=self.instruction)
+        return builder.concatenate(columns, len(self.batch_sizes), origin=self.instruction)
 
     def update(self, value: HloInstruction, original: HloInstruction) -> HloInstruction:
         """Returns updates with the indices' dimensions first, then those of the window."""
@@ -234,9 +226,7 @@ class _Form:
     def dynamic_slice(self, operand: HloInstruction) -> HloInstruction:
         """Returns the only window a gather without batch dimensions takes."""
         builder, element_type = self.builder, self.components[0].value.shape.element_type
-        scalar = array_shape(element_type, ())
-        zero = numpy_to_literal(np.zeros((), element_type.dtype), scalar)
-        starts = [builder.constant(scalar, zero, self.instruction)] * len(self.sizes)
+        starts = [builder.scalar(0, element_type, self.instruction)] * len(self.sizes)
         for component in self.components:
             starts[component.dimension] = builder.reshape(component.value, ())
         if self.window_sizes == self.sizes:
@@ -337,9 +327,7 @@ def component_of(
                 return component_of(builder, part, number)
             number -= count
     ranges = (*((0, size, 1) for size in sizes[:-1]), (number, number + 1, 1))
-    shape = array_shape(vectors.shape.element_type, (*sizes[:-1], 1))
-    column = builder.emit("slice", shape, (vectors,), (("slice_dimensions", ranges),))
-    return builder.reshape(column, sizes[:-1])
+    return builder.reshape(builder.slice(vectors, ranges), sizes[:-1])
 
 
 def _sizes_before_reshape(value: HloInstruction) -> tuple[int, ...]:

@@ -22,14 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-import numpy as np
-
 from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.hlo.indexed import get_indices, indexed
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType
-from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
+from fuselane.lanes.builder import Attributes, ComputationBuilder
 
 _MAX_UPDATES: Final = 16
 _MIN_GAIN: Final = 4
@@ -105,7 +102,8 @@ class _Choice:
         )
         if along != tuple(sorted(along)) or outside is None:
             return None
-        chosen = self._select(indices, self._constant(indices, outside), along)
+        otherwise = self.builder.fill(outside, indices.shape, indices)
+        chosen = self._select(indices, otherwise, along)
         return self.builder.emit(
             "scatter",
             scatter.shape,
@@ -126,22 +124,13 @@ class _Choice:
             return None
         old = self.builder.dynamic_slice(operand, starts, sizes, origin=update_slice)
         chosen = self._select(update, old, self.dimensions)
-        operands = (operand, chosen, *starts)
-        return self.builder.emit(
-            "dynamic-update-slice", update_slice.shape, operands, origin=update_slice
-        )
+        return self.builder.dynamic_update_slice(operand, chosen, starts, origin=update_slice)
 
     def _select(
         self, value: HloInstruction, otherwise: HloInstruction, along: tuple[int, ...]
     ) -> HloInstruction:
         predicate = self.builder.broadcast(self.predicate, value.shape.dimensions, along)
         return self.builder.emit("select", value.shape, (predicate, value, otherwise))
-
-    def _constant(self, like: HloInstruction, number: int) -> HloInstruction:
-        scalar = array_shape(like.shape.element_type, ())
-        literal = numpy_to_literal(np.array(number, like.shape.element_type.dtype), scalar)
-        constant = self.builder.constant(scalar, literal, like)
-        return self.builder.broadcast(constant, like.shape.dimensions, ())
 
 
 def _outside(element: PrimitiveType, limit: int) -> int | None:

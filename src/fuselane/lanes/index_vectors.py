@@ -14,14 +14,11 @@ with one compare and one select for each lane, its numbers are known, and the lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
-from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.constants import MAX_CONSTANT_ELEMENTS, is_constant, transplant
 from fuselane.lanes.known import known_elements
@@ -67,18 +64,7 @@ def put_together(
         transplant(part, builder) if is_constant(part) else array_of(next(remaining))
         for part in vector.operands
     ]
-    return _join(operands, vector.dimensions[0], vector.shape, vector, builder)
-
-
-def _join(
-    parts: Sequence[HloInstruction],
-    dimension: int,
-    shape: Shape,
-    origin: HloInstruction,
-    builder: ComputationBuilder,
-) -> HloInstruction:
-    dimensions = (("dimensions", (dimension,)),)
-    return builder.emit("concatenate", shape, parts, dimensions, origin=origin)
+    return builder.concatenate(operands, vector.dimensions[0], origin=vector)
 
 
 def is_folded_vector(instruction: HloInstruction) -> bool:
@@ -103,8 +89,7 @@ def take_apart(constant: HloInstruction, builder: ComputationBuilder) -> HloInst
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None
-    shape = array_shape(constant.shape.element_type, constant.shape.dimensions)
-    return _join(found, values.ndim - 1, shape, constant, builder)
+    return builder.concatenate(found, values.ndim - 1, origin=constant)
 
 
 def work_out(vector: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
@@ -114,7 +99,7 @@ def work_out(vector: HloInstruction, builder: ComputationBuilder) -> HloInstruct
     parts = [_work_out_part(part, builder) for part in vector.operands]
     if all(part is before for part, before in zip(parts, vector.operands, strict=True)):
         return vector
-    return _join(parts, vector.dimensions[0], vector.shape, vector, builder)
+    return builder.concatenate(parts, vector.dimensions[0], origin=vector)
 
 
 def _work_out_part(part: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
@@ -134,10 +119,8 @@ def _emit_numbers(
     axes = [a for a in range(values.ndim) if not np.all(values == values.take([0], axis=a))]
     different = values[tuple(slice(None) if a in axes else 0 for a in range(values.ndim))]
     if len(axes) == 1 and np.array_equal(different, np.arange(different.size)):
-        attributes = (("dimensions", (axes[0],)),)
-        return builder.emit("iota", array_shape(element, values.shape), (), attributes)
+        return builder.iota(array_shape(element, values.shape), axes[0])
     if different.size > MAX_CONSTANT_ELEMENTS:
         return None
-    shape = array_shape(element, different.shape)
-    constant = builder.constant(shape, numpy_to_literal(different.copy(), shape), origin)
+    constant = builder.constant(array_shape(element, different.shape), different, origin)
     return builder.broadcast(constant, values.shape, tuple(axes))

@@ -31,7 +31,6 @@ from fuselane.analysis.while_loops import (
 )
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.normal_loop import Copies, NormalLoop
@@ -149,7 +148,7 @@ class _Spread:
         """Does it."""
         loop, body, shape = self.loop, self.loop.body, self.loop.shape
         parameter = self.builder.parameter(0, shape, body.parameters[0])
-        elements = [self.builder.element(parameter, i) for i in range(len(shape.tuple_shapes))]
+        elements = self.builder.elements(parameter)
         self.spreading.run(body, elements, self._known)
         following = [self._following(i, element) for i, element in enumerate(elements)]
         changed = self.builder.finish(self.builder.make_tuple(following))
@@ -203,7 +202,7 @@ class _Spread:
     def _count(self, affine: Affine, value: HloInstruction) -> HloInstruction:
         """Returns `offset + slope * iteration` for all iterations."""
         shape = array_shape(value.shape.element_type, (self.trips,))
-        result = self.builder.emit("iota", shape, (), (("dimensions", (0,)),), origin=value)
+        result = self.builder.iota(shape, 0, origin=value)
         for opcode, number in (("multiply", affine.slope), ("add", affine.offset)):
             if number != (opcode == "multiply"):
                 numbers = self.builder.broadcast(self._constant(number, value), (self.trips,), ())
@@ -211,7 +210,6 @@ class _Spread:
         return result
 
     def _constant(self, number: int, like: HloInstruction) -> HloInstruction:
-        shape = array_shape(like.shape.element_type, ())
+        element_type = like.shape.element_type
         pattern = np.uint64(number % (1 << 64))  # wraps around, as the type does
-        literal = numpy_to_literal(pattern.astype(shape.element_type.dtype), shape)
-        return self.builder.constant(shape, literal, like)
+        return self.builder.scalar(pattern.astype(element_type.dtype), element_type, like)

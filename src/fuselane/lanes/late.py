@@ -20,12 +20,9 @@ from typing import Any, Final, final
 import numpy as np
 
 from fuselane.analysis.leaving import PICKING_OPCODES, LaneReduction
-from fuselane.hlo.combiners import identity, is_identity, match_combiner
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.combiners import is_identity, match_combiner
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
-from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.batching import emit_batched
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.constants import is_constant
@@ -134,30 +131,10 @@ class LateValues:
         """Returns a reduction's source, reduced over all dimensions but the lanes', lanes first."""
         reduction, (lane,) = leaving.reduction, leaving.lanes
         others = tuple(sorted(reduction.dimensions - {lane}))
-        value = self._reduce(reduction.source, others, reduction.combiner, reduction.root)
+        value = self._builder.fold(reduction.combiner, reduction.source, others, reduction.root)
         lane -= sum(d < lane for d in others)
         rank = value.shape.rank
         return self._builder.transpose(value, (lane, *(d for d in range(rank) if d != lane)))
-
-    def _reduce(
-        self,
-        value: HloInstruction,
-        dimensions: tuple[int, ...],
-        combiner: str,
-        root: HloInstruction,
-    ) -> HloInstruction:
-        if not dimensions:
-            return value
-        element = value.shape.element_type
-        kept = tuple(s for d, s in enumerate(value.shape.dimensions) if d not in dimensions)
-        return self._builder.emit(
-            "reduce",
-            array_shape(element, kept),
-            (value, self._constant(identity(combiner, element), element, root)),
-            (("dimensions", dimensions),),
-            origin=root,
-            called=(combining_computation(combiner, element),),
-        )
 
     def _product(self, leaving: LaneReduction) -> HloInstruction:
         """Returns each lane's products of a dot, lanes first.
@@ -172,7 +149,10 @@ class LateValues:
             for pair in zip(numbers.left_contracting, numbers.right_contracting, strict=True)
             if pair != lanes
         ]
-        left, right = (self._converted(o, root.shape.element_type) for o in root.operands)
+        left, right = (
+            self._builder.convert(operand, root.shape.element_type, origin=operand)
+            for operand in root.operands
+        )
         left_free = [left.shape.dimensions[d] for d in numbers.left_free]
         right_free = [right.shape.dimensions[d] for d in numbers.right_free]
         in_front = [lanes, *others, *zip(numbers.left_batch, numbers.right_batch, strict=True)]
@@ -187,27 +167,7 @@ class LateValues:
         ]
         shape = array_shape(root.shape.element_type, sizes)
         product = self._builder.emit("multiply", shape, factors, origin=root)
-        return self._reduce(product, tuple(range(1, 1 + len(others))), "add", root)
-
-    def _converted(self, value: HloInstruction, element: PrimitiveType) -> HloInstruction:
-        if value.shape.element_type is element:
-            return value
-        shape = array_shape(element, value.shape.dimensions)
-        return self._builder.emit("convert", shape, (value,), origin=value)
-
-    def _constant(
-        self, value: np.generic, element: PrimitiveType, origin: HloInstruction
-    ) -> HloInstruction:
-        shape = array_shape(element, ())
-        return self._builder.constant(shape, numpy_to_literal(value, shape), origin)
-
-
-def combining_computation(combiner: str, element: PrimitiveType) -> HloComputation:
-    """Returns a new computation that combines two scalars."""
-    builder = ComputationBuilder(f"combine.{combiner}")
-    shape = array_shape(element, ())
-    parameters = [builder.parameter(number, shape, None) for number in range(2)]
-    return builder.finish(builder.emit(combiner, shape, parameters))
+        return self._builder.fold("add", product, tuple(range(1, 1 + len(others))), root)
 
 
 def _is_finite(value: HloInstruction) -> bool:

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 
@@ -127,9 +126,7 @@ def lower_iota(
     """Lowers an iota."""
     shape = physical_shape(instruction.shape)
     dimension = memory_order(instruction.shape).index(instruction.dimensions[0])
-    return builder.emit(
-        "iota", shape, operands, (("dimensions", (dimension,)),), origin=instruction
-    )
+    return builder.iota(shape, dimension, origin=instruction)
 
 
 def lower_constant(
@@ -139,8 +136,7 @@ def lower_constant(
     shape = physical_shape(instruction.shape)
     literal = instruction.proto.literal
     if not (instruction.shape.is_row_major and Shape.from_proto(literal.shape).is_row_major):
-        values = instruction.literal.transpose(memory_order(instruction.shape))
-        literal = numpy_to_literal(values, shape)
+        literal = instruction.literal.transpose(memory_order(instruction.shape))
     return builder.constant(shape, literal, instruction)
 
 
@@ -148,32 +144,20 @@ def lower_concatenate(
     builder: ComputationBuilder, instruction: HloInstruction, operands: Sequence[HloInstruction]
 ) -> HloInstruction:
     """Lowers a concatenate in the order of its result."""
-    if len(operands) == 1:
-        return lower_copy(builder, instruction, operands)
     target = memory_order(instruction.shape)
     values = [
         relayout(builder, operand, memory_order(original.shape), target)
         for original, operand in zip(instruction.operands, operands, strict=True)
     ]
-    attributes = (("dimensions", (target.index(instruction.dimensions[0]),)),)
-    shape = physical_shape(instruction.shape)
-    return builder.emit("concatenate", shape, values, attributes, origin=instruction)
+    return builder.concatenate(values, target.index(instruction.dimensions[0]), origin=instruction)
 
 
 def lower_slice(
     builder: ComputationBuilder, instruction: HloInstruction, operands: Sequence[HloInstruction]
 ) -> HloInstruction:
     """Lowers a slice in the order of its operand."""
-    ranges = tuple(
-        zip(
-            instruction.slice_starts,
-            instruction.slice_limits,
-            instruction.slice_strides,
-            strict=True,
-        )
-    )
     order = memory_order(instruction.operands[0].shape)
-    attributes = (("slice_dimensions", _permute(ranges, order)),)
+    attributes = (("slice_dimensions", _permute(instruction.slice_ranges, order)),)
     return _in_operand_order(builder, "slice", instruction, operands, attributes)
 
 
@@ -231,22 +215,17 @@ def lower_reduce(
         for original, operand in zip(instruction.operands[:count], operands, strict=False)
     ]
     reduced = instruction.dimensions
-    attributes = (("dimensions", tuple(sorted(order.index(d) for d in reduced))),)
-    sizes = tuple(arrays[0].shape.dimensions[i] for i, d in enumerate(order) if d not in reduced)
-    shapes = [array_shape(array.shape.element_type, sizes) for array in arrays]
+    dimensions = tuple(sorted(order.index(d) for d in reduced))
     values = [*arrays, *operands[count:]]
+    value = builder.reduce(values, dimensions, to_apply, origin=instruction)
     source = _reduced_order(order, reduced)
     if not instruction.shape.is_tuple:
-        value = builder.emit(
-            "reduce", shapes[0], values, attributes, origin=instruction, called=(to_apply,)
-        )
         return relayout(builder, value, source, memory_order(instruction.shape))
-    value = builder.emit(
-        "reduce", Shape.tuple_of(shapes), values, attributes, origin=instruction, called=(to_apply,)
-    )
     return tuple(
-        relayout(builder, builder.element(value, i), source, memory_order(shape))
-        for i, shape in enumerate(instruction.shape.tuple_shapes)
+        relayout(builder, element, source, memory_order(shape))
+        for element, shape in zip(
+            builder.elements(value), instruction.shape.tuple_shapes, strict=True
+        )
     )
 
 

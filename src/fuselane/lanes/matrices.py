@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
-
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType
-from fuselane.lanes.builder import Attributes, ComputationBuilder, array_shape
+from fuselane.lanes.builder import ComputationBuilder, array_shape, combining_computation
 
 
 @final
@@ -51,12 +48,9 @@ class Matrices:
     def part(self, rows: slice, columns: slice) -> Matrices:
         """Returns a block of each matrix."""
         row, column = range(self.rows)[rows], range(self.columns)[columns]
-        if len(row) == self.rows and len(column) == self.columns:
-            return self
         ranges = [(0, size, 1) for size in self.batch]
         ranges += [(row.start, row.stop, 1), (column.start, column.stop, 1)]
-        sizes = (*self.batch, len(row), len(column))
-        return self._emit("slice", sizes, (self.value,), (("slice_dimensions", tuple(ranges)),))
+        return self._with(self.builder.slice(self.value, ranges, origin=self.origin))
 
     def element(self, row: int, column: int) -> Matrices:
         """Returns one element of each matrix, as matrices of one row and column."""
@@ -89,12 +83,8 @@ class Matrices:
         return self._concatenated(others, len(self.batch) + 1)
 
     def _concatenated(self, others: Sequence[Matrices], dimension: int) -> Matrices:
-        if not others:
-            return self
         values = [self.value, *(m.value for m in others)]
-        sizes = list(self.value.shape.dimensions)
-        sizes[dimension] = sum(value.shape.dimensions[dimension] for value in values)
-        return self._emit("concatenate", tuple(sizes), values, (("dimensions", (dimension,)),))
+        return self._with(self.builder.concatenate(values, dimension, origin=self.origin))
 
     # Arithmetic; a row, column or element is repeated to fit.
 
@@ -116,29 +106,25 @@ class Matrices:
 
     def compare(self, direction: str, other: Matrices) -> Matrices:
         """Returns the result of a comparison ("GT") as booleans."""
-        kind = {
-            PrimitiveType.F32: "FLOAT",
-            PrimitiveType.F64: "FLOAT",
-            PrimitiveType.S32: "SIGNED",
-        }[self.value.shape.element_type]
-        attributes = (("comparison_direction", direction), ("comparison_type", kind))
-        return self._elementwise("compare", (other,), PrimitiveType.PRED, attributes)
+        values = self._fitted((other,))
+        return self._with(self.builder.compare(direction, *values, origin=self.origin))
 
     def choose(self, yes: Matrices, no: Matrices) -> Matrices:
         """Returns elements of `yes` where these booleans hold, of `no` elsewhere."""
         return self._elementwise("select", (yes, no), yes.value.shape.element_type)
 
     def _elementwise(
-        self,
-        opcode: str,
-        others: Sequence[Matrices],
-        element: PrimitiveType,
-        attributes: Attributes = (),
+        self, opcode: str, others: Sequence[Matrices], element: PrimitiveType
     ) -> Matrices:
+        values = self._fitted(others)
+        shape = array_shape(element, values[0].shape.dimensions)
+        return self._with(self.builder.emit(opcode, shape, values, origin=self.origin))
+
+    def _fitted(self, others: Sequence[Matrices]) -> list[HloInstruction]:
+        """Returns these matrices and others, all of the largest ones' rows and columns."""
         operands = (self, *others)
         rows, columns = max(m.rows for m in operands), max(m.columns for m in operands)
-        values = [m.stretched(rows, columns).value for m in operands]
-        return self._emit(opcode, (*self.batch, rows, columns), values, attributes, element)
+        return [m.stretched(rows, columns).value for m in operands]
 
     def product(self, other: Matrices) -> Matrices:
         """Returns the products of these matrices and others."""
@@ -152,34 +138,24 @@ class Matrices:
             left_contracting=(count + 1,),
             right_contracting=(count,),
         )
-        sizes = (*self.batch, self.rows, other.columns)
-        attributes = (("dot_dimension_numbers", numbers),)
-        return self._emit("dot", sizes, (self.value, other.value), attributes)
+        element = self.value.shape.element_type
+        value = self.builder.dot(self.value, other.value, numbers, element, origin=self.origin)
+        return self._with(value)
 
     def combined(self, opcode: str, start: float) -> Matrices:
         """Returns one row: each column's elements combined by a commutative opcode."""
-        scalar = array_shape(self.value.shape.element_type, ())
-        inner = ComputationBuilder(opcode)
-        pair = [inner.parameter(number, scalar, None) for number in range(2)]
-        to_apply = inner.finish(inner.emit(opcode, scalar, pair))
-        literal = numpy_to_literal(np.asarray(start, scalar.element_type.dtype), scalar)
-        first = self.builder.constant(scalar, literal, self.origin)
-        value = self.builder.emit(
-            "reduce",
-            array_shape(scalar.element_type, (*self.batch, self.columns)),
-            (self.value, first),
-            (("dimensions", (len(self.batch),)),),
-            origin=self.origin,
-            called=(to_apply,),
-        )
+        element = self.value.shape.element_type
+        operands = (self.value, self.builder.scalar(start, element, self.origin))
+        to_apply = combining_computation(opcode, element)
+        rows = (len(self.batch),)
+        value = self.builder.reduce(operands, rows, to_apply, origin=self.origin)
         return self._with(self.builder.reshape(value, (*self.batch, 1, self.columns)))
 
     def positions(self, dimension: int) -> Matrices:
         """Returns the number of each row (dimension 0), as a column, or of each column, as a
         row."""
         sizes = (self.rows, 1) if dimension == 0 else (1, self.columns)
-        shape = array_shape(PrimitiveType.S32, sizes)
-        numbers = self.builder.emit("iota", shape, (), (("dimensions", (dimension,)),))
+        numbers = self.builder.iota(array_shape(PrimitiveType.S32, sizes), dimension)
         count = len(self.batch)
         return self._with(
             self.builder.broadcast(numbers, (*self.batch, *sizes), (count, count + 1))
@@ -188,9 +164,7 @@ class Matrices:
     def constant(self, value: float, element: PrimitiveType | None = None) -> Matrices:
         """Returns matrices of one element, all with this value."""
         element = element or self.value.shape.element_type
-        shape = array_shape(element, ())
-        literal = numpy_to_literal(np.asarray(value, element.dtype), shape)
-        scalar = self.builder.constant(shape, literal, self.origin)
+        scalar = self.builder.scalar(value, element, self.origin)
         return self._with(
             self.builder.broadcast(scalar, (*self.batch, 1, 1), (), origin=self.origin)
         )
@@ -198,19 +172,6 @@ class Matrices:
     def reshaped(self, sizes: tuple[int, ...]) -> HloInstruction:
         """Returns the array as one of other sizes."""
         return self.builder.reshape(self.value, sizes, origin=self.origin)
-
-    def _emit(
-        self,
-        opcode: str,
-        sizes: tuple[int, ...],
-        operands: Sequence[HloInstruction],
-        attributes: Attributes = (),
-        element: PrimitiveType | None = None,
-    ) -> Matrices:
-        shape = array_shape(element or operands[0].shape.element_type, sizes)
-        return self._with(
-            self.builder.emit(opcode, shape, operands, attributes, origin=self.origin)
-        )
 
     def _with(self, value: HloInstruction) -> Matrices:
         return Matrices(builder=self.builder, origin=self.origin, value=value)

@@ -16,15 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from fuselane.analysis.leaving import Reduction
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.lanes.builder import ComputationBuilder, array_shape
-from fuselane.lanes.late import combining_computation
 
 
 def join_stages(reductions: Iterable[Reduction]) -> None:
@@ -65,7 +61,7 @@ def _sum_of_products(dot: HloInstruction, computation: HloComputation) -> HloIns
     left, right = dot.operands
     kept, rank = dot.shape.dimensions, dot.shape.rank
     summed = tuple(left.shape.dimensions[d] for d in numbers.left_contracting)
-    shape, scalar = array_shape(element, (*kept, *summed)), array_shape(element, ())
+    shape = array_shape(element, (*kept, *summed))
     places = tuple(range(rank, rank + len(summed)))
     builder = ComputationBuilder.extending(computation)
 
@@ -86,12 +82,4 @@ def _sum_of_products(dot: HloInstruction, computation: HloComputation) -> HloIns
         spread(right, of_right, (*range(num_paired), *range(num_left, rank), *places)),
     )
     products = builder.emit("multiply", shape, factors, origin=dot)
-    zero = builder.constant(scalar, numpy_to_literal(np.zeros((), element.dtype), scalar), dot)
-    return builder.emit(
-        "reduce",
-        array_shape(element, kept),
-        (products, zero),
-        (("dimensions", places),),
-        origin=dot,
-        called=(combining_computation("add", element),),
-    )
+    return builder.fold("add", products, places, dot)

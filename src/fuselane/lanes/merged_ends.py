@@ -17,7 +17,7 @@ from __future__ import annotations
 from fuselane.analysis.loop_ends import find_ends
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.lanes.builder import ComputationBuilder, array_shape
+from fuselane.lanes.builder import ComputationBuilder
 
 
 def take_apart(condition: HloComputation, body: HloComputation) -> None:
@@ -32,10 +32,12 @@ def take_apart(condition: HloComputation, body: HloComputation) -> None:
         first = _find_first(end, body)
         if first is not None:
             builder = ComputationBuilder.extending(condition)
-            of_each = _emit(builder, end, end.operands[0], first.dimensions)
-            left = [d for d in range(end.operands[0].shape.rank) if d not in first.dimensions]
+            operand, initial = end.operands
+            of_each = builder.reduce((operand, initial), first.dimensions, end.to_apply, origin=end)
+            left = [d for d in range(operand.shape.rank) if d not in first.dimensions]
             rest = tuple(n for n, d in enumerate(left) if d in end.dimensions)
-            end.replace_all_uses_with(_emit(builder, end, of_each, rest))
+            of_all = builder.reduce((of_each, initial), rest, end.to_apply, origin=end)
+            end.replace_all_uses_with(of_all)
             condition.remove_dead_instructions()
             condition.sort()
 
@@ -53,21 +55,3 @@ def _find_first(end: HloInstruction, body: HloComputation) -> HloInstruction | N
         ):
             return value
     return None
-
-
-def _emit(
-    builder: ComputationBuilder,
-    end: HloInstruction,
-    operand: HloInstruction,
-    dimensions: tuple[int, ...],
-) -> HloInstruction:
-    sizes = operand.shape.dimensions
-    kept = tuple(size for d, size in enumerate(sizes) if d not in dimensions)
-    return builder.emit(
-        "reduce",
-        array_shape(end.shape.element_type, kept),
-        (operand, end.operands[1]),
-        (("dimensions", dimensions),),
-        origin=end,
-        called=(end.to_apply,),
-    )

@@ -35,7 +35,7 @@ from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import array_shape
 from fuselane.lanes.cut import Cut, refuse_mixing
 from fuselane.lanes.elements import change_elements, drop_unused_parameters
-from fuselane.lanes.late import LateValues, combining_computation
+from fuselane.lanes.late import LateValues
 from fuselane.lanes.normal_loop import NormalLoop
 from fuselane.lanes.picks import pick_bits
 from fuselane.lanes.program import Epilogue
@@ -159,21 +159,14 @@ class _TakingOut:
             return value
 
         element = shape.element_type
-        start = cut.constant(cut.in_front, identity(combiner, element), element)
-        return cut.pass_on(shape, combiner, cut.in_front.broadcast(start, sizes, ()), update)
+        whole = array_shape(element, sizes)
+        start = cut.in_front.fill(identity(combiner, element), whole, cut.loop)
+        return cut.pass_on(shape, combiner, start, update)
 
     def _sum_of_steps(self, combiner: str, term: _Term, shape: Shape) -> HloInstruction:
         """Returns what all steps add to an element, from what each of them adds."""
-        behind, element = self.cut.behind, shape.element_type
-        rows = self.steps.get(term.value)
-        total = behind.emit(
-            "reduce",
-            array_shape(element, rows.shape.dimensions[1:]),
-            (rows, self.cut.constant(behind, identity(combiner, element), element)),
-            (("dimensions", (0,)),),
-            origin=term.value,
-            called=(combining_computation(combiner, element),),
-        )
+        behind = self.cut.behind
+        total = behind.fold(combiner, self.steps.get(term.value), (0,), term.value)
         if term.is_negated:
             total = behind.emit("negate", total.shape, (total,), origin=term.value)
         return behind.reshape(total, shape.dimensions)
@@ -211,19 +204,15 @@ class _TakingOut:
         if min(starts) < 0 or any(end > size for end, size in zip(ends, sizes, strict=True)):
             raise refuse_mixing(update, "is written to places outside the array")
         initial = self.cut.initial(index)
-        places = [self.cut.constant(behind, start, PrimitiveType.S32) for start in starts]
-        operands = (initial, rows, *places)
-        return behind.emit("dynamic-update-slice", initial.shape, operands, origin=update)
+        places = [behind.scalar(start, PrimitiveType.S32, self.cut.loop) for start in starts]
+        return behind.dynamic_update_slice(initial, rows, places, origin=update)
 
     def _last_step(self, value: HloInstruction) -> HloInstruction:
         """Returns what a value is in the last step."""
         last = self.steps.get(value)
         trips, *rest = last.shape.dimensions
-        if trips > 1:
-            ranges = ((trips - 1, trips, 1), *((0, size, 1) for size in rest))
-            shape = array_shape(value.shape.element_type, (1, *rest))
-            last = self.cut.behind.emit("slice", shape, (last,), (("slice_dimensions", ranges),))
-        return self.cut.behind.reshape(last, tuple(rest))
+        ranges = ((trips - 1, trips, 1), *((0, size, 1) for size in rest))
+        return self.cut.behind.reshape(self.cut.behind.slice(last, ranges), tuple(rest))
 
 
 def find_late(loop: HloInstruction, folds: Collection[HloInstruction]) -> frozenset[HloInstruction]:

@@ -20,15 +20,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final
 
-import numpy as np
-
 from fuselane.analysis.cuts import Cut, find_cuts
 from fuselane.analysis.dimension_classes import is_leaf
 from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.proto import PaddingConfig, SliceDimensions
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
@@ -223,10 +220,7 @@ class _Parting:
 
     def _add_start(self, instruction: HloInstruction, first: int, place: int) -> None:
         """Adds a start for a dimension that is taken, or written, as a whole."""
-        kind = array_shape(instruction.operands[first].shape.element_type, ())
-        zero = self.builder.constant(
-            kind, numpy_to_literal(kind.element_type.dtype.type(0), kind), instruction
-        )
+        zero = self.builder.scalar(0, instruction.operands[first].shape.element_type, instruction)
         operands = list(instruction.operands)
         operands[first + place] = zero
         instruction.replace_operands([*operands[: first + place], zero, *operands[first + place :]])
@@ -246,27 +240,18 @@ class _Parting:
         if leaf.opcode == "iota" and leaf.dimensions[0] == place:
             return self._numbers(leaf, shape, place)
         if leaf.opcode == "iota":
-            numbers = tuple(_moved(leaf.dimensions, place, None))
-            return self.builder.emit("iota", shape, (), (("dimensions", numbers),), origin=leaf)
+            (dimension,) = _moved(leaf.dimensions, place, None)
+            return self.builder.iota(shape, dimension, origin=leaf)
         return self.builder.reshape(leaf, shape.dimensions, origin=leaf)
 
     def _numbers(self, iota: HloInstruction, shape: Shape, place: int) -> HloInstruction:
         """Returns the positions along a dimension that has become two."""
         counted = array_shape(PrimitiveType.S32, shape.dimensions)
-        major, minor = (
-            self.builder.emit("iota", counted, (), (("dimensions", (d,)),), origin=iota)
-            for d in (place, place + 1)
-        )
-        scalar = array_shape(PrimitiveType.S32, ())
-        size = self.builder.constant(
-            scalar, numpy_to_literal(np.int32(self.cut.inner), scalar), iota
-        )
-        sizes = self.builder.broadcast(size, shape.dimensions, ())
+        major, minor = (self.builder.iota(counted, d, origin=iota) for d in (place, place + 1))
+        sizes = self.builder.fill(self.cut.inner, counted, iota)
         value = self.builder.emit("multiply", counted, (major, sizes), origin=iota)
         value = self.builder.emit("add", counted, (value, minor), origin=iota)
-        if counted is shape:
-            return value
-        return self.builder.emit("convert", shape, (value,), origin=iota)
+        return self.builder.convert(value, shape.element_type, origin=iota)
 
     # What makes parts, or is made of them.
 
@@ -305,23 +290,9 @@ class _Parting:
             taken = ((start // inner, limit // inner, 1), (0, inner, 1))
         else:
             taken = ((0, outer, 1), (start, start + 1, 1))
-        ranges = list(
-            zip(
-                instruction.slice_starts,
-                instruction.slice_limits,
-                instruction.slice_strides,
-                strict=True,
-            )
-        )
+        ranges = list(instruction.slice_ranges)
         ranges[source : source + 1] = taken
-        sizes = tuple(-(-(limit - start) // stride) for start, limit, stride in ranges)
-        value = self.builder.emit(
-            "slice",
-            array_shape(instruction.shape.element_type, sizes),
-            (instruction.operands[0],),
-            (("slice_dimensions", tuple(ranges)),),
-            origin=instruction,
-        )
+        value = self.builder.slice(instruction.operands[0], ranges, origin=instruction)
         value = self.builder.reshape(value, instruction.shape.dimensions, origin=instruction)
         _use_instead(instruction, list(instruction.users), value)
 

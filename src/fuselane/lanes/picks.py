@@ -22,7 +22,6 @@ import numpy as np
 from fuselane.analysis.leaving import PICKING_OPCODES, LaneReduction
 from fuselane.hlo.combiners import identity
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 
@@ -85,19 +84,10 @@ def emit_picked(
     others = [d for d in range(rank) if d != lane]
     value = builder.transpose(value, (lane, *others))
     value = builder.broadcast(value, sizes, (0, *(d + 1 for d in others)))
-    numbers = builder.emit(
-        "iota", array_shape(PrimitiveType.S32, sizes), (), (("dimensions", (0,)),), origin=pick
-    )
-    is_taken = builder.emit(
-        "compare",
-        array_shape(PrimitiveType.PRED, sizes),
-        (numbers, _places(builder, pick, lane, sizes)),
-        (("comparison_direction", "EQ"), ("comparison_type", "SIGNED")),
-        origin=pick,
-    )
-    element = value.shape.element_type
-    neutral = _constant(builder, identity(leaving.reduction.combiner, element), element, pick)
-    rest = builder.broadcast(neutral, sizes, ())
+    numbers = builder.iota(array_shape(PrimitiveType.S32, sizes), 0, origin=pick)
+    is_taken = builder.compare("EQ", numbers, _places(builder, pick, lane, sizes), origin=pick)
+    neutral = identity(leaving.reduction.combiner, value.shape.element_type)
+    rest = builder.fill(neutral, value.shape, pick)
     return builder.emit("select", value.shape, (is_taken, value, rest), origin=pick)
 
 
@@ -109,14 +99,11 @@ def _without_rest(builder: ComputationBuilder, pick: HloInstruction, lane: int) 
     if tuple(kept) == sizes:
         return source
     if pick.opcode == "slice":
-        shape = array_shape(source.shape.element_type, tuple(kept))
-        ranges = list(zip(pick.slice_starts, pick.slice_limits, pick.slice_strides, strict=True))
+        ranges = list(pick.slice_ranges)
         ranges[lane] = (0, sizes[lane], 1)
-        attributes = (("slice_dimensions", tuple(ranges)),)
-        return builder.emit("slice", shape, (source,), attributes, origin=pick)
+        return builder.slice(source, ranges, origin=pick)
     starts = list(pick.operands[1:])
-    kind = starts[lane].shape.element_type
-    starts[lane] = _constant(builder, 0, kind, pick)
+    starts[lane] = builder.scalar(0, starts[lane].shape.element_type, pick)
     return builder.dynamic_slice(source, starts, tuple(kept), origin=pick)
 
 
@@ -131,10 +118,9 @@ def _places(
     start = pick.operands[1 + lane]
     kind = start.shape.element_type
     last = pick.operands[0].shape.dimensions[lane] - count
-    bounds = [_constant(builder, bound, kind, pick) for bound in (0, last)]
+    bounds = [builder.scalar(bound, kind, pick) for bound in (0, last)]
     start = builder.emit("clamp", start.shape, (bounds[0], start, bounds[1]), origin=pick)
-    if kind is not PrimitiveType.S32:
-        start = builder.emit("convert", array_shape(PrimitiveType.S32, ()), (start,), origin=pick)
+    start = builder.convert(start, PrimitiveType.S32, origin=pick)
     start = builder.broadcast(start, sizes, ())
     row = _row(builder, np.arange(count), lane + 1, sizes, pick)
     return builder.emit("add", shape, (start, row), origin=pick)
@@ -148,15 +134,5 @@ def _row(
     origin: HloInstruction,
 ) -> HloInstruction:
     shape = array_shape(PrimitiveType.S32, values.shape)
-    row = builder.constant(shape, numpy_to_literal(values.astype(np.int32), shape), origin)
+    row = builder.constant(shape, values, origin)
     return builder.broadcast(row, sizes, (dimension,))
-
-
-def _constant(
-    builder: ComputationBuilder,
-    value: np.generic | int,
-    element: PrimitiveType,
-    origin: HloInstruction,
-) -> HloInstruction:
-    shape = array_shape(element, ())
-    return builder.constant(shape, numpy_to_literal(element.dtype.type(value), shape), origin)

@@ -54,10 +54,8 @@ def lower_reduction(
     is_small = not value.shape.dimensions and start.shape.num_elements <= _MAX_SUMMED
     if not (is_small or _is_exact(start, combiner)):
         return value
-    dimensions = (("dimensions", tuple(sorted(reduced))),)
-    return builder.emit(
-        "reduce", value.shape, (start, initial), dimensions, origin=instruction, called=(to_apply,)
-    )
+    dimensions = tuple(sorted(reduced))
+    return builder.reduce((start, initial), dimensions, to_apply, origin=instruction)
 
 
 def _skip_to_start(

@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.complex import is_complex
@@ -66,7 +65,7 @@ def emit_layer(
     start: HloInstruction,
 ) -> HloInstruction:
     """Emits the slice of a layer, given where it begins."""
-    zero = builder.constant(start.shape, numpy_to_literal(np.int32(0), start.shape), layer)
+    zero = builder.scalar(0, start.shape.element_type, layer)
     starts = (start, *[zero] * (layer.shape.rank - 1))
     return builder.dynamic_slice(source, starts, layer.shape.dimensions, origin=layer)
 

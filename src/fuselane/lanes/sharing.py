@@ -349,8 +349,7 @@ class _Sharing:
             ("index_vector_dim", 1),
         )
         window = tuple(1 if d == lane else size for d, size in enumerate(sizes))
-        shape = array_shape(PrimitiveType.S32, (sizes[lane],))
-        indices = self._builder.emit("iota", shape, (), (("dimensions", (0,)),))
+        indices = self._builder.iota(array_shape(PrimitiveType.S32, (sizes[lane],)), 0)
         return self._builder.emit(
             "gather",
             value.shape,

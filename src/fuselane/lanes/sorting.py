@@ -70,18 +70,14 @@ def lower_top_k(
     values = relayout(builder, operands[0], memory_order(shape), logical)
     last = shape.rank - 1
     index_type = instruction.shape.tuple_shapes[1].element_type
-    iota = builder.emit(
-        "iota",
-        array_shape(index_type, values.shape.dimensions),
-        (),
-        (("dimensions", (last,)),),
-        origin=instruction,
-    )
+    iota = builder.iota(array_shape(index_type, values.shape.dimensions), last, origin=instruction)
     comparator = _with_more_parameters(to_apply, iota)
     results = _sort(builder, [values, iota], last, comparator, instruction)
+    wanted = instruction.shape.tuple_shapes
+    leading = tuple((0, size, 1) for size in wanted[0].dimensions)
     return tuple(
-        relayout(builder, _first_of(builder, result, wanted), logical, memory_order(wanted))
-        for result, wanted in zip(results, instruction.shape.tuple_shapes, strict=True)
+        relayout(builder, builder.slice(result, leading), logical, memory_order(shape))
+        for result, shape in zip(results, wanted, strict=True)
     )
 
 
@@ -111,9 +107,7 @@ def _emit(
     attributes = (("dimensions", (dimension,)), ("is_stable", True))
     shape = shapes[0] if len(shapes) == 1 else Shape.tuple_of(shapes)
     value = builder.emit("sort", shape, arrays, attributes, origin=origin, called=(to_apply,))
-    if len(shapes) == 1:
-        return [value]
-    return [builder.element(value, index) for index in range(len(shapes))]
+    return builder.elements(value)
 
 
 # Keys.
@@ -192,12 +186,3 @@ def _with_more_parameters(comparator: HloComputation, payload: HloInstruction) -
         builder.parameter(number, scalar, None)
     builder.computation.root = values[comparator.root]
     return builder.computation
-
-
-def _first_of(builder: ComputationBuilder, value: HloInstruction, wanted: Shape) -> HloInstruction:
-    """Returns the leading part of an array that has the sizes of another."""
-    if value.shape.dimensions == wanted.dimensions:
-        return value
-    ranges = tuple((0, size, 1) for size in wanted.dimensions)
-    shape = array_shape(value.shape.element_type, wanted.dimensions)
-    return builder.emit("slice", shape, (value,), (("slice_dimensions", ranges),))

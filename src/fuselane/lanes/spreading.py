@@ -23,11 +23,9 @@ from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
-from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.shape import Shape
 from fuselane.lanes.batching import can_batch, emit_batched, lift
 from fuselane.lanes.builder import ComputationBuilder, array_shape
-from fuselane.lanes.late import combining_computation
 
 Known = Callable[[HloInstruction], HloInstruction | None]
 """Returns what an instruction becomes where that is known otherwise, or None."""
@@ -121,9 +119,7 @@ class Spreading:
     def _copy(self, instruction: HloInstruction) -> _Results:
         operands = [self.get(operand) for operand in instruction.operands]
         copy = self.builder.computation.add(instruction.clone(operands))
-        if not copy.shape.is_tuple:
-            return copy
-        return tuple(self.builder.element(copy, i) for i in range(len(copy.shape.tuple_shapes)))
+        return tuple(self.builder.elements(copy)) if copy.shape.is_tuple else copy
 
     def _all_lifted(self, instruction: HloInstruction) -> list[HloInstruction]:
         return [self.lifted(self.get(o), o.shape) for o in instruction.operands]
@@ -145,14 +141,7 @@ class Spreading:
             left_contracting=tuple(d + ours for d in numbers.left_contracting),
             right_contracting=tuple(d + theirs for d in numbers.right_contracting),
         )
-        sizes = moved.result_sizes(left.shape.dimensions, right.shape.dimensions)
-        value = self.builder.emit(
-            "dot",
-            array_shape(dot.shape.element_type, sizes),
-            (left, right),
-            (("dot_dimension_numbers", moved),),
-            origin=dot,
-        )
+        value = self.builder.dot(left, right, moved, dot.shape.element_type, origin=dot)
         if ours:
             return value
         place = len(numbers.left_free)
@@ -185,9 +174,7 @@ class Spreading:
             origin=instruction,
             called=tuple(instruction.called_computations),
         )
-        if not is_tuple:
-            return value
-        return tuple(self.builder.element(value, i) for i in range(len(shapes)))
+        return tuple(self.builder.elements(value)) if is_tuple else value
 
     # Parts of arrays.
 
@@ -216,11 +203,7 @@ class Spreading:
             self.builder.reshape(self.lifted(self.get(starts[d]), starts[d].shape), (self.size, 1))
             for d in moving
         ]
-        vectors = columns[0]
-        if len(columns) > 1:
-            shape = array_shape(vectors.shape.element_type, (self.size, len(columns)))
-            along = (("dimensions", (1,)),)
-            vectors = self.builder.emit("concatenate", shape, columns, along, origin=instruction)
+        vectors = self.builder.concatenate(columns, 1, origin=instruction)
         front = int(value.shape.rank > len(sizes))
         collapsed = [d for d in moving if window[d] == 1]
         kept = [window[d] for d in range(len(sizes)) if d not in collapsed]
@@ -245,14 +228,12 @@ class Spreading:
         return self.builder.reshape(value, result, origin=instruction)
 
     def _emit_dynamic_update_slice(self, instruction: HloInstruction) -> HloInstruction:
-        array, update, *starts = instruction.operands
+        starts = instruction.operands[2:]
         if any(map(self.differs, starts)):
             raise _refuse(instruction)
-        values = [self.lifted(self.get(value), value.shape) for value in (array, update)]
+        array, update = (self.lifted(self.get(o), o.shape) for o in instruction.operands[:2])
         places = [self._zero(self.get(starts[0])), *map(self.get, starts)]
-        return self.builder.emit(
-            "dynamic-update-slice", values[0].shape, (*values, *places), origin=instruction
-        )
+        return self.builder.dynamic_update_slice(array, update, places, origin=instruction)
 
     def _emit_gather(self, gather: HloInstruction) -> HloInstruction:
         source, indices = gather.operands
@@ -282,9 +263,7 @@ class Spreading:
         )
 
     def _zero(self, like: HloInstruction) -> HloInstruction:
-        shape = array_shape(like.shape.element_type, ())
-        literal = numpy_to_literal(shape.element_type.dtype.type(0), shape)
-        return self.builder.constant(shape, literal, like)
+        return self.builder.scalar(0, like.shape.element_type, like)
 
     # Loops.
 
@@ -328,7 +307,7 @@ class Spreading:
                 condition.builder.finish(goes_on),
             ),
         )
-        return tuple(self.builder.element(value, i) for i in range(len(shapes)))
+        return tuple(self.builder.elements(value))
 
     def _inside(self, computation: HloComputation, initial: Sequence[HloInstruction]) -> Spreading:
         inside = Spreading(ComputationBuilder(computation.name), self.size)
@@ -339,8 +318,7 @@ class Spreading:
     def elements(self) -> list[HloInstruction]:
         """Returns the elements of the parameter of a body or condition."""
         (parameter,) = self.builder.computation.parameters
-        count = len(parameter.shape.tuple_shapes)
-        return [self.builder.element(parameter, i) for i in range(count)]
+        return self.builder.elements(parameter)
 
     def select(
         self, going_on: HloInstruction, new: HloInstruction, old: HloInstruction
@@ -351,12 +329,7 @@ class Spreading:
 
     def any_of(self, values: HloInstruction) -> HloInstruction:
         """Returns whether any position has a truth value."""
-        shape = array_shape(PrimitiveType.PRED, ())
-        literal = numpy_to_literal(PrimitiveType.PRED.dtype.type(0), shape)
-        no = self.builder.constant(shape, literal, values)
-        either = combining_computation("or", PrimitiveType.PRED)
-        along = (("dimensions", (0,)),)
-        return self.builder.emit("reduce", shape, (values, no), along, called=(either,))
+        return self.builder.fold("or", values, (0,), values)
 
 
 def _settle(loop: HloInstruction, differ: list[bool]) -> bool:

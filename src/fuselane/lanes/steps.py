@@ -16,7 +16,6 @@ from typing import Final, final
 
 from fuselane.analysis.while_loops import Affine, is_invariant, match_affine
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.batching import can_batch, emit_batched, lift
 from fuselane.lanes.builder import array_shape
 from fuselane.lanes.constants import is_constant, transplant
@@ -97,19 +96,12 @@ class StepValues:
 
     def _count(self, affine: Affine, value: HloInstruction) -> HloInstruction:
         """Returns `offset + slope * iteration` for all iterations."""
-        cut, element = self._cut, value.shape.element_type
-        size = cut.trip_count(value)
-        shape = array_shape(element, (size,))
-        result = cut.behind.emit("iota", shape, (), (("dimensions", (0,)),))
+        cut, builder = self._cut, self._cut.behind
+        shape = array_shape(value.shape.element_type, (cut.trip_count(value),))
+        result = builder.iota(shape, 0)
         for opcode, number in (("multiply", affine.slope), ("add", affine.offset)):
-            constant = self._constant(number, element)
-            result = cut.behind.emit(
-                opcode, shape, (result, cut.behind.broadcast(constant, (size,), ()))
-            )
+            result = builder.emit(opcode, shape, (result, builder.fill(number, shape, cut.loop)))
         return result
-
-    def _constant(self, number: int, element: PrimitiveType) -> HloInstruction:
-        return self._cut.constant(self._cut.behind, number, element)
 
 
 def _describe(value: HloInstruction) -> str:

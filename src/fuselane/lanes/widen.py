@@ -12,11 +12,8 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-import numpy as np
-
 from fuselane.analysis.dimension_classes import Mergeable
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.literal import numpy_to_literal
 from fuselane.hlo.shape import PrimitiveType, Shape
 from fuselane.lanes.builder import ComputationBuilder, array_shape
 
@@ -67,11 +64,8 @@ def _number_lanes(
 ) -> HloInstruction:
     """Returns for each position in the merged dimension that in the major or the minor one."""
     shape = array_shape(PrimitiveType.S32, (mergeable.major_size * mergeable.minor_size,))
-    positions = builder.emit("iota", shape, (), (("dimensions", (0,)),))
-    scalar = array_shape(PrimitiveType.S32, ())
-    literal = numpy_to_literal(np.int32(mergeable.minor_size), scalar)
-    sizes = builder.broadcast(builder.constant(scalar, literal, origin), shape.dimensions, ())
-    return builder.emit("divide" if in_major else "remainder", shape, (positions, sizes))
+    operands = (builder.iota(shape, 0), builder.fill(mergeable.minor_size, shape, origin))
+    return builder.emit("divide" if in_major else "remainder", shape, operands)
 
 
 def _look_up(

@@ -117,49 +117,20 @@ def _lower_to_reduce(
         instruction.operands, operands[:count], operands[count:], strict=False
     ):
         value = relayout(builder, operand, memory_order(original.shape), order)
-        arrays.append(_split(builder, instruction, value, initial, windows))
+        edges = tuple((window.low, window.high, 0) for window in windows)
+        arrays.append(builder.pad(value, initial, edges, origin=instruction))
     sizes, reduced = _split_sizes(arrays[0], windows)
-    kept = tuple(size for d, size in enumerate(sizes) if d not in reduced)
-    shapes = [array_shape(array.shape.element_type, kept) for array in arrays]
-    result = shapes[0] if count == 1 else Shape.tuple_of(shapes)
-    value = builder.emit(
-        "reduce",
-        result,
-        [
-            *(builder.reshape(array, sizes, origin=instruction) for array in arrays),
-            *operands[count:],
-        ],
-        (("dimensions", reduced),),
-        origin=instruction,
-        called=(to_apply,),
-    )
+    split = [builder.reshape(array, sizes, origin=instruction) for array in arrays]
+    values = [*split, *operands[count:]]
+    value = builder.reduce(values, reduced, to_apply, origin=instruction)
     if not instruction.shape.is_tuple:
         return relayout(builder, value, order, memory_order(instruction.shape))
-    elements = [value] if count == 1 else [builder.element(value, i) for i in range(count)]
     return tuple(
         relayout(builder, element, order, memory_order(shape))
-        for element, shape in zip(elements, instruction.shape.tuple_shapes, strict=True)
+        for element, shape in zip(
+            builder.elements(value), instruction.shape.tuple_shapes, strict=True
+        )
     )
-
-
-def _split(
-    builder: ComputationBuilder,
-    instruction: HloInstruction,
-    value: HloInstruction,
-    initial: HloInstruction,
-    windows: Sequence[WindowDimension],
-) -> HloInstruction:
-    """Returns `value` padded so that the windows fill it."""
-    edges = tuple((window.low, window.high, 0) for window in windows)
-    if not any(map(any, edges)):
-        return value
-    sizes = tuple(
-        size + window.low + window.high
-        for size, window in zip(value.shape.dimensions, windows, strict=True)
-    )
-    shape = array_shape(value.shape.element_type, sizes)
-    attributes = (("padding_config", edges),)
-    return builder.emit("pad", shape, (value, initial), attributes, origin=instruction)
 
 
 def _split_sizes(

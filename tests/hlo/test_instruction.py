@@ -61,6 +61,7 @@ def test_attributes() -> None:
 def test_slice_and_comparison() -> None:
     cut = _of_opcode("elementwise", "slice")
     assert (cut.slice_starts, cut.slice_limits, cut.slice_strides) == ((0, 1), (4, 3), (2, 1))
+    assert cut.slice_ranges == ((0, 4, 2), (1, 3, 1))
     compare = _of_opcode("calls", "compare")
     assert (compare.comparison_direction, compare.comparison_type) == ("LT", "TOTALORDER")
 

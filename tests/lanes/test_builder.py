@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ Emit = Callable[[ComputationBuilder, HloInstruction], HloInstruction]
 def _builder() -> tuple[ComputationBuilder, HloInstruction]:
     builder = ComputationBuilder("test")
     return builder, builder.parameter(0, array_shape(F32, X.shape), None)
+
+
+def _floats(values: list[Any]) -> Array:
+    return np.array(values, np.float32)
 
 
 def _zero(builder: ComputationBuilder, x: HloInstruction) -> HloInstruction:
@@ -53,26 +58,26 @@ def _emit_update(builder: ComputationBuilder, x: HloInstruction) -> HloInstructi
 
 
 EMITTED: dict[str, tuple[Emit, Array]] = {
-    "scalar": (lambda b, x: b.scalar(3, S32, x), np.int32(3)),
+    "scalar": (lambda b, x: b.scalar(3, S32, x), np.array(3, np.int32)),
     "constant": (
         lambda b, x: b.constant(array_shape(S32, (2,)), [4, 5], x),
         np.array([4, 5], np.int32),
     ),
     "fill": (lambda b, x: b.fill(0.5, x.shape, x), np.full_like(X, 0.5)),
-    "iota": (lambda b, x: b.iota(x.shape, 1), np.broadcast_to(np.float32([0, 1, 2]), (2, 3))),
+    "iota": (lambda b, x: b.iota(x.shape, 1), np.broadcast_to(_floats([0, 1, 2]), (2, 3))),
     "convert": (lambda b, x: b.convert(x, S32), X.astype(np.int32)),
     "compare": (lambda b, x: b.compare("GT", x, b.fill(0, x.shape, x)), X > 0),
     "concatenate": (lambda b, x: b.concatenate((x, x, x), 1), np.concatenate((X, X, X), 1)),
     "slice": (lambda b, x: b.slice(x, ((1, 2, 1), (0, 3, 2))), X[1:2, 0:3:2]),
     "pad": (
         lambda b, x: b.pad(x, b.scalar(9, F32, x), ((0, 0, 1), (-1, 2, 0))),
-        np.float32([[-1, 0, 9, 9], [9, 9, 9, 9], [2, 3, 9, 9]]),
+        _floats([[-1, 0, 9, 9], [9, 9, 9, 9], [2, 3, 9, 9]]),
     ),
     "dynamic_slice": (lambda b, x: b.dynamic_slice(x, [_zero(b, x)] * 2, (1, 2)), X[:1, :2]),
-    "dynamic_update_slice": (_emit_update, np.float32([[-2, -1, 0], [7, 7, 3]])),
+    "dynamic_update_slice": (_emit_update, _floats([[-2, -1, 0], [7, 7, 3]])),
     "dot": (_emit_dot, X @ X.T),
     "reduce": (_emit_reduce, X.sum(0) + 10),
-    "fold": (lambda b, x: b.fold("maximum", x, (0, 1), x), X.max()),
+    "fold": (lambda b, x: b.fold("maximum", x, (0, 1), x), np.array(X.max())),
 }
 
 

@@ -151,11 +151,11 @@ def _find_picks(
     classes: DimensionClasses,
     lane_class: int,
     body: HloComputation,
-    marking: Iterable[HloInstruction],
+    marking: Collection[HloInstruction],
 ) -> Iterator[Reduction]:
     """Yields what takes a few positions of a class out of an array, as sums over all of them."""
-    for instruction in marking:
-        if instruction.opcode not in PICKING_OPCODES or instruction.computation is not body:
+    for instruction in body.instructions:
+        if instruction.opcode not in PICKING_OPCODES or instruction not in marking:
             continue
         lane = classes.place(classes.operand_nodes(instruction, 0), lane_class)
         if lane is not None and instruction.shape.dimensions[lane] <= _MAX_PICKED:

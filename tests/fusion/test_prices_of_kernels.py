@@ -13,10 +13,14 @@ from fuselane.config import Options
 from fuselane.decisions import DecisionLog
 from fuselane.device import DeviceDescription
 from fuselane.fusion.decision import FusionDecision
+from fuselane.fusion.gpu.launch_2024 import running_2024
+from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.pipelines import parse_pipeline, run_pipeline
+from fuselane.gpu import GPUS
 from fuselane.pipeline import with_kernels
 from fuselane.runtime.costs import built_in_costs
 from tests.codegen.kernels import DEVICE
+from tests.fusion.outline import module_with
 from tests.hlo.xla import module_of
 
 AVX512: Final = DEVICE
@@ -178,3 +182,31 @@ def test_what_is_left_behind_a_kernel_has_a_price(monkeypatch: pytest.MonkeyPatc
     decision = decide(CLIPPED, AVX2, monkeypatch)
     assert not decision.can_fuse
     assert decision.numbers["kernel_us"] > 1.5 * decision.numbers["xla_us"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dimension", "blocks", "threads"),
+    [
+        ((256, 128), 0, 4, 1024),
+        ((8192, 128), 0, 8, 1024),
+        ((256, 128), 1, 32, 256),
+        ((10000,), 0, 1, 640),
+        ((20480,), 0, 2, 1024),
+        ((64, 16), 1, 4, 256),
+    ],
+)
+def test_launches_of_2024(
+    shape: tuple[int, ...], dimension: int, blocks: int, threads: int
+) -> None:
+    """A block summed up 4,096 rows of 32 columns, or 16 numbers of a row for each thread."""
+    sizes = ",".join(map(str, shape))
+    kept = ",".join(str(s) for d, s in enumerate(shape) if d != dimension)
+    module = module_with(
+        f"""x = f32[{sizes}] parameter(0) z = f32[] constant(0)
+        ROOT r = f32[{kept}] reduce(x, z), dimensions={{{dimension}}}, to_apply=sum""",
+        "sum { i = f32[] parameter(0) j = f32[] parameter(1) ROOT k = f32[] add(i, j) }",
+    )
+    gpu = GPUS["h100"]
+    running = running_2024(PerformanceModel(gpu).plan(module.entry.root), gpu)
+    assert running.blocks == blocks
+    assert running.units == min(blocks, gpu.num_multiprocessors) * min(threads, gpu.fp32_units)

@@ -17,6 +17,7 @@ from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S, compute_ticks
 from fuselane.fusion.gpu.early_model import FusionTimes
 from fuselane.fusion.gpu.kernel import Kernel, places_in, shared_operands
 from fuselane.fusion.gpu.kernel_cost import round_half_up, to_f32
+from fuselane.fusion.gpu.launch_2024 import running_2024
 from fuselane.fusion.gpu.model import PerformanceModel
 from fuselane.fusion.gpu.plans import Running
 from fuselane.gpu import GpuDescription
@@ -42,7 +43,7 @@ def compute_times(
         is_multi_output: Whether the fused kernel writes the producer's result as well.
     """
     of = model.kernel(producer)
-    cost, running = model.cost_of(of), model.plan_of(of).running(model.gpu)
+    cost, running = model.cost_of(of), running_2024(model.plan_of(of), model.gpu)
     flops, written = int(cost.flops), cost.bytes_written
     write = model.memory.write_ticks(written)
     memory = model.read_ticks_of(of, running) + write
@@ -54,7 +55,7 @@ def compute_times(
         share = model.cost_of(into).operands[places_in(into)[producer]].utilization
         total = round_half_up(to_f32(written * share))
         unfused += model.memory.cached_read_ticks(min(written, total), total, running.blocks)
-        there = model.plan_of(into, of).running(model.gpu)
+        there = running_2024(model.plan_of(into, of), model.gpu)
         computing = compute_ticks(to_f32(flops * share), _flops_per_ns(there, model.gpu))
         fused += max(computing, _reading(of, into, share, there, model))
     return FusionTimes(unfused / TICKS_PER_S, fused / TICKS_PER_S)

@@ -343,6 +343,14 @@ def test_one_sum_per_lane_waits_for_a_quarter_of_its_products() -> None:
     assert num_arrays <= 1, "the carried numbers alone"
 
 
+def test_weights_are_not_copied() -> None:
+    """More than there are registers for, in products emitted one by one: read where they lie."""
+    body = "y = f32[L,S] dot(e0, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    compiled = compile_loop(loop(body, ["f32[L,S]", "f32[S,S]"], L=64, S=8))
+    assert compiled.code.ir.count("fmuladd") >= 64
+    assert not re.search(r"alloca float, i32 64\b", compiled.code.ir)
+
+
 def loop(
     body: str,
     shapes: Sequence[str],

@@ -303,3 +303,21 @@ def test_guards_are_cut_around() -> None:
     holders = [s for s in sweeps if any(isinstance(step, Guard) for step in s.steps)]
     assert len(sweeps) == 3 and holders == sweeps[2:]
     assert "p1" in [value.name for value in sweeps[2].received]
+
+
+@pytest.mark.parametrize("array", ["e1", "changed", "e2"])
+def test_rows_of_state_are_no_rows_of_streams(array: str) -> None:
+    """A lane's own array is in scratch memory, before and after it is changed."""
+    history = f"f32[50,{LANES}]"
+    body = f"""
+      nought = f32[] constant(0)
+      row = {WINDOW} reshape(e0)
+      changed = {history} dynamic-update-slice(e1, row, i, zero)
+      sum = {ROW} reduce(changed, nought), dimensions={{0}}, to_apply=add_f32
+      taken = {WINDOW} dynamic-slice({array}, i, zero), dynamic_slice_sizes={{1,{LANES}}}
+      read = {ROW} reshape(taken)
+      y = {ROW} add(sum, read)"""
+    results, carried = ["y", "changed", "e2"], [ROW, history, history]
+    program = form_program(counting_loop(body, results, carried))
+    (sweep,) = cut(program)
+    assert sum(count_rows(step, program) for step in sweep.steps) == (array == "e2")

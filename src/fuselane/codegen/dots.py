@@ -152,8 +152,14 @@ def _as_it_is(_: Emitter, array: Array) -> Array:
 
 
 def _materialized(emitter: Emitter, array: Array) -> Array:
-    """Returns an operand whose elements are computed once, however often they are read."""
-    return array if isinstance(array, Literal) else emitter.materialize(array)
+    """Returns an operand whose elements are computed once, however often they are read.
+
+    Many that all lanes share are read where they lie: what is copied would be read from memory too.
+    """
+    is_shared = isinstance(array, Memory) and array.lane is None
+    if isinstance(array, Literal) or (is_shared and array.size > emitter.max_unrolled):
+        return array
+    return emitter.materialize(array)
 
 
 def _addressable(emitter: Emitter, array: Array) -> Array:

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.codegen.indexing import residual_size
 from fuselane.codegen.schedule import (
     Step,
@@ -231,7 +232,11 @@ def count_rows(step: Step, program: LaneProgram) -> int:
 def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
     opcode = instruction.opcode
     reads_stream = opcode == "gather" and instruction.operands[0] in program.mutable
-    if opcode == "dynamic-slice" or reads_stream:
+    if opcode == "dynamic-slice":
+        if _is_state(instruction.operands[0], program):
+            return 0
+        moved = instruction
+    elif reads_stream:
         moved = instruction
     elif instruction in program.mutable and opcode == "scatter":
         moved = instruction.operands[-1]
@@ -240,6 +245,19 @@ def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
     else:
         return 0
     return residual_size(moved.shape.dimensions, program.lane_dimensions.get(moved))
+
+
+def _is_state(value: HloInstruction, program: LaneProgram) -> bool:
+    """Whether a value is state of a loop, changed since the step began or not: that is in registers
+    or in scratch memory, where no rows have to be followed."""
+    while value.operands and (value.opcode in MOVEMENT or value.opcode in UPDATING_OPCODES):
+        value = value.operands[0]
+    if value.opcode != "get-tuple-element" or value in program.mutable:
+        return False
+    body = value.operands[0].computation
+    loop = next((loop for loop in program.loops.values() if loop.instruction.body is body), None)
+    is_element = loop is not None and value.operands[0].opcode == "parameter"
+    return is_element and loop.elements[value.tuple_index].kind is ElementKind.STATE
 
 
 def _describe(

@@ -556,6 +556,40 @@ def test_parts_of_runs_are_written() -> None:
     assert compiled.program.loop.elements[2].kind is ElementKind.STREAM
 
 
+def test_state_stays_where_it_is_changed() -> None:
+    """Sweeps over a tile pass nothing on of a history that the first has written a row of."""
+    rows, history, row = "f32[600,64]", "f32[50,64]", "f32[1,64]"
+    lines = [
+        "nought = f32[] constant(0)",
+        f"new = {row} reshape(e0)",
+        f"changed = {history} dynamic-update-slice(e1, new, i, zero)",
+        "x0 = f32[64] reduce(changed, nought), dimensions={0}, to_apply=add_f32",
+        "count = s32[] constant(30)",
+        "first = s32[] multiply(i, count)",
+    ]
+    for k in range(30):
+        lines += [
+            f"k{k} = s32[] constant({k})",
+            f"at{k} = s32[] add(first, k{k})",
+            f"in_{k} = {row} dynamic-slice(e2, at{k}, zero), dynamic_slice_sizes={{1,64}}",
+            f"v{k} = f32[64] reshape(in_{k})",
+            f"x{k + 1} = f32[64] maximum(x{k}, v{k})",
+        ]
+    results, carried = ["x30", "changed", "e2"], ["f32[64]", history, rows]
+    module = counting_loop("\n".join(lines), results, carried, trip_count=20)
+
+    def step(i: int, x: NumpyArray, h: NumpyArray, r: NumpyArray) -> Sequence[NumpyArray]:
+        changed = h.copy()
+        changed[i] = x
+        return np.maximum(changed.sum(axis=0), r[30 * i : 30 * i + 30].max(axis=0)), changed, r
+
+    values = some([64]), np.zeros([50, 64], np.float32), some([600, 64])
+    compiled = check(module, step, 20, *values, unroll=1, tile_lanes=64)
+    pitch = compiled.code.plan.pitch
+    assert compiled.code.plan.tile_vectors > 1
+    assert compiled.code.ir.count(f"alloca float, i32 {50 * pitch}") <= 1
+
+
 @pytest.mark.parametrize("tile_lanes", [16, 64])
 def test_windows_are_read_before_they_are_written(tile_lanes: int) -> None:
     """However large: 80 rows, one of which is written before their sum is needed."""

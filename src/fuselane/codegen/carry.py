@@ -116,7 +116,7 @@ class Carry:
         places: dict[int, Scratch] = {}
         for element in self._large:
             new = arrays[element.index]
-            found = next((b for b in free if isinstance(new, Scratch) and _is_there(new, b)), None)
+            found = next((b for b in free if is_there(new, b)), None)
             if found is not None:
                 places[element.index] = found
                 free.remove(found)
@@ -183,7 +183,10 @@ def _key(element: LoopElement) -> tuple[object, ...]:
     return shape.element_type, shape.dimensions, element.lane_dimension
 
 
-def _is_there(array: Scratch, buffer: Scratch) -> bool:
+def is_there(array: Array, buffer: Scratch) -> bool:
+    """Whether an array lies in some memory already."""
+    if not isinstance(array, Scratch):
+        return False
     return array.pointer is buffer.pointer and fits(array, buffer)
 
 

@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arrays import Array, Memory, Partial, Scratch
-from fuselane.codegen.carry import rewrite
+from fuselane.codegen.carry import is_there, rewrite
 from fuselane.codegen.control import emit_loop, emit_shared_steps, emit_steps
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.frame import Frame
@@ -38,7 +38,10 @@ from fuselane.lanes.program import ElementKind, LoopElement
 
 @final
 class Passed:
-    """Scratch memory for what one sweep over a tile leaves to later ones, used again and again."""
+    """Scratch memory for what one sweep over a tile leaves to later ones, used again and again.
+
+    A new state that has been made where the old one was stays there: no other is made of it.
+    """
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -46,22 +49,19 @@ class Passed:
         self.free: dict[tuple[str, int], list[ir.Value]] = {}
 
     def begin(self, sweep: Sweep, following: Sequence[Sweep]) -> Mapping[HloInstruction, ir.Value]:
-        """Gives a slot to every value a sweep leaves; returns those of what it receives."""
+        """Returns the slots of what a sweep receives, some of which are free from then on."""
         received = {value: self.slots[value] for value in sweep.received}
         later = {value for other in following for value in other.received}
         self._release([value for value in sweep.received if value not in later])
-        self._assign(sweep.left)
         return received
 
-    def _assign(self, values: Sequence[HloInstruction]) -> None:
-        for value in values:
-            element, size = memory_type(value.shape.element_type), self._size(value)
-            free = self.free.get((str(element), size))
-            if free:
-                self.slots[value] = free.pop()
-            else:
-                count = size * self.frame.plan.pitch
-                self.slots[value] = self.frame.allocate(element, count)
+    def leave(self, block: Emitter, value: HloInstruction, start: ir.Value) -> None:
+        """Stores a value for later sweeps, in a slot of its own."""
+        element, size = memory_type(value.shape.element_type), self._size(value)
+        free = self.free.get((str(element), size))
+        count = size * self.frame.plan.pitch
+        slot = self.slots[value] = free.pop() if free else self.frame.allocate(element, count)
+        block.copy(block.array(value), self.view(value, slot, start))
 
     def _release(self, values: Sequence[HloInstruction]) -> None:
         """Takes back the slots of values for the last time received.
@@ -215,7 +215,7 @@ class TiledLoop:
             received: Where those are that the sweep receives.
             emit: Emits the sweep's steps for the block that starts at a lane of the tile.
         """
-        is_last = sweep.is_last and computation is self.loop.instruction.body
+        is_body = computation is self.loop.instruction.body
 
         def advance(block: Emitter, start: ir.Value) -> None:
             current = self._with_lane_invariants(block, arrays, start)
@@ -228,12 +228,20 @@ class TiledLoop:
             emit(block, start)
             for version in self.program.mutable.intersection(block.values):
                 self.emitter.values[version] = block.values[version]
+            roots = computation.root.operands if is_body else ()
+            states = {roots[index]: view for index, view in views.items() if roots}
             for value in sweep.left:
-                block.copy(block.array(value), passed.view(value, passed.slots[value], start))
-            if is_last:
-                roots = computation.root.operands
+                if value in states and is_there(block.array(value), states[value]):
+                    passed.slots[value] = states[value].pointer
+                else:
+                    passed.leave(block, value, start)
+            if is_body and sweep.is_last:
                 following = {e.index: block.array(roots[e.index]) for e in self.state}
-                changed = [i for i in views if following[i] is not current[i]]
+                changed = [
+                    i
+                    for i, view in views.items()
+                    if following[i] is not current[i] and not is_there(following[i], view)
+                ]
                 rewrite(block, [(views[i], following[i]) for i in changed])
                 self._leave(block)
 

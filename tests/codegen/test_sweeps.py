@@ -321,3 +321,18 @@ def test_rows_of_state_are_no_rows_of_streams(array: str) -> None:
     program = form_program(counting_loop(body, results, carried))
     (sweep,) = cut(program)
     assert sum(count_rows(step, program) for step in sweep.steps) == (array == "e2")
+
+
+@pytest.mark.parametrize(("shape", "expected"), [("1,24,64", 24), ("1,64,24", 1), ("2,64,24", 2)])
+def test_runs_behind_the_lanes_are_one_row(shape: str, expected: int) -> None:
+    """Elements that lie together, of one lane after the other, are followed as one row."""
+    _, *others = shape.split(",")
+    arrays, lane = f"f32[100,{','.join(others)}]", others.index("64")
+    body = f"""
+      nought = f32[] constant(0)
+      taken = f32[{shape}] dynamic-slice(e1, i, zero, zero), dynamic_slice_sizes={{{shape}}}
+      sum = {ROW} reduce(taken, nought), dimensions={{0,{2 - lane}}}, to_apply=add_f32
+      y = {ROW} add(e0, sum)"""
+    program = form_program(counting_loop(body, ["y", "e1"], [ROW, arrays]))
+    numbers = [count_rows(step, program) for sweep in cut(program) for step in sweep.steps]
+    assert sum(numbers) == expected

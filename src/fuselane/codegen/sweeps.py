@@ -244,7 +244,9 @@ def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
         moved = instruction.operands[1]
     else:
         return 0
-    return residual_size(moved.shape.dimensions, program.lane_dimensions.get(moved))
+    lane = program.lane_dimensions.get(moved)
+    # What lies behind the lanes' dimension is one run of memory with what follows in other lanes.
+    return residual_size(moved.shape.dimensions[: None if lane is None else lane], None)
 
 
 def _is_state(value: HloInstruction, program: LaneProgram) -> bool:

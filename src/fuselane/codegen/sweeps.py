@@ -258,8 +258,9 @@ def _is_state(value: HloInstruction, program: LaneProgram) -> bool:
         return False
     body = value.operands[0].computation
     loop = next((loop for loop in program.loops.values() if loop.instruction.body is body), None)
-    is_element = loop is not None and value.operands[0].opcode == "parameter"
-    return is_element and loop.elements[value.tuple_index].kind is ElementKind.STATE
+    if loop is None or value.operands[0].opcode != "parameter":
+        return False
+    return loop.elements[value.tuple_index].kind is ElementKind.STATE
 
 
 def _describe(

@@ -266,3 +266,25 @@ def test_residuals_read_at_other_places() -> None:
     arguments = (WEIGHTS, lanes(77))
     check(program, *arguments)
     assert IS_OFF or sorted(residual_counts(program, *arguments)) == [(0, 1), (1, 0)]
+
+
+def test_attention_over_what_each_lane_remembers() -> None:
+    """Rows of two histories per lane are written, and gradients of them stacked, in every step."""
+    size, length = 4, 24
+
+    def loss(weights: jax.Array, start: jax.Array) -> jax.Array:
+        def one(x: jax.Array) -> jax.Array:
+            def step(carry: Any, t: jax.Array) -> Any:
+                x, keys, values = carry
+                keys = keys.at[t].set(x @ weights[0])
+                values = lax.dynamic_update_slice(values, (x @ weights[1])[None], (t, 0))
+                scores = jnp.where(jnp.arange(length) <= t, keys @ x, -jnp.inf)
+                return (jnp.tanh(x + jax.nn.softmax(scores) @ values), keys, values), x[0]
+
+            empty = jnp.zeros((length, size), jnp.float32)
+            carry, firsts = lax.scan(step, (x, empty, empty), jnp.arange(length))
+            return jnp.sum(carry[0]) + jnp.mean(firsts)
+
+        return jnp.mean(jax.vmap(one)(start))
+
+    check(jax.value_and_grad(loss, argnums=(0, 1)), lanes(2, size, size), lanes(29, size))

@@ -34,14 +34,7 @@ def compute_times(
     *,
     is_multi_output: bool = False,
 ) -> FusionTimes:
-    """Returns what a producer costs alone and inside of users of it.
-
-    Args:
-        producer: Any instruction.
-        users: Those it would be fused into.
-        model: Knows and remembers what instructions compute and read.
-        is_multi_output: Whether the fused kernel writes the producer's result as well.
-    """
+    """Returns what a producer costs alone and inside of users of it; see `early_model`."""
     of = model.kernel(producer)
     cost, running = model.cost_of(of), running_2024(model.plan_of(of), model.gpu)
     flops, written = int(cost.flops), cost.bytes_written

@@ -252,6 +252,7 @@ def test_mandelbrot_of_as_many_steps_as_needed() -> None:
     check_loop(jax.vmap(escape), points)
 
 
+@pytest.mark.for_cpus
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quotients_of_several_registers(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What to do about NaN is worked out for a register's lanes at a time."""

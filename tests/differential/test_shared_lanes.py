@@ -280,6 +280,7 @@ def test_loops_of_each_lane_between_meetings() -> None:
     check_lanes(19, orbit, normals(19), tolerance=CLOSE)
 
 
+@pytest.mark.for_cpus  # a GPU's thread has no memory for what lanes share
 def test_what_all_share_may_be_much_beside_a_short_loop() -> None:
     """Particles drawn anew by sorting their weights together with evenly spaced points."""
     num = 256

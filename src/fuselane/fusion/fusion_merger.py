@@ -19,11 +19,11 @@ from typing import ClassVar, Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import LOOP, Fuser
-from fuselane.fusion.gpu import early_model, model_2024
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.classic import ClassicRules, kind_of
 from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.model import PerformanceModel
+from fuselane.fusion.gpu.model_2024 import model_of
 from fuselane.fusion.gpu.region import joined
 from fuselane.fusion.growing import HEAVY, RECOMPUTED_INDICES, GrowingFusion
 from fuselane.fusion.in_place import members
@@ -247,8 +247,7 @@ class _Walk:
     def _price(self, producer: HloInstruction, users: Sequence[HloInstruction]) -> FusionDecision:
         if producer in self.grown:  # summed up as in one piece
             self.model.forget(producer)
-        prices = early_model if self.options.model_year < model_2024.YEAR else model_2024
-        times = prices.compute_times(producer, users, self.model)
+        times = model_of(self.options.model_year)(producer, users, self.model)
         unfused_us, fused_us = times.unfused * 1e6, times.fused * 1e6
         numbers = {"unfused_us": unfused_us, "fused_us": fused_us, "users": len(users)}
         if times.fused > times.unfused:

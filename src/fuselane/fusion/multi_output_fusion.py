@@ -22,11 +22,11 @@ from typing import ClassVar, Final, final
 from fuselane.boundary import BoundaryReason
 from fuselane.fusion.decision import FusionDecision, FusionLog, allow, refuse
 from fuselane.fusion.fuse import INPUT, LOOP, Fuser
-from fuselane.fusion.gpu import early_model, model_2024
 from fuselane.fusion.gpu.candidates import Candidate
 from fuselane.fusion.gpu.costs import fuse_cost
 from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_US
 from fuselane.fusion.gpu.model import PerformanceModel
+from fuselane.fusion.gpu.model_2024 import YEAR, model_of
 from fuselane.fusion.gpu.outputs import check_loop_shapes, check_slices, check_updates
 from fuselane.fusion.gpu.rules import GpuRules
 from fuselane.fusion.in_place import in_place_operands
@@ -234,9 +234,9 @@ class _Walk:
 
     def _times_us(self, producer: HloInstruction, consumer: HloInstruction) -> tuple[float, float]:
         model = self.model
-        if self.options.model_year <= model_2024.YEAR:
-            prices = early_model if self.options.model_year < model_2024.YEAR else model_2024
-            times = prices.compute_times(producer, [consumer], model, is_multi_output=True)
+        if self.options.model_year <= YEAR:
+            compute_times = model_of(self.options.model_year)
+            times = compute_times(producer, [consumer], model, is_multi_output=True)
             return times.unfused * 1e6, times.fused * 1e6
         unfused = 2 * LAUNCH + model.time(producer).total + model.time(consumer).total
         of, into = model.kernel(producer), model.kernel(consumer)

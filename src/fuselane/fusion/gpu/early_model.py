@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S
 from fuselane.fusion.gpu.kernel import Kernel, places_in, shared_operands
@@ -39,6 +39,19 @@ class FusionTimes:
 
     unfused: float
     fused: float
+
+
+class ComputeTimes(Protocol):
+    """What tells how long a producer takes, by one year's model; see `compute_times`."""
+
+    def __call__(
+        self,
+        producer: HloInstruction,
+        users: Sequence[HloInstruction],
+        model: PerformanceModel,
+        *,
+        is_multi_output: bool = False,
+    ) -> FusionTimes: ...
 
 
 def compute_times(

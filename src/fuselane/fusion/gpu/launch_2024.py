@@ -28,9 +28,7 @@ def running_2024(plan: Plan, gpu: GpuDescription) -> Running:
     launch = _launch(plan)
     if launch is None:
         return running
-    units = min(launch.blocks, gpu.num_multiprocessors) * min(launch.threads, gpu.fp32_units)
-    reading = 2 * launch.blocks + running.is_coalesced
-    return running._replace(blocks=launch.blocks, units=units, reading=reading)
+    return Running.of(launch, gpu, is_coalesced=running.is_coalesced)
 
 
 def _launch(plan: Plan) -> Launch | None:

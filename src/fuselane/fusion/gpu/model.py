@@ -180,10 +180,9 @@ class PerformanceModel:
 
     def read_ticks_of(self, kernel: Kernel, running: Running) -> int:
         """Returns the time to read all operands, those that occur twice twice."""
-        operands = kernel.instruction.operands
+        operands, places = kernel.instruction.operands, places_in(kernel)
         memory, ticks, _ = self._reading(kernel, running)
-        if len(frozenset(operands)) < len(operands):
-            places = places_in(kernel)
+        if len(places) < len(operands):
             memory = sum([ticks[places[operand]] for operand in operands])
         return memory
 

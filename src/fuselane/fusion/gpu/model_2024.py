@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from fuselane.fusion.gpu import early_model
 from fuselane.fusion.gpu.durations import LAUNCH, TICKS_PER_S, compute_ticks
-from fuselane.fusion.gpu.early_model import FusionTimes
+from fuselane.fusion.gpu.early_model import ComputeTimes, FusionTimes
 from fuselane.fusion.gpu.kernel import Kernel, places_in, shared_operands
 from fuselane.fusion.gpu.kernel_cost import round_half_up, to_f32
 from fuselane.fusion.gpu.launch_2024 import running_2024
@@ -25,6 +26,11 @@ from fuselane.hlo.instruction import HloInstruction
 
 YEAR: Final = 2024
 """Since when it is asked; until then, `early_model`."""
+
+
+def model_of(year: int) -> ComputeTimes:
+    """Returns the function by which XLA knew, in a year until 2024, what fusing gains."""
+    return early_model.compute_times if year < YEAR else compute_times
 
 
 def compute_times(

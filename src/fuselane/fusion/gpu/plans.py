@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, final
 
 from fuselane.fusion.gpu.emitters import HEROIC, Emission, Emitter, choose_emitter
 from fuselane.fusion.gpu.kernel_cost import to_f32
-from fuselane.fusion.gpu.launch import HOSTILE, compute_launch, smallest_bits
+from fuselane.fusion.gpu.launch import HOSTILE, Launch, compute_launch, smallest_bits
 from fuselane.fusion.gpu.region import Opcodes, Region
 from fuselane.fusion.opcodes import is_elementwise
 from fuselane.gpu import GpuDescription
@@ -100,12 +100,7 @@ class Plan:
         """Returns what its time depends on, for the GPU it is always asked about."""
         if self.known is None:
             launch = compute_launch(self.region, self.emission, gpu)
-            cores = min(launch.blocks, gpu.num_multiprocessors)
-            units = cores * min(launch.threads, gpu.fp32_units)
-            flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
-            is_coalesced = self._is_coalesced()
-            reading = 2 * launch.blocks + is_coalesced
-            self.known = Running(launch.blocks, units, flops_per_ns, is_coalesced, reading)
+            self.known = Running.of(launch, gpu, is_coalesced=self._is_coalesced())
         return self.known
 
     def _is_coalesced(self) -> bool:
@@ -146,6 +141,15 @@ class Running(NamedTuple):
     flops_per_ns: int
     is_coalesced: bool
     reading: int
+
+    @classmethod
+    def of(cls, launch: Launch, gpu: GpuDescription, *, is_coalesced: bool) -> Running:
+        """Returns it for a launch on a GPU."""
+        cores = min(launch.blocks, gpu.num_multiprocessors)
+        units = cores * min(launch.threads, gpu.fp32_units)
+        flops_per_ns = int(to_f32(gpu.clock_ghz) * 2 * units)
+        reading = 2 * launch.blocks + is_coalesced
+        return cls(launch.blocks, units, flops_per_ns, is_coalesced, reading)
 
 
 def _transposes_minor(member: HloInstruction) -> bool:

@@ -232,11 +232,9 @@ def count_rows(step: Step, program: LaneProgram) -> int:
 def _rows_of(instruction: HloInstruction, program: LaneProgram) -> int:
     opcode = instruction.opcode
     reads_stream = opcode == "gather" and instruction.operands[0] in program.mutable
-    if opcode == "dynamic-slice":
-        if _is_state(instruction.operands[0], program):
-            return 0
-        moved = instruction
-    elif reads_stream:
+    if opcode == "dynamic-slice" and _is_state(instruction.operands[0], program):
+        return 0
+    if opcode == "dynamic-slice" or reads_stream:
         moved = instruction
     elif instruction in program.mutable and opcode == "scatter":
         moved = instruction.operands[-1]

@@ -228,8 +228,8 @@ class TiledLoop:
             emit(block, start)
             for version in self.program.mutable.intersection(block.values):
                 self.emitter.values[version] = block.values[version]
-            roots = computation.root.operands if is_body else ()
-            states = {roots[index]: view for index, view in views.items() if roots}
+            roots = computation.root.operands
+            states = {roots[index]: view for index, view in views.items()} if is_body else {}
             for value in sweep.left:
                 if value in states and is_there(block.array(value), states[value]):
                     passed.slots[value] = states[value].pointer

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import jax
 
@@ -77,8 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compares all programs asked for."""
     options = parse_options(arguments)
     sys.path.extend(map(str, options.packages))
-    # Checks of equinox call back into Python, which cannot be lowered for another platform.
-    os.environ.setdefault("EQX_ON_ERROR", "nan")
     target = find_target(options.target)
     results = []
     for program in CORPUS:
@@ -130,9 +128,16 @@ def capture_program(program: Program, name: str, dumps: Path | None) -> tuple[Ca
             return read_dump(folder, find_target(name))
     if program.missing():
         return ()
+    return capture(lower_program(program, name), name)
+
+
+def lower_program(program: Program, name: str) -> Any:
+    """Returns a program lowered for a target."""
+    # Checks of equinox call back into Python, which cannot be lowered for another platform.
+    os.environ.setdefault("EQX_ON_ERROR", "nan")
     jax.config.update("jax_enable_x64", program.x64)  # type: ignore[no-untyped-call]
     function, arguments = program.build(program.full)
-    return capture(lower(jax.jit(function), name, *arguments), name)
+    return lower(jax.jit(function), name, *arguments)
 
 
 def strategy_for(target: Target) -> FusionPass:

@@ -11,7 +11,6 @@ one kernel returns. Last, the whole pipeline is compared. `xla_2024.py` says how
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,9 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, final
 
-import jax
-
-from agreement import write_docs
+from agreement import lower_program, write_docs
 from agreement_corpus import CORPUS
 from agreement_multi_output import pairs_of
 from fuselane.fusion.edges import Values, find_edges
@@ -30,7 +27,6 @@ from fuselane.fusion.pipelines import PIPELINES, FusionPass, passes_in, run_pipe
 from fuselane.hlo import HloModule
 from fuselane.hlo.container import module_in
 from fuselane.hlo.proto import HloModuleProto
-from fuselane.xla.capture import lower
 
 NAME: Final = "xla-2024"
 GPU: Final = "h100"
@@ -123,16 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write_modules(folder: Path) -> int:
     """Writes the corpus' modules, with small numbers for instructions, as XLA had them then."""
-    # Checks of equinox call back into Python, which cannot be lowered for another platform.
-    os.environ.setdefault("EQX_ON_ERROR", "nan")
     folder.mkdir(parents=True, exist_ok=True)
     for program in CORPUS:
         if program.missing():
             print(f"{program.name:36} {program.missing()}", flush=True)
             continue
-        jax.config.update("jax_enable_x64", program.x64)  # type: ignore[no-untyped-call]
-        function, arguments = program.build(program.full)
-        lowered = lower(jax.jit(function), GPU, *arguments).compiler_ir("hlo")
+        lowered = lower_program(program, GPU).compiler_ir("hlo")
         module = HloModuleProto.FromString(lowered.as_serialized_hlo_module_proto())
         renumber(module)
         module.name = "p_" + re.sub(r"\W", "_", program.name)

@@ -283,6 +283,10 @@ class GpuRules:
         )
 
 
+_SCATTERING: Final = frozenset({"scatter", "tuple"})
+"""Opcodes of roots that are scatters, or name what may be."""
+
+
 def _refuse_code(size: int, limit: int) -> FusionDecision:
     return refuse(
         BoundaryReason.CODE_DUPLICATION,
@@ -320,6 +324,8 @@ def _refuse_form(side: HloInstruction, role: str) -> FusionDecision:
 
 def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionDecision | None:
     """Refuses a scatter as a producer, and producers of or readers of the array it updates."""
+    if not (_may_scatter(producer) or _may_scatter(consumer)):
+        return None
     if any(root.opcode == "scatter" for root in roots_of(producer)):
         detail = f"`{producer.name}` ends in a scatter, whose results are in memory."
         return refuse(BoundaryReason.IN_PLACE, detail, xla="output of scatter")
@@ -336,6 +342,13 @@ def check_scatter(producer: HloInstruction, consumer: HloInstruction) -> FusionD
         detail = f"`{consumer.name}` updates `{buffer.name}` in place."
         return refuse(BoundaryReason.IN_PLACE, detail, xla="in-place operand of scatter")
     return None
+
+
+def _may_scatter(instruction: HloInstruction) -> bool:
+    """Whether any result may be a scatter's; a body that is yet to be made is not made for this."""
+    if instruction.opcode != "fusion":
+        return instruction.opcode == "scatter"
+    return instruction.to_apply.ends_in(_SCATTERING)
 
 
 def _check_reductions(

@@ -1,8 +1,7 @@
 """Whether our fusion strategies fuse what XLA itself fuses, edge by edge.
 
 XLA's own dumps are the reference: the module just before its fusion pass goes through our strategy,
-and the result is compared with XLA's module just after that pass. An edge is a value and an
-instruction that needs it in some kernel, and is either computed in that kernel or read from memory.
+and the result is compared with XLA's module just after that pass (see `agreement_likeness.py`).
 
     python benchmarks/agreement.py --packages FOLDER --docs docs/agreement.md
     python benchmarks/agreement.py --target h200 --dumps FOLDER
@@ -17,7 +16,6 @@ import argparse
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +24,8 @@ from typing import Any, Final, final
 import jax
 
 from agreement_corpus import CORPUS
+from agreement_likeness import Likeness, compare_modules, total
 from fuselane.errors import FuselaneError
-from fuselane.fusion.edges import Edge, Values, find_edges
 from fuselane.fusion.instruction_fusion import InstructionFusion
 from fuselane.fusion.pipelines import FusionPass, run_pipeline
 from fuselane.fusion.priority_fusion import PriorityFusion
@@ -49,28 +47,17 @@ class Agreement:
 
     Attributes:
         program: Its name.
-        edges: Edges in XLA's module or ours.
-        same: Edges in both.
-        fused: Fused edges in XLA's module or ours.
-        same_fused: Fused edges in both.
+        likeness: Of XLA's module and ours.
         seconds: CPU time of our strategy.
         instructions: Instructions of the module before fusion.
         cause: What the module has that our strategy does not handle, or "".
     """
 
     program: str
-    edges: int
-    same: int
-    fused: int
-    same_fused: int
+    likeness: Likeness
     seconds: float
     instructions: int
     cause: str = ""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether both modules are alike."""
-        return self.edges == self.same
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,54 +140,40 @@ def compare(program: str, module: CapturedModule, position: int, strategy: Fusio
     start = time.process_time()
     run_pipeline([strategy], ours)
     seconds = time.process_time() - start
-    values = Values()
-    mine, _ = find_edges(ours, values)
-    its, _ = find_edges(module.stages[position].module(), values)
     return Agreement(
         program=program,
-        edges=len(mine | its),
-        same=len(mine & its),
-        fused=count_fused(mine | its),
-        same_fused=count_fused(mine & its),
+        likeness=compare_modules(ours, module.stages[position].module()),
         seconds=seconds,
         instructions=instructions,
         cause="Triton fusions" if any(n.startswith("triton_softmax") for n in names) else "",
     )
 
 
-def count_fused(edges: set[Edge]) -> int:
-    """Returns how many edges are within a kernel."""
-    return sum(edge.is_fused for edge in edges)
-
-
 def format_result(result: Agreement) -> str:
     """Returns a line of text."""
-    share = result.same / max(result.edges, 1)
+    likeness = result.likeness
     return (
-        f"{result.program:36} {result.instructions:6} instructions {result.edges:6} edges"
-        f" {share:8.2%} {result.seconds:6.2f} s {result.cause}"
+        f"{result.program:36} {result.instructions:6} instructions {likeness.edges:6} edges"
+        f" {likeness.edges_alike():>8} {result.seconds:6.2f} s {result.cause}"
     )
 
 
 def make_summary(target: Target, results: Sequence[Agreement]) -> str:
     """Returns totals, and the modules that differ, as markdown."""
-    total: Counter[str] = Counter()
-    for result in results:
-        total.update(edges=result.edges, same=result.same)
-        total.update(fused=result.fused, same_fused=result.same_fused, exact=result.is_exact)
-    num_modules = max(len(results), 1)
+    whole = total(result.likeness for result in results)
+    apart = [result for result in results if not result.likeness.is_exact]
+    num_exact = len(results) - len(apart)
     lines = [
         f"Target {target.name}: {len(results)} modules,"
-        f" {total['exact']} of them ({total['exact'] / num_modules:.1%}) exactly alike;"
-        f" {total['same'] / max(total['edges'], 1):.2%} of {total['edges']:,} edges and"
-        f" {total['same_fused'] / max(total['fused'], 1):.2%} of {total['fused']:,} fused edges"
-        " agree.",
+        f" {num_exact} of them ({num_exact / max(len(results), 1):.1%}) exactly alike;"
+        f" {whole.edges_alike()} of {whole.edges:,} edges and"
+        f" {whole.fused_alike()} of {whole.fused:,} fused edges agree.",
     ]
-    apart = [result for result in results if not result.is_exact]
     if apart:
         lines += ["", "| program | edges | alike | cause |", "|---|---:|---:|---|"]
     lines += [
-        f"| {r.program} | {r.edges:,} | {r.same / r.edges:.1%} | {r.cause or 'not known'} |"
+        f"| {r.program} | {r.likeness.edges:,} | {r.likeness.edges_alike(1)} |"
+        f" {r.cause or 'not known'} |"
         for r in apart
     ]
     return "\n".join(lines) + "\n"

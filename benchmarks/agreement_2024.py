@@ -1,8 +1,8 @@
 """Whether `xla-2024` fuses what XLA of June 2024 did without priority fusion, pass by pass.
 
 Before and after each of its fusion passes, a module goes through ours as it was before, and what
-comes out is compared with what came after: edges, as in `agreement.py`, and pairs of values that
-one kernel returns. Last, the whole pipeline is compared. `xla_2024.py` says how dumps are made.
+comes out is compared with what came after (see `agreement_likeness.py`). Last, the whole pipeline
+is compared. `xla_2024.py` says how dumps are made.
 
     python benchmarks/agreement_2024.py --modules FOLDER
     python benchmarks/agreement_2024.py --dumps DUMPS --docs docs/agreement.md
@@ -21,8 +21,7 @@ from typing import Any, Final, final
 
 from agreement import lower_program, write_docs
 from agreement_corpus import CORPUS
-from agreement_multi_output import pairs_of
-from fuselane.fusion.edges import Values, find_edges
+from agreement_likeness import Likeness, compare_modules, total
 from fuselane.fusion.pipelines import PIPELINES, FusionPass, passes_in, run_pipeline
 from fuselane.hlo import HloModule
 from fuselane.hlo.container import module_in
@@ -55,23 +54,12 @@ class Agreement:
     Attributes:
         program: Whose it is, letters and digits only.
         label: Which of our passes, and which run of it.
-        edges: Edges in XLA's module or ours.
-        same_edges: Edges in both.
-        pairs: Pairs of results of one kernel, in XLA's module or ours.
-        same_pairs: Pairs in both.
+        likeness: Of XLA's module and ours.
     """
 
     program: str
     label: str
-    edges: int
-    same_edges: int
-    pairs: int
-    same_pairs: int
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether both modules are alike."""
-        return self.edges == self.same_edges and self.pairs == self.same_pairs
+    likeness: Likeness
 
 
 @final
@@ -108,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for program, stages in sorted(find_stages(options.dumps).items()):
         for result in compare_stages(program, stages):
             results.append(result)
-            if not result.is_exact:
+            if not result.likeness.is_exact:
                 print(result, flush=True)
     summary = make_summary(results)
     print("\n" + summary)
@@ -193,18 +181,7 @@ def compare(
     """Runs a pipeline on the module before a pass and compares with the module after it."""
     module = before.module()
     run_pipeline(pipeline, module)
-    values = Values()
-    mine, my_kernels = find_edges(module, values)
-    its, its_kernels = find_edges(after.module(), values)
-    my_pairs, its_pairs = pairs_of(my_kernels), pairs_of(its_kernels)
-    return Agreement(
-        program=program,
-        label=label,
-        edges=len(mine | its),
-        same_edges=len(mine & its),
-        pairs=len(my_pairs | its_pairs),
-        same_pairs=len(my_pairs & its_pairs),
-    )
+    return Agreement(program=program, label=label, likeness=compare_modules(module, after.module()))
 
 
 def make_summary(results: Sequence[Agreement]) -> str:
@@ -214,14 +191,11 @@ def make_summary(results: Sequence[Agreement]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for label in dict.fromkeys(result.label for result in results):
-        rows = [result for result in results if result.label == label]
-        edges, pairs = sum(r.edges for r in rows), sum(r.pairs for r in rows)
-        same_edges, same_pairs = sum(r.same_edges for r in rows), sum(r.same_pairs for r in rows)
-        exact = sum(r.is_exact for r in rows)
+        found = [result.likeness for result in results if result.label == label]
+        exact, whole = sum(likeness.is_exact for likeness in found), total(found)
         lines.append(
-            f"| {label} | {len(rows)} | {exact} ({exact / len(rows):.1%}) | {edges:,} |"
-            f" {same_edges / max(edges, 1):.2%} | {pairs:,} |"
-            f" {f'{same_pairs / pairs:.2%}' if pairs else ''} |"
+            f"| {label} | {len(found)} | {exact} ({exact / len(found):.1%}) | {whole.edges:,} |"
+            f" {whole.edges_alike()} | {whole.pairs:,} | {whole.pairs_alike()} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,9 +1,8 @@
 """Whether our multi-output fusion makes the kernels with several results that XLA:GPU's makes.
 
 The module just before XLA's pass goes through ours; the result is compared with the module after
-XLA's pass. Compared are edges, as `agreement.py` does, and pairs of values that one kernel returns.
-Modules that XLA's pass leaves as they are count, too. XLA:GPU's horizontal fusions, gone since
-2025-07, have no counterpart to be compared with.
+XLA's pass (see `agreement_likeness.py`). Modules that XLA's pass leaves as they are count, too.
+XLA:GPU's horizontal fusions, gone since 2025-07, have no counterpart to be compared with.
 
     python benchmarks/agreement_multi_output.py --dumps FOLDER --docs docs/agreement.md
 """
@@ -13,17 +12,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Final, final
 
 from agreement import capture_program, write_docs
 from agreement_corpus import CORPUS
+from agreement_likeness import Likeness, compare_modules, total
 from fuselane.errors import FuselaneError
-from fuselane.fusion.edges import Values, find_edges
 from fuselane.fusion.multi_output_fusion import MultiOutputFusion
 from fuselane.fusion.pipelines import run_pipeline
 from fuselane.gpu import GpuDescription
@@ -45,25 +42,14 @@ class Agreement:
     Attributes:
         program: Whose it is.
         has_changed: Whether XLA's pass changed it.
-        edges: Edges in XLA's module or ours.
-        same_edges: Edges in both.
-        pairs: Pairs of results of one kernel, in XLA's module or ours.
-        same_pairs: Pairs in both.
+        likeness: Of XLA's module and ours.
         seconds: CPU time of our pass.
     """
 
     program: str
     has_changed: bool
-    edges: int
-    same_edges: int
-    pairs: int
-    same_pairs: int
+    likeness: Likeness
     seconds: float
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether both modules are alike."""
-        return self.edges == self.same_edges and self.pairs == self.same_pairs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,52 +107,34 @@ def compare(program: str, before: bytes, after: bytes, gpu: GpuDescription) -> A
     start = time.process_time()
     run_pipeline([MultiOutputFusion(gpu=gpu)], ours)
     seconds = time.process_time() - start
-    values = Values()
-    my_edges, mine = find_edges(ours, values)
-    its_edges, its = find_edges(HloModule.from_bytes(after), values)
-    my_pairs, its_pairs = pairs_of(mine), pairs_of(its)
-    result = Agreement(
-        program=program,
-        has_changed=before is not after,
-        edges=len(my_edges | its_edges),
-        same_edges=len(my_edges & its_edges),
-        pairs=len(my_pairs | its_pairs),
-        same_pairs=len(my_pairs & its_pairs),
-        seconds=seconds,
-    )
+    likeness = compare_modules(ours, HloModule.from_bytes(after))
     print(
-        f"{program:36} {result.pairs:6} pairs {result.same_pairs:6} alike"
-        f" {result.edges:7} edges {result.same_edges:7} alike {seconds:6.2f} s",
+        f"{program:36} {likeness.pairs:6} pairs {likeness.same_pairs:6} alike"
+        f" {likeness.edges:7} edges {likeness.same_edges:7} alike {seconds:6.2f} s",
         flush=True,
     )
-    return result
-
-
-def pairs_of(kernels: set[frozenset[int]]) -> set[tuple[int, int]]:
-    """Returns all pairs of results of one kernel."""
-    return {pair for results in kernels for pair in combinations(sorted(results), 2)}
+    return Agreement(
+        program=program, has_changed=before is not after, likeness=likeness, seconds=seconds
+    )
 
 
 def make_summary(target: Target, results: Sequence[Agreement]) -> str:
     """Returns totals, and the modules that differ, as markdown."""
-    total: Counter[str] = Counter()
-    for result in results:
-        total.update(changed=result.has_changed, exact=result.is_exact)
-        total.update(edges=result.edges, same_edges=result.same_edges)
-        total.update(pairs=result.pairs, same_pairs=result.same_pairs)
+    whole = total(result.likeness for result in results)
+    apart = [result for result in results if not result.likeness.is_exact]
+    num_exact = len(results) - len(apart)
     lines = [
         f"Target {target.name}: {len(results)} modules, of which XLA's pass changes"
-        f" {total['changed']}. {total['exact']} ({total['exact'] / max(len(results), 1):.1%}) are"
-        f" exactly alike; {total['same_edges'] / max(total['edges'], 1):.2%} of"
-        f" {total['edges']:,} edges and {total['same_pairs'] / max(total['pairs'], 1):.2%} of"
-        f" {total['pairs']:,} pairs of results of one kernel agree."
+        f" {sum(result.has_changed for result in results)}. {num_exact}"
+        f" ({num_exact / max(len(results), 1):.1%}) are exactly alike; {whole.edges_alike()} of"
+        f" {whole.edges:,} edges and {whole.pairs_alike()} of {whole.pairs:,} pairs of results of"
+        " one kernel agree."
     ]
-    apart = [result for result in results if not result.is_exact]
     if apart:
         lines += ["", "| program | edges | alike | pairs | alike |", "|---|---:|---:|---:|---:|"]
     lines += [
-        f"| {r.program} | {r.edges:,} | {r.same_edges / max(r.edges, 1):.1%} | {r.pairs:,} |"
-        f" {r.same_pairs / max(r.pairs, 1):.1%} |"
+        f"| {r.program} | {r.likeness.edges:,} | {r.likeness.edges_alike(1)} |"
+        f" {r.likeness.pairs:,} | {r.likeness.pairs_alike(1)} |"
         for r in apart
     ]
     return "\n".join(lines) + "\n"

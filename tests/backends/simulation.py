@@ -94,6 +94,7 @@ def simulate(
             num_accesses=0,
             is_bitwise=False,
             has_dots=False,
+            may_vectorise=False,
         )
 
     monkeypatch.setattr(cpu, "make_plan", plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from llvmlite import ir
 
-from fuselane.codegen.heavy_loops import leave_light_loops
+from fuselane.codegen.heavy_loops import has_element_loops, leave_light_loops
 from fuselane.codegen.indexing import I64
 from fuselane.codegen.llvm import optimised_ir
 from fuselane.codegen.loops import counted_loop
@@ -67,3 +67,19 @@ def test_loops_of_several_blocks_are_light() -> None:
     latches = [e for e in ends if any(o.name in ("loop", "loop.1") for o in e.operands[1:2])]
     assert len(latches) == 2  # the inner one is too long
     assert all("llvm.loop" in latch.metadata for latch in latches)
+
+
+@pytest.mark.parametrize(("has_inner", "expected"), [(False, False), (True, True)])
+def test_loops_over_elements_are_found(has_inner: bool, expected: bool) -> None:
+    module = ir.Module("test")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.PointerType()]), "f")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    with counted_loop(builder, 0, 1), counted_loop(builder, 0, 100) as step:
+        with builder.if_else(builder.icmp_signed("<", step, ir.Constant(I64, 7))) as branches:
+            for branch in branches:
+                with branch:
+                    builder.store(step, function.args[0])
+        if has_inner:
+            _add_loop(builder, function.args[0], 1)
+    builder.ret_void()
+    assert has_element_loops(module) is expected

@@ -144,7 +144,7 @@ def compile_kernel(code: KernelCode, key: str, options: Options, *, is_dry: bool
     if not is_dry:
         is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
         in_order = is_wide and code.is_bitwise and options.optimise
-        vectorise = code.is_scalar and options.optimise
+        vectorise = code.may_vectorise and options.optimise
         is_simple = code.has_dots or code.num_accesses <= _MAX_SIMPLE_ACCESSES
         opt_level = (1 if is_simple else 2) if options.optimise else 0
         object_code = compile_object(

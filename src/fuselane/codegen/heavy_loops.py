@@ -1,7 +1,10 @@
-"""Which loops of a kernel without lanes LLVM makes vectors of, if its code is long.
+"""Which loops of a kernel without lanes LLVM makes vectors of.
+
+Those over elements of arrays: a kernel of numbers only has none, and what LLVM finds there takes
+longer to look for than it saves.
 
 LLVM writes every loop several times over that it makes vectors of, and what comes behind takes time
-by the square of that: minutes for a dozen thousand instructions in loops of index arithmetic. Of
+by the square of that: minutes for a dozen thousand instructions in loops of index arithmetic. So of
 long code it looks at the loops in which the time goes, such as those over exponentials:
 
     each:                                   each:
@@ -29,6 +32,16 @@ _MIN_WORK: Final = 12
 _MAX_BODY: Final = 300
 
 
+_OUTER_LOOPS: Final = 2
+"""Over tiles, of which there is one, and over steps, each of which needs the one before."""
+
+
+def has_element_loops(module: ir.Module) -> bool:
+    """Whether a module has loops besides those that every kernel has."""
+    functions = [f for f in module.functions if f.blocks]
+    return sum(len(list(_find_back_edges(function))) for function in functions) > _OUTER_LOOPS
+
+
 def leave_light_loops(module: ir.Module) -> None:
     """Has LLVM leave those loops of a module as they are that do little, if its code is long.
 
@@ -46,15 +59,30 @@ def leave_light_loops(module: ir.Module) -> None:
 
 
 def _find_back_edges(function: ir.Function) -> Iterator[ir.Instruction]:
-    """Yields the branches that go back to the beginning of a loop, and perhaps some that go to the
-    end of one, which LLVM asks nothing."""
-    number = {block: n for n, block in enumerate(function.blocks)}
-    for block in function.blocks:
-        end = block.terminator
-        if end is not None and end.opname == "br":
-            targets = [target for target in end.operands if target in number]
-            if any(number[target] <= number[block] for target in targets):
-                yield end
+    """Yields the branches that go back to the beginning of a loop."""
+    entry = function.entry_basic_block
+    path = [(entry, iter(_successors(entry)))]
+    seen, entered = {entry}, {entry}
+    while path:
+        block, rest = path[-1]
+        for target in rest:
+            if target in entered:
+                yield block.terminator
+            elif target not in seen:
+                seen.add(target)
+                entered.add(target)
+                path.append((target, iter(_successors(target))))
+                break
+        else:
+            path.pop()
+            entered.remove(block)
+
+
+def _successors(block: ir.Block) -> list[ir.Block]:
+    end = block.terminator
+    return (
+        [] if end is None else [target for target in end.operands if isinstance(target, ir.Block)]
+    )
 
 
 def _is_heavy(branch: ir.Instruction) -> bool:

@@ -27,7 +27,7 @@ from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import CpuEntry, KernelEntry
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.function import KernelFunction
-from fuselane.codegen.heavy_loops import leave_light_loops
+from fuselane.codegen.heavy_loops import has_element_loops, leave_light_loops
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.math import define_short_roots
@@ -75,6 +75,7 @@ class KernelCode:
     num_accesses: How many instructions load or store, those of its functions as well.
     is_bitwise: Whether much of the work is on bits, as random numbers are.
     has_dots: Whether much of the work is dots, whose loops are emitted as they are to be.
+    may_vectorise: Whether it has loops over scalars, of which LLVM may make vectors.
     """
 
     ir: str
@@ -87,11 +88,7 @@ class KernelCode:
     num_accesses: int
     is_bitwise: bool
     has_dots: bool
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether it works on scalars, of which LLVM may then make vectors."""
-        return self.plan.width == 1
+    may_vectorise: bool
 
 
 def build(program: LaneProgram, options: Options, device: DeviceDescription) -> KernelCode:
@@ -158,6 +155,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         num_accesses=_count_accesses(module),
         is_bitwise=_share(program, _is_bitwise) > _MIN_BITWISE,
         has_dots=_share(program, lambda i: _is_dot(i, program)) > _MIN_DOTS,
+        may_vectorise=plan.width == 1 and has_element_loops(module),
     )
 
 

@@ -24,9 +24,11 @@ _OBJECTS: Final = 20_000
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keeps tests out of the user's cache, where costs of this machine may lie, and has Ctrl-C
-    raise KeyboardInterrupt."""
+    """Keeps tests out of the user's cache, where costs of this machine may lie, has Ctrl-C raise
+    KeyboardInterrupt, and lets Python keep what it compiles, which containers often forbid: the
+    processes that tests start would each compile all of Fuselane anew."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells' background jobs ignore
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "FUSELANE_CACHE_DIR" not in os.environ:
         directory = tempfile.TemporaryDirectory(prefix="fuselane-tests-")
         os.environ["FUSELANE_CACHE_DIR"] = directory.name

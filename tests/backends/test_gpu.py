@@ -52,9 +52,9 @@ from fuselane.runtime import driver, hook
 from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET, ptx_attributes
 from fuselane.runtime.warning import forget_warnings
 from fuselane.xla import toolchain
-from fuselane.xla.capture import capture, lower
+from fuselane.xla.capture import bytecode, lower
 from fuselane.xla.captured import CapturedModule
-from fuselane.xla.compilation import Source, capture_source
+from fuselane.xla.compilation import Source, capture_source, capture_sources
 from fuselane.xla.ptxas import assemble
 from fuselane.xla.targets import find_target
 from fuselane.xla.toolchain import find_toolchain
@@ -1067,17 +1067,26 @@ def test_ptxas_takes_every_loop(gpu_name: str) -> None:
         assert usage.registers <= MAX_REGISTERS.get(name, 80), name
 
 
-def cartpole(name: str, num_envs: int) -> CapturedModule:
-    """Returns what XLA:GPU does to a variant by itself."""
+NUM_ENVS: Final = (64, 2048, 1_048_576)
+
+
+@cache
+def cartpoles(name: str) -> dict[int, CapturedModule]:
+    """Returns by number of environments what XLA:GPU does to a variant by itself."""
+    modules = [lowered_cartpole(name, num_envs).compiler_ir() for num_envs in NUM_ENVS]
+    sources = [Source(form="mlir", data=bytecode(module)) for module in modules]
+    captured, _ = capture_sources(sources, find_target("h100"), max_s=300, with_usage=False)
+    return dict(zip(NUM_ENVS, captured, strict=True))
+
+
+def lowered_cartpole(name: str, num_envs: int) -> Any:
     struct = jax.ShapeDtypeStruct
     arguments: tuple[Any, ...] = (struct((4, num_envs), jnp.float32),)
     if name == "naive":
         arguments += (struct((2,), jnp.uint32),)
     else:
         arguments += (struct((100, num_envs), jnp.int32), struct((100, 4, num_envs), jnp.float32))
-    rollout = VARIANTS[name].make_rollout(10_000)
-    (captured,) = capture(lower(jax.jit(rollout), "h100", *arguments), "h100")
-    return captured
+    return lower(jax.jit(VARIANTS[name].make_rollout(10_000)), "h100", *arguments)
 
 
 def module_in_front_of_fusion(captured: CapturedModule) -> bytes:
@@ -1100,7 +1109,7 @@ def assert_little_is_needed(data: bytes, gpu_name: str, options: Options) -> Non
 @pytest.mark.parametrize("name", VARIANTS)
 def test_cartpole_is_one_launch(name: str) -> None:
     """What thousands of launches did, XLA's own GPU compiler turns into one of our kernel."""
-    before = cartpole(name, 2048)
+    before = cartpoles(name)[2048]
     data = module_in_front_of_fusion(before)
     options = Options(cache_mib=0, verify_hlo=True)
     out = pipeline.transform(data, options, DecisionLog(), GpuBackend(options, H100))
@@ -1119,7 +1128,7 @@ def test_cartpole_is_one_launch(name: str) -> None:
 def test_cartpole_on_gpus_needs_little_at_any_size(name: str) -> None:
     """Also where it is left to XLA by estimate; two lanes in a thread would be beyond 64."""
     for num_envs in (64, 1_048_576):
-        data = module_in_front_of_fusion(cartpole(name, num_envs))
+        data = module_in_front_of_fusion(cartpoles(name)[num_envs])
         for gpu_name in ARCHITECTURES:
             assert_little_is_needed(data, gpu_name, Options(cache_mib=0, min_gain=0))
 

@@ -24,6 +24,7 @@ from fuselane.errors import CodegenError
 from fuselane.hlo.shape import PrimitiveType
 from tests.codegen.harness import Case, CompiledCases, Emit, NumpyArray, compile_cases
 from tests.differential.values import special_values
+from tests.hlo.xla import UNOPTIMISED
 
 Reference = Callable[..., jax.Array]
 
@@ -230,7 +231,7 @@ def reference_results(element_type: PrimitiveType, group: str) -> dict[str, Nump
         return [operation.reference(*arrays[: operation.arity]) for operation in operations]
 
     with jax.enable_x64(True):
-        results = jax.jit(program)(*operands)
+        results = jax.jit(program).lower(*operands).compile(UNOPTIMISED)(*operands)
     return {
         operation.name: np.asarray(result)
         for operation, result in zip(operations, results, strict=True)
@@ -385,7 +386,8 @@ def test_convert(source: PrimitiveType) -> None:
         return [lax.convert_element_type(array, target.dtype) for target in ALL_TYPES]
 
     with jax.enable_x64(True):
-        references = [np.asarray(result) for result in jax.jit(program)(operand)]
+        compiled_by_xla = jax.jit(program).lower(operand).compile(UNOPTIMISED)
+        references = [np.asarray(result) for result in compiled_by_xla(operand)]
     for target, reference in zip(ALL_TYPES, references, strict=True):
         for width in (0, WIDTH):
             ours = compiled_conversions().run(conversion_name(source, target), width, operand)

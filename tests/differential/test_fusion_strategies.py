@@ -22,7 +22,8 @@ from fuselane.fuzz.generate import draw_program
 from fuselane.fuzz.run import run_programs
 from fuselane.hlo.module import HloModule
 from fuselane.xla.capture import capture, lower
-from tests.differential.harness import no_warnings
+from tests.differential.harness import compile_and_run, no_warnings
+from tests.hlo.xla import UNOPTIMISED
 
 MERGER: Final = "xla-today-cpu,fusion-merger{max-consumers=3}"
 STRATEGIES: Final = (*PIPELINES, MERGER)
@@ -79,9 +80,15 @@ PROGRAMS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
+@functools.cache
+def lowered_programs() -> Any:
+    """Returns a program that is all of them."""
+    return jax.jit(lambda x, n: {name: f(x, n) for name, f in PROGRAMS.items()}).lower(X, 7)
+
+
 def run_programs_at_once() -> Any:
-    """Returns the results of a program that is all of them, compiled afresh."""
-    return jax.jit(lambda x, n: {name: f(x, n) for name, f in PROGRAMS.items()})(X, 7)
+    """Returns the results of all programs, compiled afresh."""
+    return compile_and_run(lowered_programs(), X, 7, compiler_options=UNOPTIMISED)
 
 
 @functools.cache

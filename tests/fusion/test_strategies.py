@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -79,12 +80,13 @@ def test_results_stay(name: str, is_cpu: bool) -> None:
     function, arguments = PROGRAMS[name]
     data = lowered(function, *arguments)
     inputs = jax.tree.leaves(arguments)
-    expected = run_module(data, *inputs)
+    run = functools.cache(lambda data: run_module(data, *inputs))  # some strategies do the same
+    expected = run(data)
     for text in STRATEGIES:
         pipeline = parse_pipeline(text)
         module = HloModule.from_bytes(data)
         log = run_pipeline(for_cpu(pipeline) if is_cpu else pipeline, module)
-        results = run_module(module.to_bytes(), *inputs)
+        results = run(module.to_bytes())
         for result, wanted in zip(results, expected, strict=True):
             np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6, err_msg=text)
         again = HloModule.from_bytes(data)

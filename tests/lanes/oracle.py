@@ -12,6 +12,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 import numpy.typing as npt
+import pytest
 from jax.extend import xla
 
 from fuselane.hlo.computation import HloComputation
@@ -20,17 +21,22 @@ from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import Shape
 from fuselane.hlo.verifier import verify
 from fuselane.lanes.program import LaneProgram
+from fuselane.peek import has_loops
 from tests.hlo.xla import UNOPTIMISED, load
 
 Array = npt.NDArray[Any]
 
+_SEEN: Final = "The module has been seen."
 _captured: Final[list[bytes]] = []
 _is_capturing: Final[list[bool]] = []
 
 
 def _capture(data: bytes) -> None:
+    """Keeps a module; at one with loops XLA need not go on."""
     if _is_capturing:
         _captured.append(data)
+        if has_loops(data):
+            raise RuntimeError(_SEEN)
 
 
 def capture(function: Any, *arguments: Any) -> HloModule:
@@ -50,7 +56,8 @@ def capture(function: Any, *arguments: Any) -> HloModule:
 
     try:
         # A new function each time, since jit compiles the same one only once.
-        jax.jit(fresh).lower(*arguments).compile(UNOPTIMISED)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=_SEEN):
+            jax.jit(fresh).lower(*arguments).compile(UNOPTIMISED)
     finally:
         _is_capturing.pop()
     modules = [HloModule.from_bytes(data) for data in _captured]

@@ -18,6 +18,7 @@ from jax import lax
 
 from fuselane.lanes.form import form
 from fuselane.lanes.program import ElementKind, LaneProgram
+from tests.hlo.xla import QUICKLY
 from tests.lanes.oracle import (
     Array,
     as_module,
@@ -235,7 +236,8 @@ def check_shape(case: Case, program: LaneProgram) -> None:
 
 
 def check_results(case: Case, arguments: tuple[Any, ...], results: list[Array]) -> None:
-    expected = jax.tree.leaves(jax.jit(case.function)(*arguments))
+    compiled = jax.jit(case.function).lower(*arguments).compile(QUICKLY)
+    expected = jax.tree.leaves(compiled(*arguments))
     for value, wanted in zip(results, expected, strict=True):
         if case.exact or not np.issubdtype(wanted.dtype, np.floating):
             np.testing.assert_array_equal(value.reshape(wanted.shape), wanted)

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import fuselane
-from tests.hlo.xla import QUICKLY
+from tests.hlo.xla import QUICKLY, UNOPTIMISED
 
 LANES = 1000
 Arrays = tuple[jax.Array, ...]
@@ -140,7 +140,8 @@ def test_chain(program: Callable[..., Arrays], donated: tuple[int, ...]) -> None
     with fuselane.enabled(verify_hlo=True):
         if not donated:
             assert fuselane.explain(program, *arguments()).num_fused >= 1
-        function = jax.jit(program, donate_argnums=donated)
+        lowered = jax.jit(program, donate_argnums=donated).lower(*arguments())
+        function = lowered.compile(UNOPTIMISED)
         for _ in range(2):
             given = arguments()
             views = [np.asarray(array) for array in arguments()]

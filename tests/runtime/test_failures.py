@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import signal
@@ -47,9 +48,15 @@ def afresh() -> Iterator[None]:
     jax.clear_caches()
 
 
+@functools.cache
+def plain_result() -> np.ndarray[Any, Any]:
+    """Returns what the program makes without Fuselane."""
+    return np.asarray(jax.jit(program)(argument()))
+
+
 def run_with_warnings(times: int = 2) -> list[str]:
     """Runs the program under Fuselane, compiled each time; returns Fuselane's warnings."""
-    expected = np.asarray(jax.jit(program)(argument()))
+    expected = plain_result()
     with warnings.catch_warnings(record=True) as caught, fuselane.enabled():
         warnings.simplefilter("always")
         for _ in range(times):

@@ -35,6 +35,7 @@ from fuselane.later import Later
 from fuselane.runtime import hook
 from fuselane.runtime.ffi import TARGET
 from fuselane.runtime.repeat import REPEAT_TARGET
+from tests.hlo.xla import UNOPTIMISED
 
 PAGES: Final = (pipeline, replacing, cpu, form)
 
@@ -191,7 +192,7 @@ def compile_case(name: str) -> tuple[Any, list[LoopDecision]]:
         return case.program(x)
 
     program.__name__ = f"case_{next(numbers)}"
-    compiled = jax.jit(program).lower(case.argument).compile()
+    compiled = jax.jit(program).lower(case.argument).compile(UNOPTIMISED)
     loops = fuselane.decisions().loops
     return compiled, [loop for loop in loops if loop.module == f"jit_{program.__name__}"]
 

@@ -113,6 +113,27 @@ def test_vectors_are_as_wide_as_asked_for(bits: int) -> None:
     assert plan_of(small_state(2048), narrow, unroll=1).width == bits // 32
 
 
+@pytest.mark.parametrize(
+    ("body", "dtype", "lanes", "width"),
+    [
+        ("y = {a} add(e0, e0)", "u8", 2048, 64),
+        ("y = {a} add(e0, e0)", "u8", 60, 32),
+        ("y = {a} add(e0, e0)", "u8", 20, 16),
+        ("y = {a} add(e0, e0)", "s16", 2048, 32),
+        ("y = {a} add(e0, e0)", "bf16", 2048, 16),
+        ("y = {a} add(e0, e0)", "pred", 2048, 16),
+        ("c = s32{n} convert(e0)\n d = s32{n} multiply(c, c)\n y = {a} convert(d)", "u8", 2048, 16),
+        ("q = pred{n} compare(e0, e0), direction=LT\n d = {a} add(e0, e0)\n y = {a} select(q, d, e0)", "u8", 2048, 64),
+    ],
+)
+def test_narrow_numbers_fill_registers(body: str, dtype: str, lanes: int, width: int) -> None:
+    """If they are most of the work, and there are as many lanes."""
+    array = f"{dtype}[{lanes}]"
+    text = body.format(a=array, n=f"[{lanes}]")
+    program = form_program(counting_loop(text, ["y"], [array], trip_count=10_000))
+    assert plan_of(program, unroll=1).width == width
+
+
 def test_small_state_stays_in_registers() -> None:
     """Several vectors at once hide latencies, as long as there are lanes for all threads."""
     plan = plan_of(small_state(65_536))

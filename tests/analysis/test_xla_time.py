@@ -356,6 +356,34 @@ def test_short_reductions_of_pairs_are_vectors() -> None:
     assert step_us(_largest(17)) > 2.2 * step_us(_largest(16))
 
 
+def _row_sums(rows: str, size: int) -> HloModule:
+    """A loop that sums up rows which a fusion computes."""
+    body = "y = s32[4096] fusion(e0, e1), kind=kLoop, calls=f"
+    more = f"""
+      total {{ l = s32[] parameter(0)  r = s32[] parameter(1)  ROOT s = s32[] add(l, r) }}
+      f {{ p = s32[4096] parameter(0)  q = s32[4096,{size}] parameter(1)
+        z = s32[] constant(0)
+        b = s32[4096,{size}] broadcast(p), dimensions={{0}}
+        n = s32[4096,{size}] iota(), iota_dimension=1
+        {rows.format(size=size, most=size - 1)}
+        ROOT r = s32[4096] reduce(x, z), dimensions={{1}}, to_apply=total }}"""
+    return counting_loop(body, ["y", "e1"], ["s32[4096]", f"s32[4096,{size}]"], more=more)
+
+
+TURNED: Final = """v = s32[4096,{size}] xor(b, n)
+        first = s32[4096,1] slice(v), slice={{[0:4096],[0:1]}}
+        others = s32[4096,{most}] slice(v), slice={{[0:4096],[1:{size}]}}
+        x = s32[4096,{size}] concatenate(others, first), dimensions={{1}}"""
+
+
+@pytest.mark.parametrize("rows", ["x = s32[4096,{size}] xor(b, n)", TURNED])
+def test_short_rows_that_are_computed_are_summed_in_vectors(rows: str) -> None:
+    """What has to be loaded element by element is not, nor are long rows."""
+    loaded = "x = s32[4096,{size}] xor(b, q)"
+    assert step_us(_row_sums(rows, 32)) < 0.25 * step_us(_row_sums(loaded, 32))
+    assert step_us(_row_sums(rows, 33)) > 0.8 * step_us(_row_sums(loaded, 33))
+
+
 def test_windows_of_gathers_are_moved_as_runs() -> None:
     """Where a window begins is worked out once for all of it."""
 

@@ -418,7 +418,9 @@ def _find_scalar_code(
 ) -> tuple[bool, frozenset[HloInstruction], frozenset[HloInstruction]]:
     """Returns whether a fusion is not vectorised, what of it is not in any case, and what is."""
     runs = body.fact(count_runs)
-    return is_scalar_code(body, runs), find_raced(runs), find_unrolled(runs)
+    unrolled = find_unrolled(runs)
+    others = {inner: times for inner, times in runs.items() if inner not in unrolled}
+    return is_scalar_code(body, others), find_raced(runs), unrolled
 
 
 def _is_queued(computation: HloComputation) -> bool:

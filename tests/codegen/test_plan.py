@@ -134,6 +134,14 @@ def test_narrow_numbers_fill_registers(body: str, dtype: str, lanes: int, width:
     assert plan_of(program, unroll=1).width == width
 
 
+@pytest.mark.parametrize(("lanes", "width"), [(64, 64), (60, 16)])
+def test_narrow_numbers_have_no_masks_without_instructions(lanes: int, width: int) -> None:
+    body = f"y = u8[{lanes}] add(e0, e0)"
+    program = form_program(counting_loop(body, ["y"], [f"u8[{lanes}]"], trip_count=10_000))
+    device = dataclasses.replace(DEVICE, has_masked_memory=False)
+    assert plan_of(program, device, unroll=1).width == width
+
+
 def test_small_state_stays_in_registers() -> None:
     """Several vectors at once hide latencies, as long as there are lanes for all threads."""
     plan = plan_of(small_state(65_536))

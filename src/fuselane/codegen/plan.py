@@ -217,7 +217,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     if not program.has_lanes:
         return _scalar_plan(program, work, device)
     vector_bits = options.vector_bits or device.vector_bits
-    bits = _element_bits(program, vector_bits)
+    bits = _element_bits(program, vector_bits, has_masks=device.has_masked_memory)
     lanes, passes = vector_bits // bits, math.ceil(vector_bits / device.unit_bits)
     in_registers = _fits_registers(work, device) and not program.meetings
     kept = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
@@ -382,9 +382,13 @@ def _tile_vectors(
     return math.ceil(num_vectors / (threads * min(tiles, max(_TILES_PER_THREAD, tiles))))
 
 
-def _element_bits(program: LaneProgram, vector_bits: int) -> int:
+def _element_bits(program: LaneProgram, vector_bits: int, *, has_masks: bool) -> int:
     """Returns the width of an element of which the lanes are to fill a register: less than a word
-    if half of the work fits into that and there are so many lanes, more if half needs more."""
+    if half of the work fits into that and there are so many lanes, more if half needs more.
+
+    Without masks the last lanes have to fill theirs, too: LLVM makes a branch of each element less
+    than a word that is masked.
+    """
     works: defaultdict[int, float] = defaultdict(float)
     for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
         works[_number_bits(instruction, program)] += weight
@@ -392,7 +396,8 @@ def _element_bits(program: LaneProgram, vector_bits: int) -> int:
     half = sum(works.values()) / 2
     for bits in _NARROW_BITS:
         wider = sum(work for width, work in works.items() if width > bits)
-        if bits * program.num_lanes >= vector_bits and wider < half:
+        registers, rest = divmod(program.num_lanes, vector_bits // bits)
+        if wider < half and registers and (has_masks or not rest):
             return bits
     return 2 * _WORD_BITS if works[2 * _WORD_BITS] > half else _WORD_BITS
 

@@ -142,6 +142,23 @@ def test_narrow_numbers_have_no_masks_without_instructions(lanes: int, width: in
     assert plan_of(program, device, unroll=1).width == width
 
 
+def test_integers_that_change_their_width_cost_shuffles() -> None:
+    """For each register of the wider ones, of which four hold the bytes of one."""
+
+    def cycles(more: str) -> float:
+        body = f"""w = s32[4096] convert(e0)
+          v = s32[4096] multiply(w, w)
+          n = u8[4096] convert(v)
+          {more}"""
+        program = form_program(counting_loop(body, ["y"], ["u8[4096]"], trip_count=10_000))
+        return plan_of(program, unroll=8).block_cycles / 8
+
+    assert cycles("y = u8[4096] add(n, e0)") > 5
+    products = [f"m{k + 1} = u8[4096] multiply(m{k}, e0)" for k in range(9)]
+    of_bytes = "\n".join(["m0 = u8[4096] add(n, e0)", *products, "y = u8[4096] add(m9, e0)"])
+    assert cycles(of_bytes) > 4 * 5 + 9 * 0.5
+
+
 def test_small_state_stays_in_registers() -> None:
     """Several vectors at once hide latencies, as long as there are lanes for all threads."""
     plan = plan_of(small_state(65_536))

@@ -191,6 +191,23 @@ def test_long_runs_of_narrow_elements_have_no_masks() -> None:
     assert memory.run(make_block(function, 16, lanes=3)) == 1
 
 
+def test_runs_of_bytes_are_as_long_as_those_of_words() -> None:
+    """One by one, the elements of 256 lanes would take LLVM seconds."""
+    words, short = (
+        Memory(
+            shape=Shape.array(element, (512, 7)),
+            lane=0,
+            pointer=i64(0),
+            strides=(7, 1),
+            written=Written.NEVER,
+        )
+        for element in (PrimitiveType.S32, PrimitiveType.U8)
+    )
+    for width, runs in ((128, (7, 7)), (256, (1, 7)), (512, (1, 7)), (1024, (1, 1))):
+        block = make_block(Function([]), width)
+        assert (words.run(block), short.run(block)) == runs
+
+
 def test_places_in_a_run() -> None:
     memory = Memory(
         shape=shape_of(5, 8, 2, 3),

@@ -113,6 +113,52 @@ def test_vectors_are_as_wide_as_asked_for(bits: int) -> None:
     assert plan_of(small_state(2048), narrow, unroll=1).width == bits // 32
 
 
+@pytest.mark.parametrize(
+    ("body", "dtype", "lanes", "width"),
+    [
+        ("y = {a} add(e0, e0)", "u8", 2048, 64),
+        ("y = {a} add(e0, e0)", "u8", 60, 32),
+        ("y = {a} add(e0, e0)", "u8", 20, 16),
+        ("y = {a} add(e0, e0)", "s16", 2048, 32),
+        ("y = {a} add(e0, e0)", "bf16", 2048, 16),
+        ("y = {a} add(e0, e0)", "pred", 2048, 16),
+        ("c = s32{n} convert(e0)\n d = s32{n} multiply(c, c)\n y = {a} convert(d)", "u8", 2048, 16),
+        ("q = pred{n} compare(e0, e0), direction=LT\n y = {a} convert(q)", "u8", 2048, 64),
+    ],
+)
+def test_narrow_numbers_fill_registers(body: str, dtype: str, lanes: int, width: int) -> None:
+    """If they are most of the work, and there are as many lanes."""
+    array = f"{dtype}[{lanes}]"
+    text = body.format(a=array, n=f"[{lanes}]")
+    program = form_program(counting_loop(text, ["y"], [array], trip_count=10_000))
+    assert plan_of(program, unroll=1).width == width
+
+
+@pytest.mark.parametrize(("lanes", "width"), [(64, 64), (60, 16)])
+def test_narrow_numbers_have_no_masks_without_instructions(lanes: int, width: int) -> None:
+    body = f"y = u8[{lanes}] add(e0, e0)"
+    program = form_program(counting_loop(body, ["y"], [f"u8[{lanes}]"], trip_count=10_000))
+    device = dataclasses.replace(DEVICE, has_masked_memory=False)
+    assert plan_of(program, device, unroll=1).width == width
+
+
+def test_integers_that_change_their_width_cost_shuffles() -> None:
+    """For each register of the wider ones, of which four hold the bytes of one."""
+
+    def cycles(more: str) -> float:
+        body = f"""w = s32[4096] convert(e0)
+          v = s32[4096] multiply(w, w)
+          n = u8[4096] convert(v)
+          {more}"""
+        program = form_program(counting_loop(body, ["y"], ["u8[4096]"], trip_count=10_000))
+        return plan_of(program, unroll=8).block_cycles / 8
+
+    assert cycles("y = u8[4096] add(n, e0)") > 5
+    products = [f"m{k + 1} = u8[4096] multiply(m{k}, e0)" for k in range(9)]
+    of_bytes = "\n".join(["m0 = u8[4096] add(n, e0)", *products, "y = u8[4096] add(m9, e0)"])
+    assert cycles(of_bytes) > 4 * 5 + 9 * 0.5
+
+
 def test_small_state_stays_in_registers() -> None:
     """Several vectors at once hide latencies, as long as there are lanes for all threads."""
     plan = plan_of(small_state(65_536))

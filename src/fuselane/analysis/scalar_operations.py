@@ -63,9 +63,16 @@ _TURNED_FAR: Final = 1.4
 """Elements whose neighbours in memory are others afterwards: measured, 0.25 ns, and 0.7 to 1.1 ns
 where more lines lie between them than a core's first cache holds, or than one set of it."""
 
+_SPREAD: Final = frozenset({"broadcast", "constant", "iota"})
+_PLACED: Final = frozenset({"bitcast", "concatenate", "reshape", "reverse", "slice", "transpose"})
+
 _SHORT_RACE: Final = 0.6
 """Operations for each element of a reduction of several operands that is unrolled, and its vectors'
 elements compared side by side: measured, 0.3 ns."""
+
+_LONG_ROW_OF_VALUES: Final = 32
+"""Rows that a fusion computes, and no longer, are unrolled, and vectors made of the elements of
+many rows: measured, 0.02 to 0.1 ns an element where one by one they take 0.4 to 1 ns."""
 
 _LONG_RACE: Final = 16
 _RACE: Final = 2.0
@@ -77,7 +84,7 @@ def scalar_operations(instruction: HloInstruction) -> float:
     """Returns the operations of scalar code for one element of an instruction's result."""
     opcode = instruction.opcode
     if opcode == "reduce":
-        return _row_length(instruction) * _reduction(instruction)
+        return row_length(instruction) * _reduction(instruction)
     if opcode in ("gather", "scatter"):
         return _picking(instruction) if opcode == "gather" else _updating(instruction)
     if opcode == "reduce-window":
@@ -163,7 +170,7 @@ def _search(call: HloInstruction) -> float:
     return _SEARCHED * size / kept + _KEPT * math.log2(kept + 1)
 
 
-def _row_length(reduction: HloInstruction) -> float:
+def row_length(reduction: HloInstruction) -> float:
     """Returns how many elements a reduction makes one of."""
     return reduction.operands[0].shape.num_elements / max(1, result_elements(reduction))
 
@@ -171,7 +178,7 @@ def _row_length(reduction: HloInstruction) -> float:
 def _is_race(instruction: HloInstruction) -> bool:
     """Whether an instruction is a long reduction of several operands."""
     is_variadic = instruction.opcode == "reduce" and instruction.shape.is_tuple
-    return is_variadic and _row_length(instruction) > _LONG_RACE
+    return is_variadic and row_length(instruction) > _LONG_RACE
 
 
 def find_raced(members: Iterable[HloInstruction]) -> frozenset[HloInstruction]:
@@ -185,6 +192,42 @@ def find_raced(members: Iterable[HloInstruction]) -> frozenset[HloInstruction]:
         if any(user in raced or _is_race(user) for user in instruction.users):
             raced.add(instruction)
     return frozenset(raced)
+
+
+def find_unrolled(members: Iterable[HloInstruction]) -> frozenset[HloInstruction]:
+    """Returns the reductions of a fusion that are unrolled, of rows that it computes, and what it
+    computes for them alone.
+
+    Args:
+        members: Those of the fusion, users first.
+    """
+    unrolled: set[HloInstruction] = set()
+    for instruction in members:
+        is_row = bool(instruction.users) and all(user in unrolled for user in instruction.users)
+        if is_row or _is_unrolled(instruction):
+            unrolled.add(instruction)
+    return frozenset(unrolled)
+
+
+def _is_unrolled(instruction: HloInstruction) -> bool:
+    """Whether an instruction reduces short rows of what need not be gathered from memory."""
+    if instruction.opcode != "reduce":
+        return False
+    longest = _LONG_RACE if instruction.shape.is_tuple else _LONG_ROW_OF_VALUES
+    rows = instruction.operands[: len(instruction.operands) // 2]
+    size = row_length(instruction)
+    return size <= longest and all(_is_computed(row, size) for row in rows)
+
+
+def _is_computed(value: HloInstruction, row: float) -> bool:
+    """Whether neighbours in a row of so many are made of what is loaded once for all of it, and put
+    together alike in all rows."""
+    if value.opcode in _SPREAD:
+        return True
+    if value.opcode == "concatenate" and value.shape.dimensions[value.dimensions[0]] != row:
+        return False
+    is_made = value.opcode in ELEMENTWISE_OPCODES or value.opcode in _PLACED
+    return is_made and all(_is_computed(operand, row) for operand in value.operands)
 
 
 def _combination(instruction: HloInstruction) -> float:

@@ -26,6 +26,8 @@ from fuselane.analysis.opcodes import COMPLEX_OPCODES, ELEMENTWISE_OPCODES, FREE
 from fuselane.analysis.scalar_code import is_scalar_code
 from fuselane.analysis.scalar_operations import (
     find_raced,
+    find_unrolled,
+    row_length,
     scalar_operations,
     turning_operations,
 )
@@ -311,14 +313,17 @@ class _Clock:
         if instruction.opcode != "fusion":
             return self._time(instruction, result_elements(instruction))
         body = instruction.called_computations[0]
-        is_scalar, raced = False, frozenset[HloInstruction]()
+        is_scalar, raced, unrolled = False, frozenset[HloInstruction](), frozenset[HloInstruction]()
         if self.is_library_code:  # which computes each array once
             runs: Mapping[HloInstruction, float] = body.fact(_whole_arrays)
         else:
             runs = body.fact(count_runs)
-            is_scalar, raced = body.fact(_find_scalar_code)
+            is_scalar, raced, unrolled = body.fact(_find_scalar_code)
         time = 0.0
         for inner, times in runs.items():
+            if inner in unrolled:
+                time += self._unrolled(inner, times)
+                continue
             self.is_scalar_code = is_scalar or inner in raced
             time += self._time(inner, times)
             if inner.opcode in _TURNING and not self.is_library_code:
@@ -326,6 +331,15 @@ class _Clock:
         self.is_scalar_code = False
         moves = result_elements(instruction) if is_scalar else 0
         return time + moves * _INDEPENDENT_INTEGRAL * self.costs.xla_scalar_us
+
+    def _unrolled(self, instruction: HloInstruction, count: float) -> float:
+        """Returns the time of what is computed in or for reductions that are unrolled, in which
+        nothing has to be brought into place."""
+        if instruction.opcode == "reduce":
+            count *= row_length(instruction)
+            applied = (i for i in instruction.to_apply.instructions if not i.shape.is_tuple)
+            return sum(self._time(i, count) for i in applied)
+        return self._time(instruction, count) if instruction.opcode in ELEMENTWISE_OPCODES else 0.0
 
     def _time(self, instruction: HloInstruction, count: float) -> float:
         """Returns the time to compute so many elements of an instruction's result."""
@@ -399,10 +413,14 @@ def _whole_arrays(body: HloComputation) -> Mapping[HloInstruction, float]:
     return {inner: float(result_elements(inner)) for inner in body.instructions}
 
 
-def _find_scalar_code(body: HloComputation) -> tuple[bool, frozenset[HloInstruction]]:
-    """Returns whether a fusion is not vectorised, and what of it is not in any case."""
+def _find_scalar_code(
+    body: HloComputation,
+) -> tuple[bool, frozenset[HloInstruction], frozenset[HloInstruction]]:
+    """Returns whether a fusion is not vectorised, what of it is not in any case, and what is."""
     runs = body.fact(count_runs)
-    return is_scalar_code(body, runs), find_raced(runs)
+    unrolled = find_unrolled(runs)
+    others = {inner: times for inner, times in runs.items() if inner not in unrolled}
+    return is_scalar_code(body, others), find_raced(runs), unrolled
 
 
 def _is_queued(computation: HloComputation) -> bool:

@@ -37,8 +37,8 @@ from fuselane.hlo.shape import PrimitiveType, Shape
 
 _MAX_RUN = 16
 _MAX_RUN_OF_SQUARES = 32
-_MAX_RUN_TIMES_WIDTH = 1024
-_MASKED_BITS = 32
+_MAX_RUN_TIMES_WIDTH = 1024  # of words, or what they hold of less
+_WORD_BITS = 32
 _MAX_BRANCHES = 64
 
 
@@ -199,8 +199,9 @@ class Memory(Array):
         stride = self.strides[self.lane]
         if self.is_staged:
             return stride
-        is_masked = block.mask is not None and self.shape.element_type.bits < _MASKED_BITS
-        most = _MAX_BRANCHES if is_masked else _MAX_RUN_TIMES_WIDTH
+        bits = self.shape.element_type.bits
+        is_masked = block.mask is not None and bits < _WORD_BITS
+        most = _MAX_BRANCHES if is_masked else _MAX_RUN_TIMES_WIDTH * max(1, _WORD_BITS // bits)
         is_short = stride <= _MAX_RUN and stride * block.width <= most
         if is_short or (
             stride <= _MAX_RUN_OF_SQUARES and not is_masked and self._has_squares(block)

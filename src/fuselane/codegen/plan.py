@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -24,11 +25,14 @@ from fuselane.device import DeviceDescription
 from fuselane.gpu import WARP_LANES
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
 from fuselane.lanes.program import ElementKind, LaneProgram
 
 SHARED_BITS: Final = 256
 """Of vectors along what all lanes share, whatever the machine: LLVM makes two of one if need be."""
 
+_NARROW_BITS: Final = (8, 16)
+_WORD_BITS: Final = 32
 _MAX_UNROLLED: Final = 32
 _MAX_UNROLLED_SCALARS: Final = 16
 _MAX_EMITTED: Final = 6_000
@@ -156,14 +160,14 @@ class Plan:
     def pitch(self) -> int:
         """Lanes from one row of a tile's scratch memory to the next.
 
-        One vector more than the tile has, or two: rows whole pages apart would compete for the same
-        cache sets, and loads from one would wait for stores to another. A GPU's thread has no such
-        caches to itself.
+        One vector more than the tile has, or a register more: rows whole pages apart would compete
+        for the same cache sets, and loads from one would wait for stores to another. A GPU's thread
+        has no such caches to itself.
         """
         if self.width == 1:
             return self.tile_lanes
         pitch = self.tile_lanes + self.width
-        return pitch if pitch % _PAGE_ELEMENTS else pitch + self.width
+        return pitch if pitch % _PAGE_ELEMENTS else pitch + self.vector_lanes
 
     def numbers(self) -> dict[str, float]:
         """Returns what a decision tells of the layout: that of a GPU's threads, by name."""
@@ -212,8 +216,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
     work = measure(program)
     if not program.has_lanes:
         return _scalar_plan(program, work, device)
-    bits = _element_bits(program)
     vector_bits = options.vector_bits or device.vector_bits
+    bits = _element_bits(program, vector_bits, has_masks=device.has_masked_memory)
     lanes, passes = vector_bits // bits, math.ceil(vector_bits / device.unit_bits)
     in_registers = _fits_registers(work, device) and not program.meetings
     kept = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
@@ -378,13 +382,33 @@ def _tile_vectors(
     return math.ceil(num_vectors / (threads * min(tiles, max(_TILES_PER_THREAD, tiles))))
 
 
-def _element_bits(program: LaneProgram) -> int:
-    bits = {32: 0.0, 64: 0.0}
+def _element_bits(program: LaneProgram, vector_bits: int, *, has_masks: bool) -> int:
+    """Returns the width of an element of which the lanes are to fill a register: less than a word
+    if half of the work fits into that and there are so many lanes, more if half needs more.
+
+    Without masks the last lanes have to fill theirs, too: LLVM makes a branch of each element less
+    than a word that is masked.
+    """
+    works: defaultdict[int, float] = defaultdict(float)
     for instruction, weight in _weighted(program, program.loop.instruction.body, 1.0):
-        if instruction.shape.is_array and needs_lanes(instruction, program):
-            wide = instruction.shape.element_type.bits > 32
-            bits[64 if wide else 32] += weight
-    return 64 if bits[64] > bits[32] else 32
+        works[_number_bits(instruction, program)] += weight
+    works.pop(0, None)
+    half = sum(works.values()) / 2
+    for bits in _NARROW_BITS:
+        wider = sum(work for width, work in works.items() if width > bits)
+        registers, rest = divmod(program.num_lanes, vector_bits // bits)
+        if wider < half and registers and (has_masks or not rest):
+            return bits
+    return 2 * _WORD_BITS if works[2 * _WORD_BITS] > half else _WORD_BITS
+
+
+def _number_bits(instruction: HloInstruction, program: LaneProgram) -> int:
+    """Returns the width of the widest numbers that an instruction makes or reads for each lane; 0
+    for predicates alone, which are as wide as what they tell of. Floats are widened to words."""
+    values = (instruction, *instruction.operands)
+    arrays = (v for v in values if v.shape.is_array and needs_lanes(v, program))
+    elements = {value.shape.element_type for value in arrays} - {PrimitiveType.PRED}
+    return max((max(e.bits, _WORD_BITS * e.is_floating) for e in elements), default=0)
 
 
 def max_unrolled_for(program: LaneProgram, work: Work, *, keeps_large: bool = True) -> int:

@@ -290,7 +290,10 @@ class VectorBlock:
         self, instruction: HloInstruction, reads: Sequence[int], operations: float
     ) -> _Operation:
         opcode = instruction.opcode
-        count = operations / max(1, OPCODE_COST[opcode]) * self._width(instruction.shape)
+        registers = self._width(instruction.shape)
+        if opcode == "convert":
+            registers = max(registers, self._width(instruction.operands[0].shape))
+        count = operations / max(1, OPCODE_COST[opcode]) * registers
         if opcode == "gather" and instruction.operands[0].opcode == "concatenate":
             # Of each part, to select from.
             count *= len(instruction.operands[0].operands)

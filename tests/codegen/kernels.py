@@ -116,12 +116,14 @@ class CompiledLoop:
             self._output_buffer(index, output, inputs, arguments)
             for index, output in zip(self.program.output_indices, self.program.outputs, strict=True)
         ]
+        scratch = [_Buffer(np.full(n, _RUBBISH, np.uint8)) for n in [self.code.scratch_bytes] if n]
         if tiles is None:
             tiles = [(tile, tile + 1) for tile in reversed(range(self.code.num_tiles))]
+        written = [*outputs, *scratch]
         for first, last in tiles:
-            self.call([b.address for b in inputs], [b.address for b in outputs], first, last)
-        for buffer in (*inputs, *outputs):
-            buffer.check(may_change=buffer in outputs)
+            self.call([b.address for b in inputs], [b.address for b in written], first, last)
+        for buffer in (*inputs, *written):
+            buffer.check(may_change=buffer in written)
         used = get_indices_used(self.program.site)
         invariants = self.program.invariants.items()
         results = {index: evaluate(v, arguments) for index, v in invariants if index in used}

@@ -830,8 +830,8 @@ def test_memory_behind_the_last_lane_is_not_touched() -> None:
         run_at_page_ends(compiled)
 
 
-def large_state(columns: int) -> HloModule:
-    shape = f"f32[4096,{columns}]"
+def large_state(columns: int, lanes: int = 4096) -> HloModule:
+    shape = f"f32[{lanes},{columns}]"
     body = f"y = {shape} reverse(e0), dimensions={{1}}"
     return counting_loop(body, ["y"], [shape], trip_count=1)
 
@@ -844,14 +844,25 @@ def test_tiles_too_large_for_a_stack_are_made_smaller() -> None:
     np.testing.assert_array_equal(compiled.run(state)[1], state[:, ::-1])
 
 
-def test_lanes_too_large_for_a_stack_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="or more values at once, more than 16,384"):
+def test_lanes_too_large_for_a_stack_have_memory_of_their_callers() -> None:
+    """A part for each tile: several may run at once."""
+    compiled = compile_loop(large_state(30_000, lanes=40))
+    part_bytes = compiled.code.scratch_bytes // compiled.plan.num_tiles
+    assert (compiled.plan.tile_vectors, compiled.plan.num_tiles) == (1, 3)
+    assert part_bytes > 4 * 16 * 30_000
+    state = some([40, 30_000])
+    for tiles in (None, [(0, 3)], [(1, 3), (0, 1)]):
+        np.testing.assert_array_equal(compiled.run(state, tiles=tiles)[1], state[:, ::-1])
+
+
+def test_lanes_too_large_for_their_callers_memory_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="or more values at once, more than 32,768"):
         compile_loop(large_state(30_000), unroll=1)
 
 
-def test_dots_too_large_for_a_stack_are_refused_before_any_is_emitted() -> None:
+def test_dots_that_are_too_large_are_refused_before_any_is_emitted() -> None:
     """The refusal tells of all of them, not of as many as there is room for."""
-    shape, numbers = "f32[64,32,32]", "lhs_batch_dims={0}, rhs_batch_dims={0}"
+    shape, numbers = "f32[4096,32,32]", "lhs_batch_dims={0}, rhs_batch_dims={0}"
     numbers += ", lhs_contracting_dims={2}, rhs_contracting_dims={1}"
     names = ["e0", *(f"d{n}" for n in range(80))]
     body = "\n".join(

@@ -84,8 +84,14 @@ class KernelEntry(Protocol):
         """
         ...
 
-    def scratch(self, builder: ir.IRBuilder) -> ir.Value:
-        """Returns the address of memory the caller gives behind the outputs."""
+    def scratch(self, builder: ir.IRBuilder, offset: int, part_bytes: int) -> ir.Value:
+        """Returns the address of the call's own part of memory that the caller gives.
+
+        Args:
+            builder: Where code goes.
+            offset: Where the parts of all tiles lie in that memory, one behind the other.
+            part_bytes: The size of each.
+        """
         ...
 
     def each_tile(self, builder: ir.IRBuilder) -> contextlib.AbstractContextManager[ir.Value]:
@@ -137,10 +143,12 @@ class CpuEntry:
         """Returns the same, as one tile has all lanes."""
         return combine_entries(builder, combiner, value, element)
 
-    def scratch(self, builder: ir.IRBuilder) -> ir.Value:
-        """Returns the address that comes behind those of the outputs."""
+    def scratch(self, builder: ir.IRBuilder, offset: int, part_bytes: int) -> ir.Value:
+        """Returns the part of the call's first tile, of memory that comes behind the outputs."""
         self.tables[self._results] = 8 * len(self.outputs) + 8
-        return _address(builder, self._results, len(self.outputs))
+        memory = _address(builder, self._results, len(self.outputs))
+        own = builder.add(i64(offset), builder.mul(self._first, i64(part_bytes)))
+        return builder.gep(memory, [own], inbounds=True, source_etype=ir.IntType(8))
 
     @contextlib.contextmanager
     def each_tile(self, builder: ir.IRBuilder) -> Iterator[ir.Value]:

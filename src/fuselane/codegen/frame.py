@@ -56,7 +56,6 @@ class Frame:
         self._arrays: dict[ir.Value, Region] = {}
         self._add_regions("input", self.inputs, [i.shape.byte_size for i in program.inputs])
         self._add_regions("output", self.outputs, self._output_sizes())
-        self._scratch: ir.Value | None = None
         self.builder = KernelBuilder(self._body, contracts=entry.contracts)
 
     @property
@@ -131,26 +130,28 @@ class Frame:
         return warp.common_memory(self.builder, size * pitch * element.byte_size), pitch
 
     def _allocate_outside(self, size: int) -> ir.Value:
-        """Returns the address of scratch memory that the caller gives.
+        """Returns the address of scratch memory that the caller gives: its part for a call's first
+        tile, which all tiles of the call share.
 
-        Only where all is one tile, whatever its size: others are better made smaller.
+        Only for tiles that cannot be made smaller: others are better made so.
         """
-        if self.scratch_bytes + size > self._max_scratch_bytes:
-            raise self._refusal(self._stack_bytes + self.scratch_bytes + size)
-        builder = ir.IRBuilder(self._first_block)
-        if self._scratch is None:
-            self._scratch = self.entry.scratch(builder)
-        offset = i64(self.scratch_bytes)
+        tiles = self.plan.num_tiles
+        if self.scratch_bytes + size * tiles > self._max_scratch_bytes * tiles:
+            raise self._refusal(self._stack_bytes + self.scratch_bytes // tiles + size)
         # As on the stack, what follows must not lie whole pages apart.
-        self.scratch_bytes += -(-(size + _GAP_BYTES) // _ALIGNMENT) * _ALIGNMENT
-        slot = builder.gep(self._scratch, [offset], inbounds=True, source_etype=ir.IntType(8))
+        part_bytes = -(-(size + _GAP_BYTES) // _ALIGNMENT) * _ALIGNMENT
+        builder = ir.IRBuilder(self._first_block)
+        slot = self.entry.scratch(builder, self.scratch_bytes, part_bytes)
+        self.scratch_bytes += part_bytes * tiles
         self._arrays[slot] = Region(name=f"scratch memory of {size:,} bytes", num_bytes=size)
         return slot
 
     @property
     def _max_scratch_bytes(self) -> int:
-        is_one_tile = self.program.meetings or not self.program.has_lanes
-        return self.entry.max_scratch_bytes if is_one_tile else 0
+        """The most scratch memory that the caller gives for one tile."""
+        is_whole = self.program.meetings or not self.program.has_lanes
+        is_smallest = is_whole or self.plan.tile_vectors == 1
+        return self.entry.max_scratch_bytes // self.plan.num_tiles if is_smallest else 0
 
     def _refusal(self, num_bytes: int) -> UnsupportedError:
         """Returns the error for too much scratch memory, counted in 32-bit values of a lane."""

@@ -100,7 +100,7 @@ class GpuEntry:
         """Returns what the threads of the only block make together."""
         return self.threads.combine_block(builder, combiner, value, element)
 
-    def scratch(self, builder: ir.IRBuilder) -> ir.Value:
+    def scratch(self, builder: ir.IRBuilder, offset: int, part_bytes: int) -> ir.Value:
         """Never asked for: no thread runs tiles that large.
 
         Raises:

@@ -55,6 +55,8 @@ def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
             _emit_guard(emitter, step)
         elif isinstance(step, Piecewise):
             emit_pieces(emitter, step)
+        elif step in emitter.asked:
+            emitter.values[step] = emitter.asked[step]
         elif step.opcode == "while":
             emitter.values[step] = emit_loop_here(emitter, step)
         elif step.opcode == "conditional":
@@ -300,7 +302,9 @@ def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Arra
     """Emits a condition for the lanes of the block alone.
 
     What reduces all lanes, `any(p)`, reduces those of the block that exist and that the loops
-    around have not left. Where no lane of the block goes on, neither does the block.
+    around have not left. Where no lane of the block goes on, neither does the block. Where the body
+    asks `p` again, it gets the same answer: were it rounded otherwise there, lanes could go on
+    forever that the body leaves as they are.
     """
     condition = loop.lane_condition
     assert condition is not None, "asked for loops that lanes leave one by one"
@@ -309,7 +313,9 @@ def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Arra
     going: _Going | None = None
     for step in emitter.schedule(computation).steps:
         if step is condition.reduction:
-            operand = emitter.array(step.operands[0])
+            operand = emitter.materialize(emitter.array(step.operands[0]))
+            if condition.in_body is not None:
+                emitter.asked[condition.in_body] = operand
             going = _find_lanes(emitter, operand, is_negated=condition.is_all)
             value = builder.not_(going.any_lane) if condition.is_all else going.any_lane
             emitter.values[step] = Registers(shape=step.shape, lane=None, elements=(value,))

@@ -68,6 +68,7 @@ class Emitter:
         it may change places.
     given: For elements of the program's loop where they are in a GPU's shared memory.
     homes: Scratch memory in which a guard wants a result of its work to be.
+    asked: What conditions have found out that bodies ask again.
     panels: Weights copied for dots.
     """
 
@@ -83,6 +84,7 @@ class Emitter:
     buffers: dict[HloInstruction, list[Scratch]] = field(default_factory=dict)
     given: Mapping[int, Scratch] = field(default_factory=dict)
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
+    asked: dict[HloInstruction, Array] = field(default_factory=dict)
     panels: dict[HloInstruction, Panels] = field(default_factory=dict)
     views: Views = field(init=False)
 
@@ -115,6 +117,7 @@ class Emitter:
             buffers=self.buffers,
             given=self.given,
             homes=self.homes,
+            asked=self.asked,
             panels=self.panels,
         )
         other.views = self.views

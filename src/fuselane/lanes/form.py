@@ -29,6 +29,7 @@ from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
+from fuselane.lanes.carried_ends import carry_ends
 from fuselane.lanes.composition import MAX_SCALAR_COST, compose
 from fuselane.lanes.flatten import flatten
 from fuselane.lanes.frozen import end_when_frozen
@@ -94,6 +95,14 @@ def _form_with(residuals: Residuals, loop: HloInstruction, one_thread: bool) -> 
 
 
 def _form_any(name: str, copies: Copies, one_thread: bool) -> LaneProgram:
+    program = _form_frozen(name, copies, one_thread)
+    if program.has_lanes and not program.meetings:
+        return program
+    carried = carry_ends(copies.get())
+    return program if carried is None else _form_frozen(name, Copies(carried), one_thread)
+
+
+def _form_frozen(name: str, copies: Copies, one_thread: bool) -> LaneProgram:
     normal = copies.get()
     if end_when_frozen(normal.region):
         try:
@@ -126,6 +135,7 @@ def _form_normal(name: str, copies: Copies, normal: NormalLoop, one_thread: bool
 
 def _form_shared(name: str, normal: NormalLoop) -> LaneProgram | None:
     """Returns the program of a loop whose lanes see each other, None if there is none."""
+    normal = carry_ends(normal) or normal
     loop = next(i for i in normal.region.instructions if i.opcode == "while")
     lanes = share_lanes(normal.region)
     if lanes is None:

@@ -31,22 +31,25 @@ from fuselane.lanes.builder import ComputationBuilder
 from fuselane.lanes.elements import NewElement, change_elements
 from fuselane.lanes.normal_loop import NormalLoop
 
-_CARRYING: Final = frozenset({"get-tuple-element", "parameter"})
-_EXACT: Final = _CARRYING | {
-    "abs",
-    "broadcast",
-    "concatenate",
-    "constant",
-    "copy",
-    "iota",
-    "maximum",
-    "minimum",
-    "negate",
-    "reshape",
-    "select",
-    "slice",
-    "transpose",
-}
+_EXACT: Final = frozenset(
+    {
+        "abs",
+        "broadcast",
+        "concatenate",
+        "constant",
+        "copy",
+        "get-tuple-element",
+        "iota",
+        "maximum",
+        "minimum",
+        "negate",
+        "parameter",
+        "reshape",
+        "select",
+        "slice",
+        "transpose",
+    }
+)
 """Opcodes of floats that are not rounded."""
 
 
@@ -67,10 +70,10 @@ def carry_ends(normal: NormalLoop) -> NormalLoop | None:
     added = [
         NewElement(
             initial=_copy(asked, region, loop.operands[0].operands),
-            update=partial(_ask_behind, asked, twin, loop.body),
+            update=partial(_ask_behind, asked, again, loop.body),
             is_result=False,
         )
-        for asked, twin in twins.items()
+        for asked, again in twins.items()
     ]
     numbers = change_elements(region, (), added, ComputationBuilder.extending(loop.body))
     builder = ComputationBuilder.extending(condition)
@@ -83,25 +86,46 @@ def carry_ends(normal: NormalLoop) -> NormalLoop | None:
     return replace(normal, element_indices=indices)
 
 
-def _find_twins(loop: HloInstruction) -> Iterator[tuple[HloInstruction, HloInstruction]]:
-    """Yields the largest parts of a condition that the body asks as well, each with what asks it
-    there."""
+def _find_twins(loop: HloInstruction) -> Iterator[tuple[HloInstruction, list[HloInstruction]]]:
+    """Yields the largest parts of a condition that the body asks as well, each with all that asks
+    it there."""
+    asked = _find_asked(loop.condition)
+    if not asked:
+        return
     works, known = Works(), dict[Hashable, int]()
     here, there = (_number(c, works, known) for c in (loop.condition, loop.body))
-    in_body = {there[v]: v for v in loop.body.instructions if v.users and _is_asked(v)}
-    if not in_body:
-        return
+    in_body: dict[int, list[HloInstruction]] = {}
+    for value in _find_asked(loop.body):
+        in_body.setdefault(there[value], []).append(value)
     stack, seen = [loop.condition.root], set[HloInstruction]()
     while stack:
         value = stack.pop()
         if value in seen:
             continue
         seen.add(value)
-        twin = in_body.get(here[value]) if _is_asked(value) else None
-        if twin is None:
+        again = in_body.get(here[value]) if value in asked else None
+        if again is None:
             stack.extend(value.operands)
         else:
-            yield value, twin
+            yield value, again
+
+
+def _find_asked(computation: HloComputation) -> list[HloInstruction]:
+    """Returns the booleans of a computation that rounded numbers decide."""
+    decided: set[HloInstruction] = set()
+    for value in computation.post_order():
+        if _is_rounded(value) or not decided.isdisjoint(value.operands):
+            decided.add(value)
+    return [value for value in computation.instructions if value in decided and _is_boolean(value)]
+
+
+def _is_boolean(value: HloInstruction) -> bool:
+    return value.shape.is_array and value.shape.element_type is PrimitiveType.PRED
+
+
+def _is_rounded(value: HloInstruction) -> bool:
+    is_float = value.shape.is_array and value.shape.element_type.is_floating
+    return is_float and value.opcode not in _EXACT
 
 
 def _number(
@@ -118,22 +142,15 @@ def _number(
     return numbers
 
 
-def _is_asked(value: HloInstruction) -> bool:
-    """Whether a value is a boolean that rounded numbers decide."""
-    is_boolean = value.shape.is_array and value.shape.element_type is PrimitiveType.PRED
-    return is_boolean and value.opcode not in _CARRYING and any(map(_is_rounded, cone(value)))
-
-
-def _is_rounded(value: HloInstruction) -> bool:
-    is_float = value.shape.is_array and value.shape.element_type.is_floating
-    return is_float and value.opcode not in _EXACT
-
-
 def _ask_behind(
-    asked: HloInstruction, twin: HloInstruction, body: HloComputation, element: HloInstruction
+    asked: HloInstruction,
+    again: Sequence[HloInstruction],
+    body: HloComputation,
+    element: HloInstruction,
 ) -> HloInstruction:
     """Returns what is asked of what the body makes; what it asked of its elements is one, too."""
-    twin.replace_all_uses_with(element)
+    for value in again:
+        value.replace_all_uses_with(element)
     return _copy(asked, body, body.root.operands)
 
 

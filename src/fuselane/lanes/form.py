@@ -8,6 +8,8 @@ find lanes  the dimension along which nothing is mixed        fuselane.analysis.
     take out    reductions over lanes that leave the loop         fuselane.lanes.partials
     meet        reductions over lanes that the loop goes on with  fuselane.lanes.meetings
     share       what lanes see of each other                      fuselane.lanes.sharing
+    carry ends  what a condition and a body both ask, unless      fuselane.lanes.carried_ends
+                lanes leave one by one, with their own answers
 compose     loops, streams, guards, and whether it fits       fuselane.lanes.composition
 
 Most of these change the region, so that each way of finding lanes starts from a normal form of its

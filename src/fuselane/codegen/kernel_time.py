@@ -54,10 +54,13 @@ def estimate_kernel_step_us(
     """Returns a kernel's time for one step of all lanes, in microseconds."""
     body = program.loop.instruction.body
     cycles = plan.block_cycles + _gathering_cycles(program, plan)
-    are_packed = count_weight_bytes(program) <= MAX_PACKED_BYTES
+    weight_bytes = count_weight_bytes(program)
+    are_packed = weight_bytes <= MAX_PACKED_BYTES
     loading_us = _loading_us(program, plan, body, costs, are_packed=are_packed)
     per_block = cycles * costs.kernel_cycle_us + loading_us
     per_tile = estimate_shared_us(program, plan, body, costs)
+    if weight_bytes > CACHED_BYTES:  # else they stay near the core that needs them in each step
+        per_tile += costs.moving_us(weight_bytes, weight_bytes)
     threads = _num_threads(plan, device)
     tiles = math.ceil(plan.num_tiles / threads)
     traffic = _traffic(program, plan, costs) + _scratch_traffic(program, plan, costs)

@@ -481,6 +481,13 @@ def test_a_fusion_that_branches_is_no_vectors() -> None:
     assert fused(parts, 3) < 1.5 * fused(f"a0 = {shape} negate(q)", 3)
 
 
+def test_rows_made_of_values_used_twice_are_looked_at_once() -> None:
+    """As those of hashes are: there are 2^60 ways from the sums to what they are made of."""
+    squares = "\n".join(f"v{k + 1} = s32[4096,8] multiply(v{k}, v{k})" for k in range(60))
+    rows = f"v0 = s32[4096,8] xor(b, n)\n{squares}\nx = s32[4096,8] negate(v60)"
+    assert step_us(_row_sums(rows, 8)) > 0.0
+
+
 def _stacked(count: int) -> HloModule:
     """A loop that makes four numbers of one, each by so many operations, side by side."""
     parts = []

@@ -7,7 +7,7 @@ such as arg-maxima, over long rows, what goes into them is scalar code, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST
@@ -64,7 +64,7 @@ _TURNED_FAR: Final = 1.4
 where more lines lie between them than a core's first cache holds, or than one set of it."""
 
 _SPREAD: Final = frozenset({"broadcast", "constant", "iota"})
-_PLACED: Final = frozenset({"bitcast", "concatenate", "reshape", "reverse", "slice", "transpose"})
+_PLACED: Final = frozenset({"bitcast", "reshape", "reverse", "slice", "transpose"})
 
 _SHORT_RACE: Final = 0.6
 """Operations for each element of a reduction of several operands that is unrolled, and its vectors'
@@ -222,12 +222,25 @@ def _is_unrolled(instruction: HloInstruction) -> bool:
 def _is_computed(value: HloInstruction, row: float) -> bool:
     """Whether neighbours in a row of so many are made of what is loaded once for all of it, and put
     together alike in all rows."""
-    if value.opcode in _SPREAD:
-        return True
-    if value.opcode == "concatenate" and value.shape.dimensions[value.dimensions[0]] != row:
-        return False
-    is_made = value.opcode in ELEMENTWISE_OPCODES or value.opcode in _PLACED
-    return is_made and all(_is_computed(operand, row) for operand in value.operands)
+    return all(_is_computed_here(part, row) for part in _made_of(value))
+
+
+def _made_of(value: HloInstruction) -> Iterator[HloInstruction]:
+    """Yields a value and what it is made from, but for what is spread over it."""
+    stack, seen = [value], {value}
+    while stack:
+        part = stack.pop()
+        yield part
+        if part.opcode not in _SPREAD:
+            new = [operand for operand in part.operands if operand not in seen]
+            seen.update(new)
+            stack += new
+
+
+def _is_computed_here(part: HloInstruction, row: float) -> bool:
+    if part.opcode == "concatenate":
+        return part.shape.dimensions[part.dimensions[0]] == row
+    return part.opcode in _SPREAD or part.opcode in ELEMENTWISE_OPCODES or part.opcode in _PLACED
 
 
 def _combination(instruction: HloInstruction) -> float:

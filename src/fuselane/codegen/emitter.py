@@ -117,7 +117,7 @@ class Emitter:
             buffers=self.buffers,
             given=self.given,
             homes=self.homes,
-            asked=self.asked,
+            asked=self.asked if block.width == self.place.block.width else {},
             panels=self.panels,
         )
         other.views = self.views

@@ -667,6 +667,19 @@ def test_loops_of_dots_are_not_simplified_again() -> None:
     assert has_dots == [False, True]
 
 
+def test_vectors_are_looked_for_where_there_are_loops_over_elements() -> None:
+    """Not where there is nothing but numbers."""
+    number = counting_loop("y = f32[] multiply(e0, e0)", ["y"], ["f32[]"])
+    array = counting_loop(
+        """y = f32[40] dot(e1, e0), lhs_contracting_dims={1}, rhs_contracting_dims={0}""",
+        ["y", "e1"],
+        ["f32[40]", "f32[40,40]"],
+    )
+    codes = [build(form_program(module), Options(), DEVICE) for module in (number, array)]
+    assert [code.plan.width for code in codes] == [1, 1]
+    assert [code.may_vectorise for code in codes] == [False, True]
+
+
 def test_dots_that_lanes_lack_in_some_steps_count() -> None:
     """A network's step of all lanes but those that are reset, with bits drawn beside it."""
     shape, row = "f32[64,64]", "f32[64]"

@@ -80,8 +80,7 @@ def test_kernels_are_optimised_where_asked(
     for lanes in ((9,), ()):
         assert not run_programs([replace(SMALL, lanes=lanes)]).failures
     assert [found[0] for found in levels] == [level, level]
-    assert any(vectorise for _, vectorise, _ in levels) == optimise
-    assert optimise or not any(in_order for _, _, in_order in levels)
+    assert optimise or not any(vectorise or in_order for _, vectorise, in_order in levels)
 
 
 def test_a_few_modules_are_compiled_as_users_have_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from fuselane.codegen.pieces import emit_pieces
 from fuselane.codegen.rare_guards import emit_in_pieces
 from fuselane.codegen.reading_ahead import NOTHING_AHEAD, ReadAhead
 from fuselane.codegen.recurring import emit_recurring_loop
-from fuselane.codegen.schedule import Step, needs_lanes
+from fuselane.codegen.schedule import Step, needs_lanes, steps_for
 from fuselane.codegen.types import any_lane, integer_constant
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -51,12 +51,12 @@ _MAX_UNROLLED_COST = 1500
 def emit_steps(emitter: Emitter, steps: Iterable[Step]) -> None:
     """Emits the steps of a schedule; parameters must have their values already."""
     for step in steps:
+        if step in emitter.asked:
+            continue
         if isinstance(step, Guard):
             _emit_guard(emitter, step)
         elif isinstance(step, Piecewise):
             emit_pieces(emitter, step)
-        elif step in emitter.asked:
-            emitter.values[step] = emitter.asked[step]
         elif step.opcode == "while":
             emitter.values[step] = emit_loop_here(emitter, step)
         elif step.opcode == "conditional":
@@ -302,9 +302,7 @@ def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Arra
     """Emits a condition for the lanes of the block alone.
 
     What reduces all lanes, `any(p)`, reduces those of the block that exist and that the loops
-    around have not left. Where no lane of the block goes on, neither does the block. Where the body
-    asks `p` again, it gets the same answer: were it rounded otherwise there, lanes could go on
-    forever that the body leaves as they are.
+    around have not left. Where no lane of the block goes on, neither does the block.
     """
     condition = loop.lane_condition
     assert condition is not None, "asked for loops that lanes leave one by one"
@@ -313,9 +311,7 @@ def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Arra
     going: _Going | None = None
     for step in emitter.schedule(computation).steps:
         if step is condition.reduction:
-            operand = emitter.materialize(emitter.array(step.operands[0]))
-            if condition.in_body is not None:
-                emitter.asked[condition.in_body] = operand
+            operand = _asked_in_body(emitter, loop, arrays) or emitter.array(step.operands[0])
             going = _find_lanes(emitter, operand, is_negated=condition.is_all)
             value = builder.not_(going.any_lane) if condition.is_all else going.any_lane
             emitter.values[step] = Registers(shape=step.shape, lane=None, elements=(value,))
@@ -324,6 +320,25 @@ def _emit_lane_condition(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Arra
     assert going is not None, "the reduction is part of the condition"
     whole = emitter.array(computation.root).get(emitter.place, ())
     return _Going(going.lanes, builder.and_(whole, going.any_lane))
+
+
+def _asked_in_body(emitter: Emitter, loop: LaneLoop, arrays: Sequence[Array]) -> Array | None:
+    """Emits what the body asks of each lane as well, which gets it from here; None if it doesn't.
+
+    Were it asked twice, and rounded in two ways, lanes could go on forever that the body leaves as
+    they are. What else the body makes of the same products is rounded as if it were asked there.
+    """
+    asked = loop.lane_condition and loop.lane_condition.in_body
+    if asked is None:
+        return None
+    body = loop.instruction.body
+    steps = steps_for([asked], emitter.schedule(body).steps)
+    emitter.values[body.parameters[0]] = list(arrays)
+    emitter.asked.difference_update(steps)
+    emit_steps(emitter, steps)
+    emitter.asked.update(steps)
+    answer = emitter.values[asked] = emitter.materialize(emitter.array(asked))
+    return answer
 
 
 def _find_lanes(emitter: Emitter, predicate: Array, *, is_negated: bool) -> _Going:

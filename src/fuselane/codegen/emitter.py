@@ -36,7 +36,7 @@ from fuselane.codegen.indexing import Element, Index, all_indices, residual_size
 from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.rotations import mix, rotate
-from fuselane.codegen.schedule import Schedule, make_schedule, number_parts
+from fuselane.codegen.schedule import Schedule, Step, make_schedule, number_parts
 from fuselane.codegen.types import is_vector
 from fuselane.codegen.views import Views
 from fuselane.codegen.windows import store_window
@@ -68,7 +68,7 @@ class Emitter:
         it may change places.
     given: For elements of the program's loop where they are in a GPU's shared memory.
     homes: Scratch memory in which a guard wants a result of its work to be.
-    asked: What conditions have found out that bodies ask again.
+    asked: Steps of bodies that their conditions have emitted.
     panels: Weights copied for dots.
     """
 
@@ -84,7 +84,7 @@ class Emitter:
     buffers: dict[HloInstruction, list[Scratch]] = field(default_factory=dict)
     given: Mapping[int, Scratch] = field(default_factory=dict)
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
-    asked: dict[HloInstruction, Array] = field(default_factory=dict)
+    asked: set[Step] = field(default_factory=set)
     panels: dict[HloInstruction, Panels] = field(default_factory=dict)
     views: Views = field(init=False)
 
@@ -117,7 +117,7 @@ class Emitter:
             buffers=self.buffers,
             given=self.given,
             homes=self.homes,
-            asked=self.asked if block.width == self.place.block.width else {},
+            asked=self.asked if block.width == self.place.block.width else set(),
             panels=self.panels,
         )
         other.views = self.views

@@ -79,10 +79,8 @@ def _find_back_edges(function: ir.Function) -> Iterator[ir.Instruction]:
 
 
 def _successors(block: ir.Block) -> list[ir.Block]:
-    end = block.terminator
-    return (
-        [] if end is None else [target for target in end.operands if isinstance(target, ir.Block)]
-    )
+    operands = [] if block.terminator is None else block.terminator.operands
+    return [operand for operand in operands if isinstance(operand, ir.Block)]
 
 
 def _is_heavy(branch: ir.Instruction) -> bool:

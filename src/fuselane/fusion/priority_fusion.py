@@ -298,15 +298,11 @@ class _Queue:
         constants = [i for i in xla_post_order(self.computation) if is_small_constant(i)]
         for constant in constants:
             for user in list(constant.users):
-                if check_pair(constant, user) is None and self._is_outside_scatter(constant, user):
+                if check_pair(constant, user) is None and check_scatter(constant, user) is None:
                     detail = f"`{constant.name}` is a constant of one element."
                     emitter = self.model.plan(user, constant).emission.emitter
                     grown.append(self._fuse(constant, user, allow(detail), emitter))
         return grown
-
-    def _is_outside_scatter(self, constant: HloInstruction, user: HloInstruction) -> bool:
-        has_scatter = "scatter" in self.model.opcodes(user)  # else the body need not be looked at
-        return not has_scatter or check_scatter(constant, user) is None
 
 
 _is_light: Final = attrgetter("is_light")

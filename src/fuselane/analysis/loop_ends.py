@@ -88,3 +88,10 @@ def cone(value: HloInstruction) -> Iterator[HloInstruction]:
             seen.add(top)
             yield top
             stack.extend(top.operands)
+
+
+def cone_in_order(value: HloInstruction) -> list[HloInstruction]:
+    """Returns a value and everything it is made from, operands first."""
+    assert value.computation is not None, "what is asked about is in a computation"
+    needed = set(cone(value))
+    return [member for member in value.computation.post_order() if member in needed]

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from fuselane.analysis.loop_ends import cone
+from fuselane.analysis.loop_ends import cone_in_order
 from fuselane.hlo.attributes import Works
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -159,16 +159,12 @@ def _copy(
 ) -> HloInstruction:
     """Returns a copy, in another computation, of a value of a condition whose elements are these
     there."""
-    assert value.computation is not None, "instructions of a condition are in a computation"
-    needed = set(cone(value))
     values: dict[HloInstruction, HloInstruction] = {}
     originals: list[HloInstruction] = []
-    for member in value.computation.post_order():
-        if member not in needed or member.opcode == "parameter":
-            continue
+    for member in cone_in_order(value):
         if member.opcode == "get-tuple-element" and member.operands[0].opcode == "parameter":
             values[member] = elements[member.tuple_index]
-        else:
+        elif member.opcode != "parameter":
             originals.append(member)
     add_copies(target, originals, values)
     return values[value]

@@ -17,11 +17,11 @@ Numerics: bitwise-equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST
-from fuselane.analysis.loop_ends import cone
+from fuselane.analysis.loop_ends import cone, cone_in_order
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.while_loops import get_induction_index, is_invariant
 from fuselane.hlo.computation import HloComputation
@@ -131,7 +131,7 @@ def _add_end(loop: HloInstruction, predicate: HloInstruction) -> None:
     """Lets a loop go on only as long as a predicate of its body holds somewhere."""
     builder = ComputationBuilder.extending(loop.condition)
     copies = {loop.body.parameters[0]: loop.condition.parameters[0]}
-    for value in _in_order(predicate):
+    for value in cone_in_order(predicate):
         if value not in copies:
             operands = [copies[operand] for operand in value.operands]
             copies[value] = loop.condition.add(value.clone(operands))
@@ -139,10 +139,3 @@ def _add_end(loop: HloInstruction, predicate: HloInstruction) -> None:
     goes_on = builder.fold("or", copies[predicate], everywhere, predicate)
     loop.condition.root = builder.emit("and", goes_on.shape, (loop.condition.root, goes_on))
     loop.proto.ClearField("backend_config")
-
-
-def _in_order(value: HloInstruction) -> Sequence[HloInstruction]:
-    """Returns a value and all it is made from, operands first."""
-    assert value.computation is not None, "instructions of a body are in a computation"
-    needed = set(cone(value))
-    return [i for i in value.computation.instructions if i in needed]

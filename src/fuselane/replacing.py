@@ -15,6 +15,7 @@ into the decision log; where a stage fails it stays with XLA, with one warning p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,9 @@ MAX_DONATED_BYTES: Final = 64 * 2**20
 """Donated arguments that may be copied for the sake of a kernel; see `lanes.donation`."""
 
 _Found = TypeVar("_Found")
+
+StepTime = Callable[[], float]
+"""Estimates XLA's time for one iteration of a loop, in microseconds, the first time it is asked."""
 
 _UNVERIFIED: Final = "straight-line code is not verified while it runs"
 
@@ -120,9 +124,14 @@ class Kernels:
             None if it did; else why not, which is not recorded yet.
         """
         program: LaneProgram | None = None
+
+        @functools.cache
+        def xla_step_us() -> float:
+            return self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
+
         try:
             with budget.until(self.deadline):
-                xla_step_us = self._glance(loop, place)
+                self._glance(loop, xla_step_us)
                 residuals = self._search(lambda: find_residuals(loop, self._normal_forms))
                 program = self._form(loop, residuals, xla_step_us)
                 self._check_donation(loop)
@@ -232,45 +241,50 @@ class Kernels:
 
     # Stages.
 
-    def _glance(self, loop: HloInstruction, place: Place) -> float | None:
+    def _glance(self, loop: HloInstruction, xla_step_us: StepTime) -> None:
         """Refuses a loop that is over too soon, if XLA has counted its steps, before its form is
-        looked for.
-
-        Returns the estimated time of a step, None where it was not needed.
-        """
+        looked for."""
         trip_count = compute_trip_count(loop)
-        if trip_count is None or self.options.min_gain == 0:
-            return None
-        step_us = self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
-        check_duration(loop, trip_count, step_us * trip_count)
-        return step_us
+        if trip_count is not None and self.options.min_gain:
+            check_duration(loop, trip_count, xla_step_us() * trip_count)
 
     def _form(
         self,
         loop: HloInstruction,
         residuals: Residuals | None = None,
-        xla_step_us: float | None = None,
+        xla_step_us: StepTime | None = None,
     ) -> LaneProgram:
         """Returns the lane program of a loop, verified if the user asked for it.
 
-        None is looked for that one thread would run, where its products alone take too long for
-        that.
+        None is looked for that one thread would run, where its products alone take too long beside
+        XLA's time.
         """
-        xla_us = math.inf if xla_step_us is None else xla_step_us
-        least_us = 0.0 if xla_step_us is None else self.backend.least_us(loop)
-        one_thread = xla_us >= self.options.min_gain * least_us
-        try:
-            normal = self._normal_forms.pop(loop, None)
-            program = form(self.module, loop, residuals, one_thread=one_thread, normal=normal)
-        except UnsupportedError as error:
-            if one_thread:
-                raise
+        highest: Gain | None = None
+
+        def is_for_one_thread(normal: NormalLoop) -> bool:
+            nonlocal highest
+            least_us = self.backend.least_us(normal.loop)
+            if least_us == 0 or xla_step_us is None or self.options.min_gain == 0:
+                return True
             highest = Gain(
                 trip_count=compute_trip_count(loop),
-                xla_step_us=xla_us,
+                xla_step_us=xla_step_us(),
                 kernel_step_us=least_us,
                 kernel_call_us=0.0,
             )
+            return highest.ratio >= self.options.min_gain
+
+        try:
+            program = form(
+                self.module,
+                loop,
+                residuals,
+                is_for_one_thread=is_for_one_thread,
+                normal=self._normal_forms.pop(loop, None),
+            )
+        except UnsupportedError as error:
+            if highest is None or highest.ratio >= self.options.min_gain:
+                raise
             raise UnsupportedError(replace(error.decision, numbers=highest.numbers())) from None
         if self.options.verify_hlo or self.options.verify:
             for rival in filter(None, (program, program.rival)):
@@ -294,11 +308,9 @@ class Kernels:
             raise refuse(Reason.UNSUPPORTED_STRUCTURE, loop, detail=detail)
 
     def _check_gain(
-        self, loop: HloInstruction, planned: Planned, place: Place, xla_step_us: float | None
+        self, loop: HloInstruction, planned: Planned, place: Place, xla_step_us: StepTime
     ) -> Gain:
         """Returns what a kernel gains by estimate; refuses a loop for which it is too little."""
-        if xla_step_us is None:
-            xla_step_us = self.backend.xla_step_us(loop, is_compiled=place.is_compiled)
         program = planned.program
         step_us = planned.step_us / program.iterations
         call_us = planned.call_us + self._opening_us(place)
@@ -306,7 +318,7 @@ class Kernels:
             step_us += call_us / (place.ahead.quiet_steps if place.ahead else FEW_TRIPS)
         gain = Gain(
             trip_count=program.trip_count,
-            xla_step_us=xla_step_us,
+            xla_step_us=xla_step_us(),
             kernel_step_us=step_us,
             kernel_call_us=call_us + self._forgetting_us(),
             spilled=planned.plan.gpu.spilled if planned.plan.gpu else 0.0,

@@ -281,6 +281,21 @@ def test_threads_share_what_xla_has_split() -> None:
     assert split == pytest.approx(alone / 4 + COSTS.task_us, rel=0.1)
 
 
+def test_one_thread_scatters_what_xla_has_split() -> None:
+    def scattered(config: str) -> HloModule:
+        numbers = """update_window_dims={}, inserted_window_dims={0},
+            scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add_f32"""
+        body = f"""
+          w = s32[4096,1] constant(0)
+          y = f32[64] fusion(e0, w, e1), kind=kLoop, calls=f{config}"""
+        more = f"""f {{ q = f32[64] parameter(0)  w = s32[4096,1] parameter(1)
+          u = f32[4096] parameter(2)  ROOT r = f32[64] scatter(q, w, u), {numbers} }}"""
+        return counting_loop(body, ["y", "e1"], ["f32[64]", "f32[4096]"], more=more)
+
+    split = scattered(', backend_config={"outer_dimension_partitions":["4"]}')
+    assert step_us(split) == step_us(scattered(""))
+
+
 # Fusions: body, and how many elements of `x` are computed.
 RUNS: Final = {
     "elementwise": ("x = f32[8,4] sine(p)  ROOT r = f32[8,4] add(x, x)", 32),

@@ -304,10 +304,10 @@ def test_what_one_thread_would_run_is_left_out_on_demand(body: str, shape: str) 
     module = counting_loop(body, ["y"], [shape])
     form(module, loop_of(module))
     with pytest.raises(UnsupportedError) as caught:
-        form(module, loop_of(module), one_thread=False)
+        form(module, loop_of(module), is_for_one_thread=lambda _: False)
     assert caught.value.decision.reason is Reason.CROSS_LANE
 
 
 def test_lanes_that_do_without_each_other_are_found_on_demand_as_well() -> None:
     module = counting_loop("y = f32[64] sine(e0)", ["y"], ["f32[64]"])
-    assert form(module, loop_of(module), one_thread=False).num_lanes == 64
+    assert form(module, loop_of(module), is_for_one_thread=lambda _: False).num_lanes == 64

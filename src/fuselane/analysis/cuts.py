@@ -19,6 +19,7 @@ from typing import Final, final
 from fuselane.analysis.dimension_classes import DimensionClasses, Nodes
 from fuselane.analysis.dimension_rules import find_classes
 from fuselane.analysis.leaving import reshape_groups
+from fuselane.analysis.while_loops import loop_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
@@ -65,7 +66,7 @@ def find_cuts(region: HloComputation, num_lanes: int) -> list[Cut]:
 
     None unless that promises more lanes than a number.
     """
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     smallest = max(num_lanes, MIN_LANES - 1)
     if all(size <= smallest for shape in loop.shape.tuple_shapes for size in shape.dimensions):
         return []

@@ -26,7 +26,7 @@ from fuselane.analysis.lane_conditions import LaneCondition
 from fuselane.analysis.leaving import LaneReduction, find_leaving, find_reductions, reduced_classes
 from fuselane.analysis.parallel_classes import Joiner, find_parallel, meets
 from fuselane.analysis.refusal import refuse
-from fuselane.analysis.while_loops import compute_trip_count
+from fuselane.analysis.while_loops import compute_trip_count, loop_of
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation
@@ -93,7 +93,7 @@ def find_lanes(
         along: A value whose first dimension is preferred to larger ones.
     """
     classes = find_classes(region)
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     candidates = classes.carried_classes(loop)
     proven, parallel = find_parallel(classes, candidates)
     if _is_byplay(classes, loop, candidates, parallel):

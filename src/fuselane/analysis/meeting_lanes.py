@@ -14,6 +14,7 @@ from fuselane.analysis.lane_conditions import LaneCondition, prove
 from fuselane.analysis.lanes import LaneAnalysis
 from fuselane.analysis.leaving import Reduction, find_reductions, reduced_classes
 from fuselane.analysis.parallel_classes import Joiner, find_parallel, has_meetings, meets
+from fuselane.analysis.while_loops import loop_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import WIDE_FLOATS
@@ -47,7 +48,7 @@ def find_meeting_lanes(
         region: The region.
         along: The lanes, if they are known.
     """
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     if along is None and not has_meetings(loop):
         return None
     classes = find_classes(region)
@@ -94,7 +95,7 @@ def find_staged_meetings(region: HloComputation) -> list[Reduction]:
     They are those of the largest class that only reductions of the outermost loop mix, and of
     others of its size.
     """
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     reductions = [
         reduction
         for computation in (loop.body, loop.condition)

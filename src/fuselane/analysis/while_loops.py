@@ -14,6 +14,7 @@ from typing import Final, final
 import numpy as np
 
 from fuselane.errors import VerificationError
+from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
 _MIRRORED: Final = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE", "EQ": "EQ"}
@@ -293,6 +294,11 @@ def is_passed_along(loop: HloInstruction, index: int) -> bool:
     """
     value = loop.body.root.operands[index]
     return value.opcode == "get-tuple-element" and value.operands[0] is loop.body.parameters[0]
+
+
+def loop_of(region: HloComputation) -> HloInstruction:
+    """Returns the `while` of a computation that holds one, as a normal form does."""
+    return next(i for i in region.instructions if i.opcode == "while")
 
 
 def is_invariant(loop: HloInstruction, index: int) -> bool:

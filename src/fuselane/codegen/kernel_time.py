@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from fuselane.analysis.cost import instruction_cost
 from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
+from fuselane.analysis.while_loops import is_invariant
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.row_accesses import count_row_accesses
@@ -77,28 +79,47 @@ def estimate_least_us(
 ) -> float:
     """Returns less than any kernel takes, on one thread, for the products of one step.
 
+    Without lanes it makes them of shorter vectors than with lanes that see each other. These read
+    all matrices in each step, and there is no other tile for which they could stay near the core.
+
     Args:
-        loop: A `while` of the user's module; of dots in branches, which may not be taken, and in
-            loops inside nothing is counted.
+        loop: A `while` in normal form; of dots in branches, which may not be taken, and in loops
+            inside nothing is counted.
         costs: Those of the machine.
         device: Where the kernel would run.
     """
-    bits = max(device.unit_bits, SHARED_BITS)
-    vectors = _count_product_bits(loop.body) / bits
-    return vectors * min(PRODUCT.work * costs.kernel_cycle_us, WIDE * costs.kernel_operation_us)
+    dots = [i for i in loop.body.instructions if _is_float_dot(i)]
+    num_bits = sum(map(_count_product_bits, dots))
+    wide_us = WIDE * costs.kernel_operation_us
+    alone_us = num_bits / SHARED_BITS * wide_us
+    weight_bytes = _count_invariant_bytes(loop, dots)
+    with_lanes_us = num_bits / max(device.unit_bits, SHARED_BITS)
+    with_lanes_us *= min(PRODUCT.work * costs.kernel_cycle_us, wide_us)
+    if weight_bytes > CACHED_BYTES:
+        with_lanes_us += costs.moving_us(weight_bytes, weight_bytes)
+    return min(alone_us, with_lanes_us)
 
 
-def _count_product_bits(computation: HloComputation) -> float:
-    """Returns the size of all that the dots of floats in a computation and its fusions add up."""
-    size = 0.0
-    for instruction in computation.instructions:
-        if instruction.opcode == "fusion":
-            size += _count_product_bits(instruction.to_apply)
-        elif instruction.opcode == "dot" and instruction.shape.element_type in WIDE_FLOATS:
-            products = DotDimensions.of(instruction).contracted_size(instruction)
-            shape = instruction.shape
-            size += shape.num_elements * products * shape.element_type.bits
-    return size
+def _is_float_dot(instruction: HloInstruction) -> bool:
+    return instruction.opcode == "dot" and instruction.shape.element_type in WIDE_FLOATS
+
+
+def _count_product_bits(dot: HloInstruction) -> float:
+    """Returns the size of all that a dot adds up."""
+    products = DotDimensions.of(dot).contracted_size(dot)
+    return dot.shape.num_elements * products * dot.shape.element_type.bits
+
+
+def _count_invariant_bytes(loop: HloInstruction, dots: Iterable[HloInstruction]) -> int:
+    """Returns the bytes of all that dots read and a loop never changes."""
+    operands = {operand for dot in dots for operand in dot.operands}
+    return sum(
+        operand.shape.byte_size
+        for operand in operands
+        if operand.opcode == "get-tuple-element"
+        and operand.operands[0] is loop.body.parameters[0]
+        and is_invariant(loop, operand.tuple_index)
+    )
 
 
 def estimate_kernel_call_us(

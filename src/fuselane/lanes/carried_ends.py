@@ -22,6 +22,7 @@ from functools import partial
 from typing import Final
 
 from fuselane.analysis.loop_ends import cone_in_order
+from fuselane.analysis.while_loops import loop_of
 from fuselane.hlo.attributes import Works
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
@@ -62,7 +63,7 @@ def carry_ends(normal: NormalLoop) -> NormalLoop | None:
         The loop with more elements; None if nothing is asked twice.
     """
     region = normal.region
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     condition = loop.condition
     twins = dict(_find_twins(loop))
     if not twins:

@@ -38,7 +38,7 @@ class Cut:
     """
 
     def __init__(self, normal: NormalLoop, num_lanes: int) -> None:
-        self.loop = next(i for i in normal.region.instructions if i.opcode == "while")
+        self.loop = normal.loop
         self.num_lanes = num_lanes
         self.in_front = ComputationBuilder.extending(normal.region)
         self.body = ComputationBuilder.extending(self.loop.body)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.analysis.while_loops import loop_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import Shape
@@ -50,7 +51,7 @@ def change_elements(
     Returns:
         For each element that stays its old number -> its new one.
     """
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     old_initial, old_root = loop.operands[0], loop.body.root
     kept = [i for i in range(len(old_initial.operands)) if i not in removed]
     numbers = {old: new for new, old in enumerate(kept)}

@@ -19,6 +19,7 @@ own. The first that leads to a program is taken; with few lanes, one that shares
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -26,6 +27,7 @@ from fuselane.analysis.cost import total_cost
 from fuselane.analysis.lanes import LaneAnalysis, find_lanes
 from fuselane.analysis.meeting_lanes import find_meeting_lanes, find_staged_meetings
 from fuselane.analysis.refusal import refuse, source_line
+from fuselane.analysis.while_loops import loop_of
 from fuselane.decisions import Decision, Reason
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
@@ -57,7 +59,7 @@ def form(
     loop: HloInstruction,
     residuals: Residuals | None = None,
     *,
-    one_thread: bool = True,
+    is_for_one_thread: Callable[[NormalLoop], bool] = lambda _: True,
     normal: NormalLoop | None = None,
 ) -> LaneProgram:
     """Returns the lane program of a `while`.
@@ -66,34 +68,31 @@ def form(
         module: The module the loop is in; it is not changed.
         loop: A `while` of any of its computations.
         residuals: What the loop may compute instead of reading it.
-        one_thread: Whether a program is of use that one thread runs, as it has no lanes, or lanes
-            that see each other.
-        normal: The loop's normal form, if it is known and there are no residuals.
+        is_for_one_thread: Whether a program is of use that one thread runs, as it has no lanes, or
+            lanes that see each other.
+        normal: The loop's normal form, if it is known; it is not to be used again.
     Raises:
         UnsupportedError: if there is none; its decision names the reason, the instruction and the
             user's source line.
     """
+    num_recomputed = 0
     try:
-        if residuals is None:
-            program = _form_any(loop.name, Copies(normal or normalise(loop)), one_thread)
-        else:
-            program = _form_with(residuals, loop, one_thread)
+        normal = normal or normalise(loop)
+        if residuals is not None:
+            normal, num_recomputed = recompute(normal, residuals)
+        one_thread = is_for_one_thread(normal)
+        program = _form_any(loop.name, Copies(normal), one_thread)
     except UnsupportedError as error:
         raise UnsupportedError(_with_source(error.decision, module, loop)) from None
+    if num_recomputed:
+        rival = program.rival and replace(program.rival, num_recomputed=num_recomputed)
+        program = replace(program, num_recomputed=num_recomputed, rival=rival)
     if program.obstacle is None:
         return program
     obstacle = _with_source(program.obstacle, module, loop)
     if not one_thread:
         raise UnsupportedError(obstacle)
     return replace(program, obstacle=obstacle)
-
-
-def _form_with(residuals: Residuals, loop: HloInstruction, one_thread: bool) -> LaneProgram:
-    """Forms a loop that computes what it would have read."""
-    normal, num_recomputed = recompute(normalise(loop), residuals)
-    program = _form_any(loop.name, Copies(normal), one_thread)
-    rival = program.rival and replace(program.rival, num_recomputed=num_recomputed)
-    return replace(program, num_recomputed=num_recomputed, rival=rival)
 
 
 def _form_any(name: str, copies: Copies, one_thread: bool) -> LaneProgram:
@@ -138,7 +137,7 @@ def _form_normal(name: str, copies: Copies, normal: NormalLoop, one_thread: bool
 def _form_shared(name: str, normal: NormalLoop) -> LaneProgram | None:
     """Returns the program of a loop whose lanes see each other, None if there is none."""
     normal = carry_ends(normal) or normal
-    loop = next(i for i in normal.region.instructions if i.opcode == "while")
+    loop = normal.loop
     lanes = share_lanes(normal.region)
     if lanes is None:
         return None
@@ -193,7 +192,7 @@ def _form_whole(
 ) -> LaneProgram:
     """Forms a loop as a whole, whose lanes are looked for if they have not been `found`."""
     region = normal.region
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     combiners = {} if partial is None else get_combiners(normal, partial.epilogue)
 
     def find_again() -> LaneAnalysis:

@@ -23,7 +23,7 @@ from typing import Final
 from fuselane.analysis.cost import OPCODE_COST
 from fuselane.analysis.loop_ends import cone, cone_in_order
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
-from fuselane.analysis.while_loops import get_induction_index, is_invariant
+from fuselane.analysis.while_loops import get_induction_index, is_invariant, loop_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.lanes.builder import ComputationBuilder
@@ -47,7 +47,7 @@ def end_when_frozen(region: HloComputation) -> bool:
     Args:
         region: In normal form; its outermost loop's condition is changed.
     """
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     if get_induction_index(loop) is None:
         return False
     predicate = next((p for p in _candidates(loop) if _freezes(loop, p)), None)

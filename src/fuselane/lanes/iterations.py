@@ -58,7 +58,7 @@ def spread_iterations(
     if found.num_lanes >= MIN_ITERATIONS and found.obstacle is None:
         return
     normal = copies.get()
-    loop = next(i for i in normal.region.instructions if i.opcode == "while")
+    loop = normal.loop
     trips = compute_trip_count(loop)
     rows = None if trips is None else _find_rows(loop, trips)
     if trips is None or rows is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
+from fuselane.analysis.while_loops import loop_of
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.transfer import clone_computation
@@ -35,6 +36,11 @@ class NormalLoop:
     output_indices: tuple[int, ...]
     invariants: Mapping[int, HloInstruction]
     iterations: int = 1
+
+    @property
+    def loop(self) -> HloInstruction:
+        """The region's only `while` that is in no other."""
+        return loop_of(self.region)
 
 
 @final

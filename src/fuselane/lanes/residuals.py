@@ -169,7 +169,7 @@ class _Stack:
 
 def _find_stacks(normal: NormalLoop) -> list[_Stack]:
     """Returns the stacks of a loop in the order in which their rows are computed."""
-    loop = next(i for i in normal.region.instructions if i.opcode == "while")
+    loop = normal.loop
     parameter, root = loop.body.parameters[0], loop.body.root
     order = {instruction: number for number, instruction in enumerate(loop.body.instructions)}
     found: dict[HloInstruction, _Stack] = {}
@@ -237,7 +237,7 @@ def recompute(normal: NormalLoop, residuals: Residuals) -> tuple[NormalLoop, int
     Returns:
         The loop, and how many stacks it does not need any more.
     """
-    loop = next(i for i in normal.region.instructions if i.opcode == "while")
+    loop = normal.loop
     builder = ComputationBuilder.extending(loop.body)
     elements = _invariants(loop, normal)
     removed = []

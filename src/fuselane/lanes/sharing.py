@@ -33,7 +33,7 @@ from fuselane.analysis.dimension_rules import assign_class, find_classes
 from fuselane.analysis.meeting_lanes import LaneSeed
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.parallel_classes import is_meeting
-from fuselane.analysis.while_loops import is_invariant
+from fuselane.analysis.while_loops import is_invariant, loop_of
 from fuselane.hlo.computation import HloComputation, instructions_with_branches
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
@@ -65,7 +65,7 @@ def share_lanes(region: HloComputation) -> LaneSeed | None:
     Returns:
         The lanes, or None if that can't be; the region is as it was then.
     """
-    loop = next(i for i in region.instructions if i.opcode == "while")
+    loop = loop_of(region)
     sizes = (size for i in _all_in(loop.body) if i.shape.is_array for size in i.shape.dimensions)
     if all(size < MIN_LANES for size in sizes):
         return None

@@ -8,7 +8,6 @@ from typing import Final
 
 from fuselane.analysis.cost import instruction_cost
 from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
-from fuselane.analysis.while_loops import is_invariant
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
 from fuselane.codegen.plan import SHARED_BITS, Plan
 from fuselane.codegen.row_accesses import count_row_accesses
@@ -113,13 +112,8 @@ def _count_product_bits(dot: HloInstruction) -> float:
 def _count_invariant_bytes(loop: HloInstruction, dots: Iterable[HloInstruction]) -> int:
     """Returns the bytes of all that dots read and a loop never changes."""
     operands = {operand for dot in dots for operand in dot.operands}
-    return sum(
-        operand.shape.byte_size
-        for operand in operands
-        if operand.opcode == "get-tuple-element"
-        and operand.operands[0] is loop.body.parameters[0]
-        and is_invariant(loop, operand.tuple_index)
-    )
+    passed_on = set(loop.body.parameters[0].users).intersection(loop.body.root.operands)
+    return sum(operand.shape.byte_size for operand in operands & passed_on)
 
 
 def estimate_kernel_call_us(

@@ -240,9 +240,9 @@ def test_large_weights_are_expected_to_be_slow() -> None:
 
     small = time_per_product(256, 1)
     assert time_per_product(256, 2) < 1.1 * small
-    assert time_per_product(512, 1) > 1.4 * small
-    assert time_per_product(256, 4) > 1.4 * small
-    assert time_per_product(512, 2) > 1.2 * time_per_product(512, 1)  # each thread loads them all
+    assert time_per_product(512, 1) > 1.3 * small
+    assert time_per_product(256, 4) > 1.3 * small
+    assert time_per_product(512, 2) > 1.1 * time_per_product(512, 1)  # each thread loads them all
 
 
 def alike(lanes: int, count: int) -> Any:

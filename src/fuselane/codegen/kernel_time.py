@@ -9,11 +9,12 @@ from typing import Final
 from fuselane.analysis.cost import instruction_cost
 from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
-from fuselane.codegen.plan import SHARED_BITS, Plan
+from fuselane.codegen.plan import SHARED_BITS, Plan, count_passes
 from fuselane.codegen.row_accesses import count_row_accesses
 from fuselane.codegen.scalar_time import WIDE, estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
 from fuselane.codegen.sweeps import count_passed_bytes
+from fuselane.codegen.vector_time import SMALL_DOT
 from fuselane.codegen.vector_timing import PRODUCT
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
@@ -88,12 +89,11 @@ def estimate_least_us(
         device: Where the kernel would run.
     """
     dots = [i for i in loop.body.instructions if _is_float_dot(i)]
-    num_bits = sum(map(_count_product_bits, dots))
-    wide_us = WIDE * costs.kernel_operation_us
-    alone_us = num_bits / SHARED_BITS * wide_us
+    alone_us = sum(_alone_us(dot, costs) for dot in dots)
+    with_lanes_us = sum(
+        min(_alone_us(dot, costs), _least_with_lanes_us(dot, costs, device)) for dot in dots
+    )
     weight_bytes = _count_invariant_bytes(loop, dots)
-    with_lanes_us = num_bits / max(device.unit_bits, SHARED_BITS)
-    with_lanes_us *= min(PRODUCT.work * costs.kernel_cycle_us, wide_us)
     if weight_bytes > CACHED_BYTES:
         with_lanes_us += costs.moving_us(weight_bytes, weight_bytes)
     return min(alone_us, with_lanes_us)
@@ -103,10 +103,26 @@ def _is_float_dot(instruction: HloInstruction) -> bool:
     return instruction.opcode == "dot" and instruction.shape.element_type in WIDE_FLOATS
 
 
-def _count_product_bits(dot: HloInstruction) -> float:
-    """Returns the size of all that a dot adds up."""
-    products = DotDimensions.of(dot).contracted_size(dot)
-    return dot.shape.num_elements * products * dot.shape.element_type.bits
+def _alone_us(dot: HloInstruction, costs: MachineCosts) -> float:
+    """Returns the least time of a dot that all lanes share."""
+    vectors = _count_products(dot) * dot.shape.element_type.bits / SHARED_BITS
+    return vectors * WIDE * costs.kernel_operation_us
+
+
+def _least_with_lanes_us(
+    dot: HloInstruction, costs: MachineCosts, device: DeviceDescription
+) -> float:
+    """Returns the least time of a dot of lanes, whichever these are."""
+    products, sizes = _count_products(dot), dot.shape.dimensions
+    unit_bits = max(device.unit_bits, SHARED_BITS)
+    is_looped = products > SMALL_DOT * max(sizes, default=1)
+    passes = count_passes(unit_bits, unit_bits) if is_looped else 1.0
+    vectors = products * dot.shape.element_type.bits / unit_bits
+    return vectors * passes * PRODUCT.work * costs.kernel_cycle_us
+
+
+def _count_products(dot: HloInstruction) -> int:
+    return dot.shape.num_elements * DotDimensions.of(dot).contracted_size(dot)
 
 
 def _count_invariant_bytes(loop: HloInstruction, dots: Iterable[HloInstruction]) -> int:
@@ -219,6 +235,7 @@ def _loading_us(
     """Returns what products of dots that load both of their factors take besides, per block.
 
     Those do not whose weights are all lanes', if weights lie in the order in which dots need them.
+    What is loaded while a register goes through narrow units again takes no time of its own.
     """
     time = 0.0
     for instruction in computation.instructions:
@@ -226,7 +243,7 @@ def _loading_us(
             time += times * _loading_us(program, plan, inner, costs, are_packed=are_packed)
         if instruction.opcode == "dot" and not (are_packed and _has_weights(instruction, program)):
             products = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
-            loading = max(0.0, _LOADING - (plan.passes - 1) * PRODUCT.work)
+            loading = max(0.0, _LOADING - (math.floor(plan.passes) - 1) * PRODUCT.work)
             time += products * plan.width / plan.vector_lanes * loading * costs.kernel_cycle_us
     return time
 

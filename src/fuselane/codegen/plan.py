@@ -66,6 +66,10 @@ _MIN_PARALLEL_OPS: Final = 200_000
 _UNKNOWN_TRIPS: Final = 256
 """Steps a loop is taken to have that nobody has counted. Loops of few lanes are over soon as often
 as not, and another thread takes 15 to 40 microseconds to wake on a busy machine."""
+_WIDE_UNIT_BITS: Final = 512
+_WIDE_UNIT_PASSES: Final = 1.6
+"""Such units go through more than loads bring: with matrices of 64 to 256 columns, dots reached
+0.58 of the peak of Intel's Emerald Rapids."""
 _MIN_DOT_SHARE: Final = 0.3
 _VECTORS_PER_DOT: Final = 2
 _MAX_UNROLLED_BESIDE_DOTS: Final = 16
@@ -120,7 +124,7 @@ class Plan:
     uniform_ops: Estimated scalar operations of one step that all lanes of a tile share.
     block_cycles: Estimated processor cycles of one step of one block of `width` lanes; 0 for
         scalars.
-    passes: How often a register goes through the units that compute.
+    passes: What `count_passes` says of its vectors.
     avoids_masks: Whether whole blocks have code without masks, as the processor is slow at them.
     avoids_gathers: Whether each lane's element is loaded on its own, which is as fast.
     is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
@@ -139,7 +143,7 @@ class Plan:
     lane_ops: float
     uniform_ops: float
     block_cycles: float = 0.0
-    passes: int = 1
+    passes: float = 1.0
     avoids_masks: bool = False
     avoids_gathers: bool = False
     is_interleaved: bool = False
@@ -211,6 +215,13 @@ class Work:
     has_partial_streams: bool
 
 
+def count_passes(vector_bits: int, unit_bits: int) -> float:
+    """Returns how often a vector goes through the units that compute, by how long products take."""
+    if unit_bits >= _WIDE_UNIT_BITS:
+        return _WIDE_UNIT_PASSES if vector_bits >= _WIDE_UNIT_BITS else 1.0
+    return math.ceil(vector_bits / unit_bits)
+
+
 def make_plan(program: LaneProgram, options: Options, device: DeviceDescription) -> Plan:
     """Chooses the layout for a CPU from estimates of work, registers and caches."""
     work = measure(program)
@@ -218,7 +229,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         return _scalar_plan(program, work, device)
     vector_bits = options.vector_bits or device.vector_bits
     bits = _element_bits(program, vector_bits, has_masks=device.has_masked_memory)
-    lanes, passes = vector_bits // bits, math.ceil(vector_bits / device.unit_bits)
+    lanes, passes = vector_bits // bits, count_passes(vector_bits, device.unit_bits)
     in_registers = _fits_registers(work, device) and not program.meetings
     kept = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
     if not (in_registers or program.is_straight):

@@ -65,7 +65,7 @@ that by a scatter."""
 _OF_ROWS: Final[Mapping[str, Timing]] = {"gather": _ROW_LOAD, "scatter": _ROW_UPDATE}
 
 _BYTE_BITS: Final = 8
-_SMALL_DOT: Final = 64
+SMALL_DOT: Final = 64
 _DOT_PRODUCT: Final = 1.1
 _DOT_WEIGHT: Final = 1.55
 _DOT_REST: Final = 0.35
@@ -107,7 +107,7 @@ class VectorUnit:
     bits: int
     registers: int
     max_unrolled: int
-    passes: int = 1
+    passes: float = 1.0
 
 
 @final
@@ -300,7 +300,7 @@ class VectorBlock:
         one, size = self._timing(instruction), self._size(instruction)
         timing = Timing(one.work * count, one.latency * _chain(instruction), one.temporaries)
         instructions = one.instructions * count
-        if opcode == "dot" and operations > _SMALL_DOT:
+        if opcode == "dot" and operations > SMALL_DOT:
             return _Operation(
                 timing=timing, reads=reads, size=size, instructions=instructions, products=count
             )

@@ -14,7 +14,7 @@ from fuselane.codegen.row_accesses import count_row_accesses
 from fuselane.codegen.scalar_time import WIDE, estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
 from fuselane.codegen.sweeps import count_passed_bytes
-from fuselane.codegen.vector_time import SMALL_DOT
+from fuselane.codegen.vector_time import DOT_PRODUCT, SMALL_DOT
 from fuselane.codegen.vector_timing import PRODUCT
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
@@ -93,10 +93,7 @@ def estimate_least_us(
     with_lanes_us = sum(
         min(_alone_us(dot, costs), _least_with_lanes_us(dot, costs, device)) for dot in dots
     )
-    weight_bytes = _count_invariant_bytes(loop, dots)
-    if weight_bytes > CACHED_BYTES:
-        with_lanes_us += costs.moving_us(weight_bytes, weight_bytes)
-    return min(alone_us, with_lanes_us)
+    return min(alone_us, with_lanes_us + _matrices_us(loop, dots, costs))
 
 
 def _is_float_dot(instruction: HloInstruction) -> bool:
@@ -116,7 +113,7 @@ def _least_with_lanes_us(
     products, sizes = _count_products(dot), dot.shape.dimensions
     unit_bits = max(device.unit_bits, SHARED_BITS)
     is_looped = products > SMALL_DOT * max(sizes, default=1)
-    passes = count_passes(unit_bits, unit_bits) if is_looped else 1.0
+    passes = count_passes(unit_bits, unit_bits) * DOT_PRODUCT if is_looped else 1.0
     vectors = products * dot.shape.element_type.bits / unit_bits
     return vectors * passes * PRODUCT.work * costs.kernel_cycle_us
 
@@ -125,11 +122,26 @@ def _count_products(dot: HloInstruction) -> int:
     return dot.shape.num_elements * DotDimensions.of(dot).contracted_size(dot)
 
 
-def _count_invariant_bytes(loop: HloInstruction, dots: Iterable[HloInstruction]) -> int:
-    """Returns the bytes of all that dots read and a loop never changes."""
-    operands = {operand for dot in dots for operand in dot.operands}
-    passed_on = set(loop.body.parameters[0].users).intersection(loop.body.root.operands)
-    return sum(operand.shape.byte_size for operand in operands & passed_on)
+def _matrices_us(
+    loop: HloInstruction, dots: Iterable[HloInstruction], costs: MachineCosts
+) -> float:
+    """Returns the time to read what dots take of arrays that never change, and that are more than a
+    core's caches hold: whole ones, and of stacks a part in each step."""
+    unchanged = set(loop.body.parameters[0].users).intersection(loop.body.root.operands)
+    operands = {_without_reshapes(operand) for dot in dots for operand in dot.operands}
+    parts = {i for i in operands if i.opcode == "dynamic-slice" and i.operands[0] in unchanged}
+    whole_bytes, part_bytes, stack_bytes = (
+        sum(array.shape.byte_size for array in arrays)
+        for arrays in (operands & unchanged, parts, {part.operands[0] for part in parts})
+    )
+    time = costs.moving_us(whole_bytes, whole_bytes) if whole_bytes > CACHED_BYTES else 0.0
+    return time + (costs.moving_us(part_bytes, stack_bytes) if stack_bytes > CACHED_BYTES else 0.0)
+
+
+def _without_reshapes(value: HloInstruction) -> HloInstruction:
+    while value.opcode == "reshape":
+        value = value.operands[0]
+    return value
 
 
 def estimate_kernel_call_us(

@@ -66,7 +66,7 @@ _OF_ROWS: Final[Mapping[str, Timing]] = {"gather": _ROW_LOAD, "scatter": _ROW_UP
 
 _BYTE_BITS: Final = 8
 SMALL_DOT: Final = 64
-_DOT_PRODUCT: Final = 1.1
+DOT_PRODUCT: Final = 1.1
 _DOT_WEIGHT: Final = 1.55
 _DOT_REST: Final = 0.35
 _SUMMED_PRODUCT: Final = 1.3
@@ -414,7 +414,7 @@ class VectorBlock:
         if operation.inner:
             return operation.times * sum(block.cycles(vectors) for block in operation.inner)
         if operation.products:
-            factor = max(self._unit.passes * _DOT_PRODUCT, _DOT_WEIGHT / vectors + _DOT_REST)
+            factor = max(self._unit.passes * DOT_PRODUCT, _DOT_WEIGHT / vectors + _DOT_REST)
             return vectors * PRODUCT.work * operation.products * factor
         return vectors * operation.timing.work + operation.looping
 

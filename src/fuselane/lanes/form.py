@@ -122,6 +122,8 @@ def _form_normal(name: str, copies: Copies, normal: NormalLoop, one_thread: bool
             return _form_found(name, copies, other, lanes)
         except UnsupportedError:
             continue
+    if leaving.obstacle is not None and not one_thread:
+        raise leaving.obstacle
     try:
         program = _form_found(name, copies, normal, leaving)
     except UnsupportedError:

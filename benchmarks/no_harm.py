@@ -5,8 +5,8 @@
 Loops that XLA runs well, tiny loops, programs without any loop, training steps of flax, optax,
 equinox and numpyro, modules that take long to compile, cheap functions called from Python, and the
 bystanders and scalar programs of `suite.py`. Measured as there: a process per program, both engines
-in turns. A program that misses is measured twice more: of run times the middle one counts, of those
-to compile all three together.
+in turns. A program that misses is measured twice more, and compiled three times as often then: of run
+times the middle one counts, of those to compile all together.
 
 Where no loop became a kernel, a program counts as slower only if it also takes more time on all
 cores together: what passes by the clock is noise where other processes keep the cores busy, and the
@@ -33,6 +33,7 @@ from trial.outcome import MAX_SLOWDOWN, Outcome
 
 MAX_COMPILE_RATIO: Final = 1.05
 NUM_AGAIN: Final = 2
+MORE_ROUNDS: Final = 3
 MARKS: Final = ("<!-- no-harm:begin -->", "<!-- no-harm:end -->")
 HEADINGS: Final = (
     "Program",
@@ -103,7 +104,9 @@ def measure(program: Program, options: argparse.Namespace) -> Outcome:
     outcome = run_in_child(program, list_child_options(options))
     if options.quick or not outcome.is_measured or not judge(outcome):
         return outcome
-    again = [run_in_child(program, list_child_options(options)) for _ in range(NUM_AGAIN)]
+    longer = argparse.Namespace(**vars(options))
+    longer.compile_rounds *= MORE_ROUNDS
+    again = [run_in_child(program, list_child_options(longer)) for _ in range(NUM_AGAIN)]
     outcomes = [outcome, *(other for other in again if other.is_measured)]
     middle = sorted(outcomes, key=lambda o: o.times)[len(outcomes) // 2]
     return dataclasses.replace(

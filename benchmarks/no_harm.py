@@ -5,8 +5,8 @@
 Loops that XLA runs well, tiny loops, programs without any loop, training steps of flax, optax,
 equinox and numpyro, modules that take long to compile, cheap functions called from Python, and the
 bystanders and scalar programs of `suite.py`. Measured as there: a process per program, both engines
-in turns. A program that misses is measured twice more, and compiled three times as often then: of run
-times the middle one counts, of those to compile all together.
+in turns. A program that misses is measured twice more, and compiled three times as often then: of
+run times the middle one counts, of those to compile all together.
 
 Where no loop became a kernel, a program counts as slower only if it also takes more time on all
 cores together: what passes by the clock is noise where other processes keep the cores busy, and the

@@ -263,16 +263,8 @@ class Kernels:
 
         def is_for_one_thread(normal: NormalLoop) -> bool:
             nonlocal highest
-            least_us = self.backend.least_us(normal.loop)
-            if least_us == 0 or xla_step_us is None or self.options.min_gain == 0:
-                return True
-            highest = Gain(
-                trip_count=compute_trip_count(loop),
-                xla_step_us=xla_step_us(),
-                kernel_step_us=least_us,
-                kernel_call_us=0.0,
-            )
-            return highest.ratio >= self.options.min_gain
+            highest = self._bound_gain(loop, normal, xla_step_us)
+            return highest is None or highest.ratio >= self.options.min_gain
 
         try:
             program = form(
@@ -291,6 +283,20 @@ class Kernels:
                 for computation in reachable_computations([rival.region]):
                     verify_computation(computation)
         return program
+
+    def _bound_gain(
+        self, loop: HloInstruction, normal: NormalLoop, xla_step_us: StepTime | None
+    ) -> Gain | None:
+        """Returns more than a kernel of one thread can gain; None if that is not known."""
+        least_us = self.backend.least_us(normal.loop)
+        if least_us == 0 or xla_step_us is None or self.options.min_gain == 0:
+            return None
+        return Gain(
+            trip_count=compute_trip_count(loop),
+            xla_step_us=xla_step_us(),
+            kernel_step_us=least_us,
+            kernel_call_us=0.0,
+        )
 
     def _check_donation(self, loop: HloInstruction) -> None:
         """Refuses all loops of a module whose donated arguments are large."""

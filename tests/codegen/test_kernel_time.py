@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Final
 
 import pytest
@@ -12,20 +11,17 @@ from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
 from fuselane.codegen.kernel_time import (
     estimate_kernel_call_us,
     estimate_kernel_step_us,
-    estimate_least_us,
     estimate_straight_us,
     is_in_rows,
     is_leaping,
 )
-from fuselane.codegen.plan import SHARED_BITS, count_passes, make_plan
-from fuselane.codegen.scalar_time import WIDE
+from fuselane.codegen.plan import count_passes, make_plan
 from fuselane.config import Options
 from fuselane.device import DeviceDescription, describe
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import PrimitiveType, Shape
-from fuselane.lanes.normalise import normalise
 from tests.codegen.kernels import form_program
-from tests.lanes.loops import counting_loop, loop_of
+from tests.lanes.loops import counting_loop
 
 COSTS: Final = MachineCosts()
 DEVICE: Final = describe(
@@ -594,59 +590,3 @@ def test_lanes_that_read_at_one_place_load_neighbours() -> None:
     assert program.num_lanes == 64
     loads = 200 * 64 / 8
     assert step_us(module) < loads * 10 * COSTS.kernel_cycle_us
-
-
-@pytest.mark.parametrize("unit_bits", [256, 512])
-@pytest.mark.parametrize("sizes", [("32,32", "32,32"), ("64,128", "128,64"), ("512,8", "8,512")])
-def test_no_kernel_of_one_thread_takes_less_than_its_products(
-    sizes: tuple[str, str], unit_bits: int
-) -> None:
-    left, right = (f"f32[{size}]" for size in sizes)
-    rows = f"f32[{sizes[0].split(',')[0]},{sizes[1].split(',')[1]}]"
-    body = f"""
-      d = {rows} dot(e0, e1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
-      s = f32[] constant(0.5)
-      b = {rows} broadcast(s), dimensions={{}}
-      t = {rows} multiply(d, b)
-      total = {rows} add(e2, t)
-      x = {left} sine(e0)"""
-    module = counting_loop(body, ["x", "e1", "total"], [left, right, rows])
-    device = dataclasses.replace(DEVICE, vector_bits=512, unit_bits=unit_bits)
-    least_us = estimate_least_us(normalise(loop_of(module)).loop, COSTS, device)
-    assert 0 < least_us < step_us(module, device)
-
-
-def test_a_matrix_larger_than_the_caches_is_read_in_each_step() -> None:
-    """By lanes that see each other; without lanes, what vectors take is more than that."""
-
-    def least_us(size: int, costs: MachineCosts) -> float:
-        shapes = [f"f32[{size}]", f"f32[{size},{size}]"]
-        body = (
-            f"y = {shapes[0]} dot(e1, e0), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
-        )
-        loop = normalise(loop_of(counting_loop(body, ["y", "e1"], shapes))).loop
-        return estimate_least_us(loop, costs, dataclasses.replace(DEVICE, unit_bits=512))
-
-    fast = dataclasses.replace(COSTS, memory_bytes_per_us=math.inf)
-    slow = dataclasses.replace(COSTS, memory_bytes_per_us=1.0)
-    assert 4 * 500**2 < CACHED_BYTES < 4 * 600**2
-    assert least_us(500, fast) == least_us(500, slow)
-    products_us = 600**2 * 32 / SHARED_BITS * WIDE * COSTS.kernel_operation_us
-    assert least_us(600, fast) < least_us(600, slow) == pytest.approx(products_us)
-
-
-def test_of_what_may_not_run_no_least_time_is_known() -> None:
-    assert estimate_least_us(normalise(loop_of(elementwise("sine", 64))).loop, COSTS, DEVICE) == 0
-    more = """
-    product {
-      m = f32[64,64] parameter(0)
-      ROOT d = f32[64,64] dot(m, m), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-    }
-    nothing { ROOT n = f32[64,64] parameter(0) }
-    """
-    body = """
-    is_odd = pred[] compare(i, one), direction=EQ
-    y = f32[64,64] conditional(is_odd, e0, e0), true_computation=product, false_computation=nothing
-    """
-    module = counting_loop(body, ["y"], ["f32[64,64]"], more=more)
-    assert estimate_least_us(normalise(loop_of(module)).loop, COSTS, DEVICE) == 0

@@ -18,9 +18,9 @@ from fuselane.codegen.kernel import KernelCode, build_planned
 from fuselane.codegen.kernel_time import (
     estimate_kernel_call_us,
     estimate_kernel_step_us,
-    estimate_least_us,
     estimate_straight_us,
 )
+from fuselane.codegen.least_time import estimate_least_us
 from fuselane.codegen.llvm import HostTarget, check_time, compile_object
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options

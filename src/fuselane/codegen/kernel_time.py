@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Final
 
 from fuselane.analysis.cost import instruction_cost
 from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
 from fuselane.codegen.packing import MAX_PACKED_BYTES, count_weight_bytes
-from fuselane.codegen.plan import SHARED_BITS, Plan, count_passes
+from fuselane.codegen.plan import Plan
 from fuselane.codegen.row_accesses import count_row_accesses
-from fuselane.codegen.scalar_time import WIDE, estimate_shared_us, estimate_waiting_us
+from fuselane.codegen.scalar_time import estimate_shared_us, estimate_waiting_us
 from fuselane.codegen.schedule import inner_runs
 from fuselane.codegen.sweeps import count_passed_bytes
-from fuselane.codegen.vector_time import DOT_PRODUCT, SMALL_DOT
 from fuselane.codegen.vector_timing import PRODUCT
 from fuselane.device import DeviceDescription
 from fuselane.hlo.computation import HloComputation
-from fuselane.hlo.dots import DotDimensions
 from fuselane.hlo.indexed import update_of
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import WIDE_FLOATS, Shape
+from fuselane.hlo.shape import Shape
 from fuselane.lanes.program import ElementKind, LaneProgram, LoopElement
 
 _LOADING: Final = 0.3
@@ -72,76 +69,6 @@ def estimate_kernel_step_us(
     step += _passing_us(program, costs)
     # No other tile fills the time in which lanes that meet wait for each other.
     return max(step, estimate_waiting_us(program, plan, body, costs))
-
-
-def estimate_least_us(
-    loop: HloInstruction, costs: MachineCosts, device: DeviceDescription
-) -> float:
-    """Returns less than any kernel takes, on one thread, for the products of one step.
-
-    Without lanes it makes them of shorter vectors than with lanes that see each other. These read
-    all matrices in each step, and there is no other tile for which they could stay near the core.
-
-    Args:
-        loop: A `while` in normal form; of dots in branches, which may not be taken, and in loops
-            inside nothing is counted.
-        costs: Those of the machine.
-        device: Where the kernel would run.
-    """
-    dots = [i for i in loop.body.instructions if _is_float_dot(i)]
-    alone_us = sum(_alone_us(dot, costs) for dot in dots)
-    with_lanes_us = sum(
-        min(_alone_us(dot, costs), _least_with_lanes_us(dot, costs, device)) for dot in dots
-    )
-    return min(alone_us, with_lanes_us + _matrices_us(loop, dots, costs))
-
-
-def _is_float_dot(instruction: HloInstruction) -> bool:
-    return instruction.opcode == "dot" and instruction.shape.element_type in WIDE_FLOATS
-
-
-def _alone_us(dot: HloInstruction, costs: MachineCosts) -> float:
-    """Returns the least time of a dot that all lanes share."""
-    vectors = _count_products(dot) * dot.shape.element_type.bits / SHARED_BITS
-    return vectors * WIDE * costs.kernel_operation_us
-
-
-def _least_with_lanes_us(
-    dot: HloInstruction, costs: MachineCosts, device: DeviceDescription
-) -> float:
-    """Returns the least time of a dot of lanes, whichever these are."""
-    products, sizes = _count_products(dot), dot.shape.dimensions
-    unit_bits = max(device.unit_bits, SHARED_BITS)
-    is_looped = products > SMALL_DOT * max(sizes, default=1)
-    passes = count_passes(unit_bits, unit_bits) * DOT_PRODUCT if is_looped else 1.0
-    vectors = products * dot.shape.element_type.bits / unit_bits
-    return vectors * passes * PRODUCT.work * costs.kernel_cycle_us
-
-
-def _count_products(dot: HloInstruction) -> int:
-    return dot.shape.num_elements * DotDimensions.of(dot).contracted_size(dot)
-
-
-def _matrices_us(
-    loop: HloInstruction, dots: Iterable[HloInstruction], costs: MachineCosts
-) -> float:
-    """Returns the time to read what dots take of arrays that never change, and that are more than a
-    core's caches hold: whole ones, and of stacks a part in each step."""
-    unchanged = set(loop.body.parameters[0].users).intersection(loop.body.root.operands)
-    operands = {_without_reshapes(operand) for dot in dots for operand in dot.operands}
-    parts = {i for i in operands if i.opcode == "dynamic-slice" and i.operands[0] in unchanged}
-    whole_bytes, part_bytes, stack_bytes = (
-        sum(array.shape.byte_size for array in arrays)
-        for arrays in (operands & unchanged, parts, {part.operands[0] for part in parts})
-    )
-    time = costs.moving_us(whole_bytes, whole_bytes) if whole_bytes > CACHED_BYTES else 0.0
-    return time + (costs.moving_us(part_bytes, stack_bytes) if stack_bytes > CACHED_BYTES else 0.0)
-
-
-def _without_reshapes(value: HloInstruction) -> HloInstruction:
-    while value.opcode == "reshape":
-        value = value.operands[0]
-    return value
 
 
 def estimate_kernel_call_us(

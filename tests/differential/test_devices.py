@@ -44,7 +44,7 @@ def test_sharded() -> None:
     finish(start(*sharded_programs.PROGRAMS, devices=8))
 
 
-@pytest.mark.parametrize(("num_processes", "devices"), [(2, 2)])
+@pytest.mark.parametrize(("num_processes", "devices"), [(2, 2), (4, 1)])
 def test_distributed(num_processes: int, devices: int) -> None:
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]

@@ -259,12 +259,12 @@ class Kernels:
         None is looked for that one thread would run, where its products alone take too long beside
         XLA's time.
         """
-        highest: Gain | None = None
+        too_little: Gain | None = None
 
         def is_for_one_thread(normal: NormalLoop) -> bool:
-            nonlocal highest
-            highest = self._bound_gain(loop, normal, xla_step_us)
-            return highest is None or highest.ratio >= self.options.min_gain
+            nonlocal too_little
+            too_little = self._bound_gain(loop, normal, xla_step_us)
+            return too_little is None
 
         try:
             program = form(
@@ -275,9 +275,9 @@ class Kernels:
                 normal=self._normal_forms.pop(loop, None),
             )
         except UnsupportedError as error:
-            if highest is None or highest.ratio >= self.options.min_gain:
+            if too_little is None:
                 raise
-            raise UnsupportedError(replace(error.decision, numbers=highest.numbers())) from None
+            raise UnsupportedError(replace(error.decision, numbers=too_little.numbers())) from None
         if self.options.verify_hlo or self.options.verify:
             for rival in filter(None, (program, program.rival)):
                 for computation in reachable_computations([rival.region]):
@@ -287,16 +287,17 @@ class Kernels:
     def _bound_gain(
         self, loop: HloInstruction, normal: NormalLoop, xla_step_us: StepTime | None
     ) -> Gain | None:
-        """Returns more than a kernel of one thread can gain; None if that is not known."""
+        """Returns more than a kernel of one thread can gain if that is too little, else None."""
         least_us = self.backend.least_us(normal.loop)
         if least_us == 0 or xla_step_us is None or self.options.min_gain == 0:
             return None
-        return Gain(
+        highest = Gain(
             trip_count=compute_trip_count(loop),
             xla_step_us=xla_step_us(),
             kernel_step_us=least_us,
             kernel_call_us=0.0,
         )
+        return highest if highest.ratio < self.options.min_gain else None
 
     def _check_donation(self, loop: HloInstruction) -> None:
         """Refuses all loops of a module whose donated arguments are large."""

@@ -15,7 +15,7 @@ from fuselane.codegen.vector_time import DOT_PRODUCT, SMALL_DOT
 from fuselane.codegen.vector_timing import PRODUCT
 from fuselane.device import DeviceDescription
 from fuselane.hlo.dots import DotDimensions
-from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.instruction import HloInstruction, behind_reshapes
 from fuselane.hlo.shape import WIDE_FLOATS
 
 
@@ -73,7 +73,7 @@ def _matrices_us(
     """Returns the time to read what dots take of arrays that never change, and that are more than a
     core's caches hold: whole ones, and of stacks a part in each step."""
     unchanged = set(loop.body.parameters[0].users).intersection(loop.body.root.operands)
-    operands = {_without_reshapes(operand) for dot in dots for operand in dot.operands}
+    operands = {behind_reshapes(operand) for dot in dots for operand in dot.operands}
     parts = {i for i in operands if i.opcode == "dynamic-slice" and i.operands[0] in unchanged}
     whole_bytes, part_bytes, stack_bytes = (
         sum(array.shape.byte_size for array in arrays)
@@ -81,9 +81,3 @@ def _matrices_us(
     )
     time = costs.moving_us(whole_bytes, whole_bytes) if whole_bytes > CACHED_BYTES else 0.0
     return time + (costs.moving_us(part_bytes, stack_bytes) if stack_bytes > CACHED_BYTES else 0.0)
-
-
-def _without_reshapes(value: HloInstruction) -> HloInstruction:
-    while value.opcode == "reshape":
-        value = value.operands[0]
-    return value

@@ -589,6 +589,13 @@ class HloInstruction:
         return self.called_computations[index]
 
 
+def behind_reshapes(value: HloInstruction) -> HloInstruction:
+    """Returns the array that a value is, whatever its dimensions are called on the way."""
+    while value.opcode == "reshape":
+        value = value.operands[0]
+    return value
+
+
 def _without(
     instructions: tuple[HloInstruction, ...], gone: HloInstruction
 ) -> tuple[HloInstruction, ...]:

@@ -25,7 +25,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.analysis.streams import Stream, is_fully_overwritten
 from fuselane.analysis.while_loops import is_invariant
 from fuselane.errors import UnsupportedError
-from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.instruction import HloInstruction, behind_reshapes
 from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
 from fuselane.lanes.constants import transplant
 from fuselane.lanes.elements import change_elements, drop_unused_parameters
@@ -180,17 +180,11 @@ def _find_stacks(normal: NormalLoop) -> list[_Stack]:
         number = element.tuple_index
         stream = Stream(elements=[(loop, number)], versions=[element, update])
         if update.operands[0] is element and is_fully_overwritten(loop, stream):
-            value = _behind_reshapes(update.operands[1])
+            value = behind_reshapes(update.operands[1])
             places = (*update.operands[2:], update.operands[1].shape.dimensions)
             stack = _Stack(normal.element_indices[number], value, update, places)
             found.setdefault(value, stack)
     return sorted(found.values(), key=lambda stack: order[stack.value])
-
-
-def _behind_reshapes(value: HloInstruction) -> HloInstruction:
-    while value.opcode == "reshape":
-        value = value.operands[0]
-    return value
 
 
 def _serves_only_one(writer: HloInstruction, index: int) -> bool:

@@ -159,7 +159,7 @@ def test_shared_elements_are_written_by_the_first_block_alone(is_first: int) -> 
         ((4, 8), 1, (8, 1), 1),
         ((8, 3), 1, (3, 1), 1),
         ((8, 1, 5), 0, (5, 5, 1), 5),
-        ((8, 17), 0, (17, 1), 1),
+        ((8, 33), 0, (33, 1), 1),
         ((8,), 0, (1,), 1),
         ((8,), None, (1,), 1),
     ],
@@ -179,6 +179,19 @@ def test_runs(
     assert memory.run(block) == run_length
     wide = make_block(Function([]), 1024)
     assert memory.run(wide) == 1
+
+
+@pytest.mark.parametrize(("length", "run_length"), [(17, 17), (31, 31), (33, 1)])
+def test_long_runs_are_squares(length: int, run_length: int) -> None:
+    """Of any length that a square has room in, up to where a lane's share of registers ends."""
+    memory = Memory(
+        shape=shape_of(8, length),
+        lane=0,
+        pointer=i64(0),
+        strides=(length, 1),
+        written=Written.NEVER,
+    )
+    assert memory.run(make_block(Function([]), 16)) == run_length
 
 
 def test_long_runs_of_narrow_elements_have_no_masks() -> None:

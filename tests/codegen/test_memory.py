@@ -51,6 +51,7 @@ types = pytest.mark.parametrize("element", TYPES, ids=lambda element: element.lo
 blocks = pytest.mark.parametrize(("width", "lanes"), [(2, None), (16, None), (16, 11), (8, 1)])
 RUNS: Final = [
     *itertools.product(((2, None), (16, None), (16, 11), (8, 1)), (2, 3, 4, 5, 8, 12, 16)),
+    *itertools.product(((8, None), (16, None), (16, 11)), (10, 15, 17, 31)),
     *itertools.product(((32, None), (64, 41), (128, 97)), (16,)),
     *itertools.product(((8, None), (16, 11), (64, 41)), (64,)),
 ]

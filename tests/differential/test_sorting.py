@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+from fuselane.lanes.form import form
 from tests.differential.comparison import EXACT
 from tests.differential.harness import check
 from tests.differential.values import sample
+from tests.lanes.oracle import capture, loops_of
 
 LANES: Final = 37
 STEPS: Final = 3
@@ -86,18 +88,39 @@ def test_top_k(size: int, k: int) -> None:
     check_steps(step, np.zeros(LANES, np.int32), rows)
 
 
-def test_sort_several_by_several_keys() -> None:
-    """Lexicographic order of two keys, with a payload; the comparator is no comparison of keys."""
+@pytest.mark.parametrize("first_dtype", ["float32", "int32"])
+@pytest.mark.parametrize("size", [6, 40])
+def test_sort_several_by_several_keys(size: int, first_dtype: str) -> None:
+    """Lexicographic order of two keys, with a payload, for NaN and zeros of both signs as well."""
 
     def step(state: Any, row: Any) -> Any:
-        first = jnp.floor(row)
-        second = -state
-        sorted_rows = lax.sort((first, second, row), dimension=1, num_keys=2)
-        return sorted_rows[2], sorted_rows
+        first = jnp.floor(row).astype(first_dtype)
+        sorted_rows = lax.sort((first, state, row), dimension=1, num_keys=2)
+        return -sorted_rows[1], sorted_rows
 
     rng = np.random.default_rng(1)
-    state = rng.integers(0, 3, (LANES, 6)).astype(np.float32)
-    check_steps(step, state, rng.uniform(0, 3, (STEPS, LANES, 6)).astype(np.float32))
+    state = rng.integers(-1, 3, (LANES, size)).astype(np.float32)
+    state[:, ::3] *= 0
+    state[::2, ::5] = np.nan
+    check_steps(step, state, rng.uniform(0, 3, (STEPS, LANES, size)).astype(np.float32))
+
+
+def test_sort_by_keys_made_once() -> None:
+    """What a comparator makes of each side is not made for each comparison."""
+
+    def step(state: Any, row: Any) -> Any:
+        return lax.sort((jnp.floor(row), state), dimension=1, num_keys=2)[1], None
+
+    def rollout(state: Any, rows: Any) -> Any:
+        return lax.scan(step, state, rows)
+
+    rows = np.ones((STEPS, LANES, 6), np.float32)
+    module = capture(rollout, rows[0], rows)
+    program = form(module, loops_of(module)[0])
+    (sort,) = (i for i in program.loop.instruction.body.instructions if i.opcode == "sort")
+    opcodes = {i.opcode for i in sort.to_apply.instructions}
+    assert opcodes <= {"parameter", "compare", "and", "or"}
+    assert len(sort.operands) == 4
 
 
 def test_median_and_quantile() -> None:

@@ -61,9 +61,14 @@ control of a quantum system) the code is a third, LLVM takes 0.3 of its time, th
 0.9."""
 
 
-def is_looped_dot(dot: HloInstruction, program: LaneProgram) -> bool:
-    """Whether a dot has too many products per lane to emit each on its own."""
+def is_looped_dot(
+    dot: HloInstruction, program: LaneProgram, max_outputs: int | None = None
+) -> bool:
+    """Whether a dot has too many products per lane to emit each on its own, or more outputs than a
+    plan keeps in registers, if there is one."""
     shape = DotShape.of(dot, program)
+    if max_outputs is not None and shape.num_outputs > max_outputs:
+        return True
     has_weights = None in (shape.left_lane, shape.right_lane)
     limit = _MAX_UNROLLED_WEIGHTS if has_weights else _MAX_UNROLLED_PRODUCTS
     return shape.num_products > limit
@@ -104,8 +109,7 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
     """
     dot = _Dot.of(emitter, instruction)
     shape = dot.shape
-    is_looped = is_looped_dot(instruction, emitter.program)
-    if not is_looped and shape.num_outputs <= emitter.max_unrolled:
+    if not is_looped_dot(instruction, emitter.program, emitter.max_unrolled):
         prepare = _as_it_is if shape.num_outputs == 1 else _materialized
         emitter.values[instruction] = dot.with_operands(prepare).unrolled()
         return

@@ -101,14 +101,15 @@ def _constant(emitter: Emitter, instruction: HloInstruction) -> Array:
 def _elementwise(emitter: Emitter, instruction: HloInstruction) -> Elemental:
     """`%z = f32[8,3] add(%x, %y)`: `z[lane, j] = x[lane, j] + y[lane, j]`.
 
-    Operands of rank 0, which select and clamp may have, are read at their only index.
+    Operands of rank 0, which select and clamp may have, are read at their only index; one that
+    occurs twice is read once.
     """
-    operands = [emitter.array(operand) for operand in instruction.operands]
+    arrays = {operand: emitter.array(operand) for operand in instruction.operands}
     rank = len(instruction.shape.dimensions)
 
     def element(index: Element) -> ir.Value:
-        values = [read_operand(emitter, operand, index, rank) for operand in operands]
-        return emitter.apply(instruction, values)
+        read = {o: read_operand(emitter, array, index, rank) for o, array in arrays.items()}
+        return emitter.apply(instruction, [read[operand] for operand in instruction.operands])
 
     return element
 

@@ -47,7 +47,7 @@ def pack_weights(emitter: Emitter, plan: Plan) -> dict[HloInstruction, Panels]:
     for dot in find_dots(program.loop.instruction.body):
         for number, operand in enumerate(dot.operands):
             path = _path_from_outside(operand, program)
-            if path is None or not _has_panels(dot, number, program):
+            if path is None or not _has_panels(dot, number, program, plan.max_unrolled):
                 continue
             shape = DotShape.of(dot, program)
             num_bytes += operand.shape.num_elements * shape.sum_type.byte_size
@@ -67,10 +67,13 @@ def count_weight_bytes(program: LaneProgram) -> int:
     )
 
 
-def _has_panels(dot: HloInstruction, number: int, program: LaneProgram) -> bool:
+def _has_panels(
+    dot: HloInstruction, number: int, program: LaneProgram, max_outputs: int | None = None
+) -> bool:
     """Whether an operand is read by looped dots and shared by all lanes, unlike the other one."""
     lanes = [program.lane_dimensions.get(operand) for operand in dot.operands]
-    return lanes[number] is None and lanes[1 - number] is not None and is_looped_dot(dot, program)
+    is_shared = lanes[number] is None and lanes[1 - number] is not None
+    return is_shared and is_looped_dot(dot, program, max_outputs)
 
 
 def _path_from_outside(value: HloInstruction, program: LaneProgram) -> _Path | None:

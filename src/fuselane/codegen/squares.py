@@ -6,7 +6,8 @@
 Each row of a square is a load, or a store, of neighbours; its columns are vectors of lanes. A group
 is transposed between memory and registers. More of them would hardly stay in registers, and LLVM's
 time goes by the code, so they are moved in a loop, between memory where the elements of a lane are
-neighbours and memory of the kernel's own where the lanes of an element are.
+neighbours and memory of the kernel's own where the lanes of an element are. The last square of a
+run ends where the run does, so it may move again what the one before it did.
 
 A word is an element, or as many short ones as four bytes hold: a row of 32 bytes has 8 words. Those
 are taken apart after, and put together before, from memory to memory and in a loop of its own: done
@@ -93,7 +94,7 @@ def load_columns(
     *,
     invariant: bool = False,
 ) -> list[ir.Value]:
-    """Loads neighbouring elements of every lane, as many as a number of squares has.
+    """Loads neighbouring elements of every lane, no fewer than a square has.
 
     Returns:
         One vector of lanes for each element.
@@ -105,12 +106,12 @@ def load_columns(
     target = Lines(allocate(memory_type(element), length * width), element, width)
 
     def move(square: Index) -> None:
-        first = indexing.multiply(builder, square, size)
+        first = _start(builder, square, size, length)
         rows, columns = source.at(builder, 0, first), target.at(builder, first, 0)
         turn_in(builder, rows, columns, block, allocate, invariant=invariant)
 
     before = builder.block
-    _repeat(builder, length // size, move)
+    _repeat(builder, -(-length // size), move)
     continue_block(before, builder.block)
     return [
         load(builder, target.address(builder, number, 0), element, width)
@@ -125,22 +126,29 @@ def store_columns(
     block: LaneBlock,
     allocate: Allocate,
 ) -> None:
-    """Stores neighbouring elements of every lane, as many as a number of squares has."""
-    element, width = target.element, block.width
+    """Stores neighbouring elements of every lane, no fewer than a square has."""
+    element, width, length = target.element, block.width, len(values)
     size = row_of_squares(block, element)
-    if len(values) == size and _are_one_group(block, element):
+    if length == size and _are_one_group(block, element):
         _store_group(builder, values, target, block)
         return
-    source = Lines(allocate(memory_type(element), len(values) * width), element, width)
+    source = Lines(allocate(memory_type(element), length * width), element, width)
     for number, value in enumerate(values):
         store(builder, value, source.address(builder, number, 0), element)
 
     def move(square: Index) -> None:
-        first = indexing.multiply(builder, square, size)
+        first = _start(builder, square, size, length)
         columns, rows = source.at(builder, first, 0), target.at(builder, 0, first)
         turn_out(builder, columns, rows, block, allocate)
 
-    _repeat(builder, len(values) // size, move)
+    _repeat(builder, -(-length // size), move)
+
+
+def _start(builder: ir.IRBuilder, square: Index, size: int, length: int) -> Index:
+    """Returns which element of a run is a square's first: the last square ends where the run does,
+    and repeats some of the one before if it would go beyond."""
+    first = indexing.multiply(builder, square, size)
+    return first if length % size == 0 else indexing.clamp(builder, first, 0, length - size)
 
 
 def turn_in(

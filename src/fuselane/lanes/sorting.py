@@ -4,8 +4,9 @@
 ->  (%s, %j) = sort(%x, iota), dimensions={1}, is_stable=true
     %v = slice(%s), [0:8], [0:3]      %i = slice(%j), [0:8], [0:3]
 
-Comparators of JAX map both of their values to a key, by many instructions, and compare the keys. A
-sorting network compares an element many times; so its key is computed once and sorted along:
+Comparators of JAX map both of their values to a key, by many instructions, and compare the keys, of
+several arrays perhaps those of each. A sorting network compares an element many times; so its key
+is computed once and sorted along:
 
     %s = sort(%x), to_apply={compare(f(left), f(right)), direction=LT}
 ->  %k = f(%x);  (_, %s) = sort(%k, %x), to_apply={compare(left.0, right.0), direction=LT}
@@ -15,19 +16,25 @@ Numerics: bitwise-equal. XLA:CPU's TopK gives equal values in the order of their
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
-from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.hlo.shape import Shape
 from fuselane.lanes.applied import apply_to_arrays
-from fuselane.lanes.builder import ComputationBuilder, array_shape, elementwise_attributes
+from fuselane.lanes.builder import ComputationBuilder, array_shape
 from fuselane.lanes.layout import memory_order, relayout
 
 TOP_K_TARGET: Final = "TopK"
+
+_GIVEN: Final = frozenset({"constant", "parameter"})
+
+_Key: TypeAlias = tuple[HloInstruction, HloInstruction]
+"""The same function of a left and of a right element."""
 
 
 def lower_sort(
@@ -88,12 +95,11 @@ def _sort(
     to_apply: HloComputation,
     origin: HloInstruction,
 ) -> list[HloInstruction]:
-    key = _key_function(to_apply)
-    if key is not None and key.opcode != "parameter":
-        keys = apply_to_arrays(builder, key, [a for a in arrays for _ in ("left", "right")])
-        comparator = _compare_first(keys, arrays, to_apply.root)
-        return _emit(builder, [keys, *arrays], dimension, comparator, origin)[1:]
-    return _emit(builder, arrays, dimension, to_apply, origin)
+    keys = _find_keys(to_apply)
+    sides = [array for array in arrays for _ in ("left", "right")]
+    made = [apply_to_arrays(builder, left, sides) for left, _ in keys]
+    comparator = _compare_keys(to_apply, keys) if keys else to_apply
+    return _emit(builder, [*made, *arrays], dimension, comparator, origin)[len(keys) :]
 
 
 def _emit(
@@ -113,13 +119,18 @@ def _emit(
 # Keys.
 
 
-def _key_function(comparator: HloComputation) -> HloInstruction | None:
-    """Returns the left key of a comparator that compares the same function of both sides."""
-    root = comparator.root
-    if root.opcode != "compare" or root.comparison_direction not in ("LT", "GT"):
-        return None
-    left, right = root.operands
-    return left if _is_mirrored(left, right) else None
+def _find_keys(comparator: HloComputation) -> list[_Key]:
+    """Returns the values that a comparator compares, if those of both sides are the same function
+    and more than an element."""
+    keys: dict[_Key, None] = {}
+    for instruction in comparator.instructions:
+        if instruction.opcode != "compare":
+            continue
+        one, other = instruction.operands
+        for left, right in ((one, other), (other, one)):
+            if left.opcode not in _GIVEN and _is_mirrored(left, right):
+                keys[left, right] = None
+    return list(keys)
 
 
 def _is_mirrored(left: HloInstruction, right: HloInstruction) -> bool:
@@ -152,22 +163,23 @@ def _attributes(instruction: HloInstruction) -> tuple[object, ...]:
     )
 
 
-def _compare_first(
-    keys: HloInstruction, arrays: Sequence[HloInstruction], root: HloInstruction
-) -> HloComputation:
-    """Returns the comparator that compares two keys as `root` does, and ignores what is sorted."""
+def _compare_keys(comparator: HloComputation, keys: Sequence[_Key]) -> HloComputation:
+    """Returns a comparator that is given keys, in front of what is sorted, and does not make them.
+
+    Args:
+        comparator: The one that makes them.
+        keys: Of both sides, values in it.
+    """
     builder = ComputationBuilder("compare_keys")
-    types = [array.shape.element_type for array in (keys, *arrays) for _ in range(2)]
-    parameters = [
-        builder.parameter(number, array_shape(element_type, ()), None)
-        for number, element_type in enumerate(types)
-    ]
-    builder.computation.root = builder.emit(
-        "compare",
-        array_shape(PrimitiveType.PRED, ()),
-        parameters[:2],
-        elementwise_attributes(root),
-    )
+    values: dict[HloInstruction, HloInstruction] = {}
+    for value in (*itertools.chain.from_iterable(keys), *comparator.parameters):
+        values[value] = builder.parameter(len(values), value.shape, None)
+    for instruction in comparator.post_order():
+        if instruction not in values and all(o in values for o in instruction.operands):
+            operands = [values[operand] for operand in instruction.operands]
+            values[instruction] = builder.computation.add(instruction.clone(operands))
+    builder.computation.root = values[comparator.root]
+    builder.computation.remove_dead_instructions()
     return builder.computation
 
 
@@ -175,14 +187,15 @@ def _compare_first(
 
 
 def _with_more_parameters(comparator: HloComputation, payload: HloInstruction) -> HloComputation:
-    """Returns a comparator of two values that also takes two elements of a payload, unused."""
+    """Returns a comparator of two values that also takes two elements of a payload, unused, which
+    it may do already."""
     builder = ComputationBuilder(comparator.name)
     values: dict[HloInstruction, HloInstruction] = {}
     scalar = array_shape(payload.shape.element_type, ())
     for instruction in comparator.instructions:
         operands = [values[operand] for operand in instruction.operands]
         values[instruction] = builder.computation.add(instruction.clone(operands))
-    for number in (2, 3):
+    for number in range(len(comparator.parameters), 4):
         builder.parameter(number, scalar, None)
     builder.computation.root = values[comparator.root]
     return builder.computation

@@ -294,6 +294,24 @@ def test_few_dots_alike_are_no_calls(count: int, expected: int) -> None:
     assert sorted(Counter(calls).values()) == [expected] * (2 if expected else 0)
 
 
+@pytest.mark.parametrize("trip_count", [2, 400])
+def test_dots_with_few_outputs_are_calls_too(trip_count: int) -> None:
+    """Nine sums fit registers. Weights are read where they are; for many steps they are packed."""
+    body = "\n".join(
+        f"x{n + 1} = f32[L,9] dot(x{n}, e1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+        for n in range(4)
+    ).replace("x0", "e0")
+    module = loop(body, ["f32[L,9]", "f32[9,9]"], ["x4", "e1"], trip_count, L=40)
+    calls = re.findall(r'call void @"?(fuselane\.dot\.\w+)', compile_loop(module).code.ir)
+    assert [*Counter(calls).values()] == [4]
+    turn = -np.eye(9, dtype=np.float32)[np.random.default_rng(0).permutation(9)]
+
+    def step(i: int, x: NumpyArray, turn: NumpyArray) -> Any:
+        return x @ turn @ turn @ turn @ turn, turn
+
+    check(module, step, trip_count, few([40, 9]), turn)
+
+
 def test_shared_dots_are_computed_once_per_step() -> None:
     """What no lane has a part in stands outside the loop over lane blocks."""
     body = """m = f32[S,S] dot(e1, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}

@@ -183,6 +183,11 @@ class Memory(Array):
     loaded: dict[object, list[ir.Value]] = field(default_factory=dict)
 
     @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        return self.shape.byte_size
+
+    @property
     def _is_invariant(self) -> bool:
         return self.written is Written.NEVER
 

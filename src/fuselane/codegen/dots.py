@@ -27,7 +27,14 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Memory, Registers, Scratch, new_scratch, widen
+from fuselane.codegen.arrays import (
+    Array,
+    Memory,
+    Registers,
+    Scratch,
+    new_scratch,
+    widen,
+)
 from fuselane.codegen.bounds import Region
 from fuselane.codegen.builder import KernelBuilder
 from fuselane.codegen.dot_shape import Block, DotShape, Run, split
@@ -121,15 +128,13 @@ def emit_dot(emitter: Emitter, instruction: HloInstruction) -> None:
         return
     looped = dot.with_operands(_addressable)
     block = shape.choose_block(emitter.vectors_in_registers)
-    is_called = shape.num_outputs > emitter.max_unrolled and looped.may_be_called
-    if shape.num_outputs <= block.outputs and not is_called:
+    is_called = looped.may_be_called
+    if not is_called and shape.num_outputs <= block.outputs:
         emitter.values[instruction] = looped.in_registers(block)
         return
     result = new_scratch(emitter.place, instruction.shape, emitter.lane(instruction))
-    if is_called:
-        looped.call(result, block)
-    else:
-        looped.fill(result, block)
+    emit_to = looped.call if is_called else looped.fill
+    emit_to(result, block)
     emitter.values[instruction] = result
 
 
@@ -179,6 +184,16 @@ def _addressable(emitter: Emitter, array: Array) -> Array:
     scratch = new_scratch(emitter.place, array.shape, array.lane)
     emitter.copy(array, scratch)
     return scratch
+
+
+_Addressed = Memory | Panels | Scratch
+
+
+def _is_address(operand: Array | Panels) -> bool:
+    """Whether an operand is where its address says, and not where a lane is besides."""
+    if isinstance(operand, Memory):
+        return operand.lane is None
+    return isinstance(operand, Panels) or (isinstance(operand, Scratch) and operand.start is None)
 
 
 @final
@@ -266,10 +281,7 @@ class _Dot:
             return False
         if body.fact(_count_alike).get(self.instruction, 0) < _MIN_CALLS:
             return False
-        return all(
-            isinstance(operand, Panels) or (isinstance(operand, Scratch) and operand.start is None)
-            for operand in self._read
-        )
+        return all(map(_is_address, self._read))
 
     @property
     def _read(self) -> tuple[Array | Panels, Array | Panels]:
@@ -282,7 +294,7 @@ class _Dot:
 
     def call(self, result: Scratch, block: Block) -> None:
         """Emits a call of the function of all dots alike, which is made for the first of them."""
-        arrays = [result, *(a for a in self._read if isinstance(a, Scratch | Panels))]
+        arrays = [result, *(a for a in self._read if isinstance(a, _Addressed))]
         builder, width = self.emitter.builder, self.emitter.place.block.width
         kind = (self.shape, block, width, *(replace(a, pointer=None) for a in arrays))
         name = f"fuselane.dot.{hashlib.sha256(repr(kind).encode()).hexdigest()[:16]}"
@@ -293,9 +305,7 @@ class _Dot:
             self._define(function, arrays, block)
         builder.call(function, [array.pointer for array in arrays])
 
-    def _define(
-        self, function: KernelFunction, arrays: Sequence[Scratch | Panels], block: Block
-    ) -> None:
+    def _define(self, function: KernelFunction, arrays: Sequence[_Addressed], block: Block) -> None:
         """Emits the body of a function that gets the addresses of a result and two operands."""
         function.linkage = "internal"
         function.attributes.add("noinline")
@@ -321,8 +331,8 @@ class _Dot:
         inner = replace(
             self,
             emitter=replace(self.emitter, place=place),
-            left=left if isinstance(left, Scratch) else self.left,
-            right=right if isinstance(right, Scratch) else self.right,
+            left=self.left if isinstance(left, Panels) else left,
+            right=self.right if isinstance(right, Panels) else right,
             panels=next((a for a in (left, right) if isinstance(a, Panels)), None),
         )
         inner.fill(result, block)

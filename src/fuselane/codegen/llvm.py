@@ -1,9 +1,9 @@
 """The LLVM side of code generation: IR text in, object code out; `codegen.loading` loads it.
 
-Kernels arrive as vector code with loops, so the pipeline simplifies and schedules but never
-vectorises or unrolls. LLVM itself aborts the process on some mistakes; all IR is therefore verified
-first. llvmlite serialises every call into LLVM with one lock of its own, so these functions may be
-called from any thread.
+Kernels arrive as vector code with loops, so LLVM inlines and schedules but never vectorises or
+unrolls. LLVM itself aborts the process on some mistakes; all IR is therefore verified first.
+llvmlite serialises every call into LLVM with one lock of its own, so these functions may be called
+from any thread.
 """
 
 from __future__ import annotations

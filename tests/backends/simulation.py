@@ -91,7 +91,9 @@ def simulate(
             parallel=False,
             plan=plan,
             num_instructions=code.num_instructions,
+            num_accesses=0,
             is_bitwise=False,
+            has_dots=False,
             may_vectorise=False,
         )
 

@@ -656,6 +656,17 @@ def test_calls_of_long_routines_are_not_long_code() -> None:
     assert text.count('call <8 x double> @"fuselane.power.<') == 8
 
 
+def test_loops_of_dots_are_not_simplified_again() -> None:
+    """Where most of the work is products of long rows; few products are emitted one by one."""
+    has_dots = []
+    for size in (4, 64):
+        shape, weights = f"f32[64,{size}]", f"f32[{size},{size}]"
+        body = f"y = {shape} dot(e0, e1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+        module = counting_loop(body, ["y", "e1"], [shape, weights])
+        has_dots.append(compile_loop(module).code.has_dots)
+    assert has_dots == [False, True]
+
+
 def test_vectors_are_looked_for_where_there_are_loops_over_elements() -> None:
     """Not where there is nothing but numbers."""
     number = counting_loop("y = f32[] multiply(e0, e0)", ["y"], ["f32[]"])
@@ -692,7 +703,7 @@ def test_dots_that_lanes_lack_in_some_steps_count() -> None:
       y = {shape} select(all, start, product)"""
     compiled = compile_loop(counting_loop(body, ["y", "e1", "b40"], [shape, shape, "u32[64]"]))
     assert any(compiled.program.guards.values())
-    assert not compiled.code.is_bitwise
+    assert compiled.code.has_dots and not compiled.code.is_bitwise
 
 
 @pytest.mark.parametrize("columns", [1, 70])

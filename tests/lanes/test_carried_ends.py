@@ -89,5 +89,5 @@ def test_asked_once(program: tuple[Function, tuple[Any, ...]], meets: bool) -> N
 def test_lanes_that_leave_one_by_one_ask_once() -> None:
     formed = form_loop(*squares(4096))
     assert formed.loop.lane_condition is not None
-    kernel = optimised_ir(build(formed, Options(), host_device()).ir, opt_level=2)
+    kernel = optimised_ir(build(formed, Options(), host_device()).ir)
     assert kernel.count("fcmp") == 2  # in front of the loop and at its end, for the next step

@@ -11,7 +11,7 @@ counters) is then computed once per step and tile, and rows of streams are touch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -57,6 +57,7 @@ _BITWISE_OPCODES: Final = frozenset(
     {"xor", "or", "and", "shift-left", "shift-right-logical", "shift-right-arithmetic"}
 )
 _MIN_BITWISE: Final = 0.3
+_MIN_DOTS: Final = 0.3
 
 
 @final
@@ -71,7 +72,9 @@ class KernelCode:
     parallel: Whether tiles are worth handing to several threads.
     plan: How the work is laid out; for reports.
     num_instructions: How many of LLVM's there are, but for the bodies of functions of its own.
+    num_accesses: How many instructions load or store, those of its functions as well.
     is_bitwise: Whether much of the work is on bits, as random numbers are.
+    has_dots: Whether much of the work is dots, whose loops are emitted as they are to be.
     may_vectorise: Whether it has loops over scalars, of which LLVM may make vectors.
     """
 
@@ -82,7 +85,9 @@ class KernelCode:
     parallel: bool
     plan: Plan
     num_instructions: int
+    num_accesses: int
     is_bitwise: bool
+    has_dots: bool
     may_vectorise: bool
 
 
@@ -147,7 +152,9 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         parallel=plan.parallel,
         plan=plan,
         num_instructions=frame.builder.num_instructions,
-        is_bitwise=_bitwise_share(program) > _MIN_BITWISE,
+        num_accesses=_count_accesses(module),
+        is_bitwise=_share(program, _is_bitwise) > _MIN_BITWISE,
+        has_dots=_share(program, lambda i: _is_dot(i, program, plan.max_unrolled)) > _MIN_DOTS,
         may_vectorise=plan.width == 1 and has_element_loops(module),
     )
 
@@ -168,14 +175,35 @@ def emit_kernel(program: LaneProgram, plan: Plan, entry: KernelEntry) -> Frame:
     return frame
 
 
-def _is_dot(instruction: HloInstruction, program: LaneProgram) -> bool:
-    return instruction.opcode == "dot" and is_looped_dot(instruction, program)
+def _count_accesses(module: ir.Module) -> int:
+    return sum(
+        isinstance(instruction, ir.LoadInstr | ir.StoreInstr)
+        or (isinstance(instruction, ir.CallInstr) and _is_masked(instruction.callee.name))
+        for function in module.functions
+        for block in function.blocks
+        for instruction in block.instructions
+    )
 
 
-def _bitwise_share(program: LaneProgram) -> float:
-    """Returns the share of work on bits, such as random numbers are, long chains of operations on
-    few values, in the work that most blocks do: all but what is guarded, as resets are. A guard
-    with dots is the step itself, which lanes that are reset lack.
+def _is_masked(intrinsic: str) -> bool:
+    return intrinsic.startswith("llvm.masked.")
+
+
+def _is_bitwise(instruction: HloInstruction) -> bool:
+    """Whether an instruction is work on bits, such as random numbers: long chains of operations on
+    few values."""
+    return instruction.opcode in _BITWISE_OPCODES
+
+
+def _is_dot(
+    instruction: HloInstruction, program: LaneProgram, max_outputs: int | None = None
+) -> bool:
+    return instruction.opcode == "dot" and is_looped_dot(instruction, program, max_outputs)
+
+
+def _share(program: LaneProgram, is_wanted: Callable[[HloInstruction], bool]) -> float:
+    """Returns the share of some instructions in the work that most blocks do: all but what is
+    guarded, as resets are. A guard with dots is the step itself, which lanes that are reset lack.
     """
     skipped = {
         part
@@ -198,7 +226,7 @@ def _bitwise_share(program: LaneProgram) -> float:
                 lane = program.lane_dimensions.get
                 operations = times * instruction_cost(instruction, lane, lambda _: None)
                 total += operations
-                wanted += operations if instruction.opcode in _BITWISE_OPCODES else 0.0
+                wanted += operations if is_wanted(instruction) else 0.0
 
     count(program.loop.instruction.body, 1.0)
     return wanted / max(total, 1.0)

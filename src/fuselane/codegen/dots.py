@@ -27,14 +27,7 @@ from typing import Final, final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import (
-    Array,
-    Memory,
-    Registers,
-    Scratch,
-    new_scratch,
-    widen,
-)
+from fuselane.codegen.arrays import Array, Memory, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.bounds import Region
 from fuselane.codegen.builder import KernelBuilder
 from fuselane.codegen.dot_shape import Block, DotShape, Run, split

@@ -64,6 +64,20 @@ def test_a_good_program_is_fused_and_counted() -> None:
     assert outcome.opcodes["add s32"] > 0 and outcome.opcodes["while tuple"] == 0
 
 
+def test_what_lanes_share_has_no_rows() -> None:
+    """A gradient whose stack was taken for rows, lane by lane, where lanes had written columns: the
+    kernel wrote beyond its memory."""
+    found = Program.from_json(
+        """{"seed":1355000235,"lanes":[3,4],"outer":"gradient","steps":8,"reverse":false,
+        "carries":[{"dtype":"float32","shape":[2,3],"kind":"near","place":0,"has_lanes":true}],
+        "streams":[],"body":[{"number":20,"operation":"multiply","operands":[5,9,19],
+        "variant":15330,"body":[]}],"updates":[20],"results":[20],"reductions":[],"table":null,
+        "table_form":2,"unroll":2,"remat":false,"aside":0,"chained":false,"donated":false,
+        "devices":1,"x64":false,"options":{"bounds_checks":true,"vector_bits":512}}"""
+    )
+    assert not run_programs([found]).failures
+
+
 @pytest.mark.parametrize(("optimise", "level"), [(True, 1), (False, 0)])
 def test_kernels_are_optimised_where_asked(
     optimise: bool, level: int, monkeypatch: pytest.MonkeyPatch

@@ -154,10 +154,17 @@ def _store_part(
 
 def _row(memory: Memory, place: Place) -> int:
     """Returns how many neighbours of each lane a square has; 0 if there are none."""
-    if memory.lane is None or place.block.width == 1:
+    if memory.lane is None or place.block.width == 1 or not _is_row_major(memory, memory.lane):
         return 0
     row = row_of_squares(place.block, memory.shape.element_type)
     return row if 0 < row <= _run(memory) else 0
+
+
+def _is_row_major(memory: Memory, lane: int) -> bool:
+    """Whether what lies between two lanes is the first one's elements, the last dimension's side by
+    side. What lanes share has their writers innermost; see `codegen.meetings`."""
+    sizes = memory.shape.dimensions[lane:]
+    return memory.strides[lane:] == tuple(math.prod(sizes[n:]) for n in range(1, len(sizes) + 1))
 
 
 def _run(memory: Memory) -> int:

@@ -122,15 +122,18 @@ def _emit(
 def _find_keys(comparator: HloComputation) -> list[_Key]:
     """Returns the values that a comparator compares, if those of both sides are the same function
     and more than an element."""
-    keys: dict[_Key, None] = {}
+    keys: list[_Key] = []
+    taken: set[HloInstruction] = set()
     for instruction in comparator.instructions:
         if instruction.opcode != "compare":
             continue
         one, other = instruction.operands
         for left, right in ((one, other), (other, one)):
-            if left.opcode not in _GIVEN and _is_mirrored(left, right):
-                keys[left, right] = None
-    return list(keys)
+            is_new = taken.isdisjoint((left, right))
+            if is_new and left.opcode not in _GIVEN and _is_mirrored(left, right):
+                keys.append((left, right))
+                taken.update((left, right))
+    return keys
 
 
 def _is_mirrored(left: HloInstruction, right: HloInstruction) -> bool:

@@ -17,12 +17,28 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Memory, Place, Scratch, Written, new_scratch, widen
+from fuselane.codegen.arrays import (
+    Array,
+    Memory,
+    Place,
+    Scratch,
+    Written,
+    new_scratch,
+    row_major_strides,
+    widen,
+)
 from fuselane.codegen.cuts import per_dimension
 from fuselane.codegen.indexing import LANE, Index
 from fuselane.codegen.loops import emit_for_each
 from fuselane.codegen.memory import in_cases
-from fuselane.codegen.squares import Lines, row_of_squares, store_columns, turn_in, turn_out
+from fuselane.codegen.squares import (
+    Lines,
+    row_of_squares,
+    square_start,
+    store_columns,
+    turn_in,
+    turn_out,
+)
 from fuselane.hlo.shape import Shape
 
 
@@ -50,7 +66,7 @@ def load_rows(place: Place, source: Memory, target: Scratch, starts: Sequence[In
     row, run = _row(source, place), _run(source)
 
     def move(index: tuple[Index, ...]) -> None:
-        outer, first = index[0], _first(builder, index[1], row, run)
+        outer, first = index[0], square_start(builder, index[1], row, run)
         rows = _rows(place, source, target.shape, starts, outer, first)
         start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
         columns = _columns(builder, target, start)
@@ -84,7 +100,7 @@ def store_rows(place: Place, target: Memory, source: Array, starts: Sequence[Ind
         scratch = source if isinstance(source, Scratch) else _in_scratch(place, source)
 
         def move_flat(index: tuple[Index, ...]) -> None:
-            outer, first = index[0], _first(builder, index[1], row, run)
+            outer, first = index[0], square_start(builder, index[1], row, run)
             start = indexing.add(builder, indexing.multiply(builder, outer, run), first)
             columns = _columns(builder, scratch, start)
             rows = _rows(place, target, shape, starts, outer, first)
@@ -130,7 +146,7 @@ def _store_part(
 
     def move(index: tuple[Index, ...]) -> None:
         *others, chunk = index
-        first = _first(builder, chunk, row, size)
+        first = square_start(builder, chunk, row, size)
         columns = []
         for number in range(row):
             minor = indexing.add(builder, first, begin + number)
@@ -163,8 +179,7 @@ def _row(memory: Memory, place: Place) -> int:
 def _is_row_major(memory: Memory, lane: int) -> bool:
     """Whether what lies between two lanes is the first one's elements, the last dimension's side by
     side. What lanes share has their writers innermost; see `codegen.meetings`."""
-    sizes = memory.shape.dimensions[lane:]
-    return memory.strides[lane:] == tuple(math.prod(sizes[n:]) for n in range(1, len(sizes) + 1))
+    return memory.strides[lane:] == row_major_strides(memory.shape.dimensions[lane:])
 
 
 def _run(memory: Memory) -> int:
@@ -175,11 +190,6 @@ def _run(memory: Memory) -> int:
 def _num_outer(window: Shape, memory: Memory) -> int:
     """Returns how many runs a lane has in a window."""
     return math.prod(window.dimensions[: memory.lane])
-
-
-def _first(builder: ir.IRBuilder, chunk: Index, row: int, run: int) -> Index:
-    """Returns where a square starts."""
-    return indexing.clamp(builder, indexing.multiply(builder, chunk, row), 0, run - row)
 
 
 def _rows(

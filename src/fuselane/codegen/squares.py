@@ -18,6 +18,7 @@ many lanes in a vector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, final
@@ -106,12 +107,12 @@ def load_columns(
     target = Lines(allocate(memory_type(element), length * width), element, width)
 
     def move(square: Index) -> None:
-        first = _start(builder, square, size, length)
+        first = square_start(builder, square, size, length)
         rows, columns = source.at(builder, 0, first), target.at(builder, first, 0)
         turn_in(builder, rows, columns, block, allocate, invariant=invariant)
 
     before = builder.block
-    _repeat(builder, -(-length // size), move)
+    _repeat(builder, math.ceil(length / size), move)
     continue_block(before, builder.block)
     return [
         load(builder, target.address(builder, number, 0), element, width)
@@ -137,14 +138,14 @@ def store_columns(
         store(builder, value, source.address(builder, number, 0), element)
 
     def move(square: Index) -> None:
-        first = _start(builder, square, size, length)
+        first = square_start(builder, square, size, length)
         columns, rows = source.at(builder, first, 0), target.at(builder, 0, first)
         turn_out(builder, columns, rows, block, allocate)
 
-    _repeat(builder, -(-length // size), move)
+    _repeat(builder, math.ceil(length / size), move)
 
 
-def _start(builder: ir.IRBuilder, square: Index, size: int, length: int) -> Index:
+def square_start(builder: ir.IRBuilder, square: Index, size: int, length: int) -> Index:
     """Returns which element of a run is a square's first: the last square ends where the run does,
     and repeats some of the one before if it would go beyond."""
     first = indexing.multiply(builder, square, size)

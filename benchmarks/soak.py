@@ -36,7 +36,7 @@ from jax import lax
 from jax._src import pjit
 
 import fuselane
-from fuselane.runtime.ffi import table
+from fuselane.runtime.table import table
 
 _NUM_DEVICES: Final = 8
 _MAX_GROWTH: Final = 0.05

@@ -112,15 +112,15 @@ class Recorder:
             self._programs[code.ir] = program
             return code
 
-        compile_kernel = cpu.compile_kernel
+        make_kernel = cpu.make_kernel
 
         def compiled(code: KernelCode, key: str, options: Options, **keywords: Any) -> Kernel:
-            kernel = compile_kernel(code, key, options, **keywords)
-            if kernel.object_code:  # else only asked about
-                self.kernels[kernel.key] = record(kernel, code, self._programs[code.ir])
+            kernel = make_kernel(code, key, options, **keywords)
+            if kernel.bitcode is not None:  # else only asked about
+                self.kernels[kernel.key] = record(kernel.finished(), code, self._programs[code.ir])
             return kernel
 
-        vars(cpu).update(build_planned=built, compile_kernel=compiled)
+        vars(cpu).update(build_planned=built, make_kernel=compiled)
 
 
 def record(kernel: Kernel, code: KernelCode, program: LaneProgram) -> Recorded:

@@ -248,7 +248,7 @@ def test_llvm_is_not_begun_without_time(monkeypatch: pytest.MonkeyPatch) -> None
     def never(*_: Any, **__: Any) -> bytes:
         raise AssertionError("LLVM was begun")
 
-    monkeypatch.setattr(cpu, "compile_object", never)
+    monkeypatch.setattr(cpu, "read_ir", never)
     monkeypatch.setattr(llvm, "_S_PER_INSTRUCTION", 100.0)
     assert decide(plain()) == (None, [Reason.OUT_OF_TIME])
 

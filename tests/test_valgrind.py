@@ -15,7 +15,7 @@ from valgrind import Recorder, leave_out_new_instructions
 
 
 def test_kernels_are_kept_with_the_sizes_of_their_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("build_planned", "compile_kernel"):  # put back afterwards
+    for name in ("build_planned", "make_kernel"):  # put back afterwards
         monkeypatch.setattr(cpu, name, getattr(cpu, name))
     recorder = Recorder()
     recorder.install()

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 import fuselane
+import fuselane.runtime.kernel
 from fuselane.backends import cpu
-from fuselane.codegen.llvm import compile_object
+from fuselane.codegen.llvm import Bitcode, HostTarget, compile_bitcode
 from fuselane.fuzz import campaign, run, workers
 from fuselane.fuzz.build import Judgement
 from fuselane.fuzz.campaign import Settings, run_campaign
@@ -84,11 +85,11 @@ def test_kernels_are_optimised_where_asked(
 ) -> None:
     levels: list[tuple[int, bool, bool]] = []
 
-    def watch(text: str, target: Any, opt_level: int, *, vectorise: bool, in_order: bool) -> bytes:
-        levels.append((opt_level, vectorise, in_order))
-        return compile_object(text, target, opt_level, vectorise=vectorise, in_order=in_order)
+    def watch(bitcode: Bitcode, target: HostTarget) -> bytes:
+        levels.append((bitcode.opt_level, bitcode.vectorise, bitcode.in_order))
+        return compile_bitcode(bitcode, target)
 
-    monkeypatch.setattr(cpu, "compile_object", watch)
+    monkeypatch.setattr(fuselane.runtime.kernel, "compile_bitcode", watch)
     options = {"optimise": optimise, "max_compile_s": 3601.0}  # which no other test has
     monkeypatch.setattr(run, "OPTIONS", {**run.OPTIONS, **options})
     for lanes in ((9,), ()):

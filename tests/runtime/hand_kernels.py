@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 
-from fuselane.codegen.llvm import HostTarget, compile_object
+from fuselane.codegen.llvm import Bitcode, HostTarget, read_ir
 from fuselane.runtime import ffi
 from fuselane.runtime.kernel import Kernel, compute_key
 
@@ -45,23 +46,30 @@ def make_kernel(
     max_threads: int = 0,
     target: HostTarget | None = None,
     end: str = "%tile",
+    is_finished: bool = True,
 ) -> Kernel:
     """Returns a kernel that computes `%y` from `%x` for each of `num_tiles` elements.
 
     Args:
         body: Instructions of the block `tile`, or of several blocks the last of which is `end`.
+        is_finished: Whether it has machine code, not bitcode.
     """
     text = _LOOP.format(
         symbol="hand", body=body, element=element, declarations=declarations, end=end
     )
-    return Kernel(
+    kernel = Kernel(
         key=compute_key("hand", text, str(num_tiles), str(max_threads), repr(target)),
         symbol="hand",
-        object_code=compile_object(text),
+        object_code=b"",
         num_tiles=num_tiles,
         max_threads=max_threads,
         target=target or HostTarget.host(),
+        bitcode=Bitcode(data=read_ir(text)),
     )
+    if not is_finished:
+        return kernel
+    made = dataclasses.replace(kernel, target=HostTarget.host()).finished()
+    return dataclasses.replace(made, target=kernel.target)
 
 
 def scale(factor: str, num_tiles: int, **arguments: Any) -> Kernel:

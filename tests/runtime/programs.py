@@ -55,7 +55,7 @@ def runs_as_kernel() -> bool:
     """Runs the program after `fuselane.enable()`; whether it is right and a kernel did it."""
     fuselane.enable()
     result = jax.jit(program)(argument())
-    kernels: Any = sys.modules["fuselane.runtime.ffi"]
+    kernels: Any = sys.modules["fuselane.runtime.table"]
     return bool(np.array_equal(result, expected())) and len(kernels.table) == 1
 
 
@@ -117,8 +117,8 @@ def decided() -> Sequence[Any]:
 
 def count_kernels() -> int:
     """Returns how many kernels this process has loaded."""
-    ffi: Any = sys.modules.get("fuselane.runtime.ffi")
-    return 0 if ffi is None else len(ffi.table)
+    kernels: Any = sys.modules.get("fuselane.runtime.table")
+    return 0 if kernels is None else len(kernels.table)
 
 
 def main(*modes: str) -> None:

@@ -21,6 +21,7 @@ from fuselane.errors import RuntimeFailure
 from fuselane.runtime import ffi
 from fuselane.runtime.cache import KernelCache, open_cache
 from fuselane.runtime.kernel import Kernel
+from fuselane.runtime.table import KernelTable, Record, load, table
 from tests.runtime.hand_kernels import call, make_kernel, scale
 
 # Busy work, so that tiles take long enough (about 50 us) for pool threads to get their share.
@@ -170,36 +171,36 @@ def test_object_code_that_does_not_load() -> None:
 
 def test_same_kernel_is_loaded_once() -> None:
     kernel = scale("11.0", 4)
-    before = len(ffi.table)
+    before = len(table)
     for size in (4, 8, 12):
         result = jax.jit(lambda x: call(kernel, x))(jnp.arange(float(size)))
         np.testing.assert_array_equal(result[:4], 11 * np.arange(4))
-    assert len(ffi.table) == before + 1
-    assert kernel.key in ffi.table
+    assert len(table) == before + 1
+    assert kernel.key in table
 
 
 def test_idle_kernels_are_unloaded() -> None:
-    table = ffi.KernelTable(max_idle=2)
+    own = KernelTable(max_idle=2)
     kernels = [scale(f"{i}.0", 4) for i in range(20, 26)]
     for kernel in (*kernels, kernels[0]):
-        address = table.acquire(kernel.key, functools.partial(ffi.load, kernel))
-        ffi._Record.from_address(address).released = 1
+        address = own.acquire(kernel.key, functools.partial(load, kernel))
+        Record.from_address(address).released = 1
     more = [scale(f"{i}.0", 4) for i in range(30, 32)]
-    table.acquire(more[0].key, functools.partial(ffi.load, more[0]))
-    assert [k.key in table for k in kernels] == [True, False, False, False, False, False]
-    assert len(table) == 2, "one acquired twice and released once, one new"
+    own.acquire(more[0].key, functools.partial(load, more[0]))
+    assert [k.key in own for k in kernels] == [True, False, False, False, False, False]
+    assert len(own) == 2, "one acquired twice and released once, one new"
 
 
 def test_kernels_in_use_outlive_their_table() -> None:
     """XLA counts in a record when an executable goes: into other objects, were it gone by then."""
-    table = ffi.KernelTable(max_idle=0)
+    own = KernelTable(max_idle=0)
     kernels = [scale(f"{i}.0", 4) for i in range(40, 42)]
     records = []
     for kernel in kernels:
-        address = table.acquire(kernel.key, functools.partial(ffi.load, kernel))
-        records.append(weakref.ref(table._loaded[kernel.key].record))
-        ffi._Record.from_address(address).released = int(kernel is kernels[0])
-    del table
+        address = own.acquire(kernel.key, functools.partial(load, kernel))
+        records.append(weakref.ref(own._loaded[kernel.key].record))
+        Record.from_address(address).released = int(kernel is kernels[0])
+    del own
     gc.collect()
     unloaded, used = (record() for record in records)
     assert unloaded is None
@@ -210,7 +211,7 @@ def test_executables_release_their_kernels() -> None:
     kernel = scale("12.0", 4)
     function = jax.jit(lambda x: call(kernel, x))
     executable = function.lower(jnp.arange(4.0)).compile()
-    loaded = ffi.table._loaded[kernel.key]
+    loaded = table._loaded[kernel.key]
     assert not loaded.is_idle
     np.testing.assert_array_equal(executable(jnp.arange(4.0)), 12 * np.arange(4))
     del function, executable

@@ -43,10 +43,8 @@ WITHIN: Final = (
     (pipeline, "transform"),
     (pipeline, "check"),
     (composition, "find_streams"),
-    (cpu, "compile_kernel"),
+    (cpu, "make_kernel"),
     (llvm, "_parse"),
-    (llvm, "_optimise"),
-    (llvm, "_emit"),
     (HloModule, "remove_unused_computations"),
     (HloModule, "to_bytes"),
 )

@@ -21,7 +21,7 @@ from fuselane.codegen.kernel_time import (
     estimate_straight_us,
 )
 from fuselane.codegen.least_time import estimate_least_us
-from fuselane.codegen.llvm import HostTarget, check_time, compile_object
+from fuselane.codegen.llvm import Bitcode, HostTarget, check_time, read_ir
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options
 from fuselane.device import host_device
@@ -33,6 +33,7 @@ from fuselane.runtime.costs import load_costs
 from fuselane.runtime.ffi import TARGET, custom_call_attributes
 from fuselane.runtime.kernel import Kernel, compute_key
 from fuselane.runtime.repeat import REPEAT_TARGET, repeat_attributes
+from fuselane.runtime.table import table
 
 _MAX_SIMPLE_ACCESSES: Final = 400
 """Loads and stores up to which a kernel gets LLVM's cheap passes. What the others do besides is to
@@ -98,8 +99,11 @@ class CpuBackend:
         )
 
     def compile(self, program: LaneProgram, plan: Plan) -> KernelCall:
-        """Returns the kernel, from the cache or fresh from LLVM."""
+        """Returns the kernel, from the cache or as bitcode, of which machine code is made meanwhile
+        (see `runtime.table`)."""
         kernel = self._kernel(program, plan)
+        if kernel.bitcode is not None:
+            table.begin(kernel)
         target, attributes = TARGET, custom_call_attributes(kernel)
         if self.options.repeat:
             target = REPEAT_TARGET
@@ -121,41 +125,46 @@ class CpuBackend:
 
         def make() -> Kernel:
             code = build_planned(program, plan, bounds_checks=options.bounds_checks)
-            return compile_kernel(code, key, options, is_dry=self.is_dry)
+            return make_kernel(code, key, options, is_dry=self.is_dry)
 
         if self.is_dry:
             return make()
         return open_cache(config.cache_dir(), options.cache_mib * 2**20).get_or_build(key, make)
 
 
-def compile_kernel(code: KernelCode, key: str, options: Options, *, is_dry: bool = False) -> Kernel:
-    """Returns the machine code of a kernel, fresh from LLVM.
+def make_kernel(code: KernelCode, key: str, options: Options, *, is_dry: bool = False) -> Kernel:
+    """Returns a kernel as bitcode, verified, and how LLVM is to make machine code of it.
 
     Args:
         code: The kernel.
         key: What it is known by.
         options: What the user set.
-        is_dry: Whether to leave out the machine code.
+        is_dry: Whether to leave out the code.
     Raises:
         OutOfTimeError: if LLVM would probably need longer than there is time.
     """
     check_time(code.num_instructions)
-    target, object_code = HostTarget.host(), b""
+    target = HostTarget.host()
+    bitcode: Bitcode | None = None
     if not is_dry:
         is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
         in_order = is_wide and code.is_bitwise and options.optimise
         vectorise = code.may_vectorise and options.optimise
         is_simple = code.has_dots or code.num_accesses <= _MAX_SIMPLE_ACCESSES
         opt_level = (1 if is_simple else 2) if options.optimise else 0
-        object_code = compile_object(
-            code.ir, target, opt_level, vectorise=vectorise, in_order=in_order
+        bitcode = Bitcode(
+            data=read_ir(code.ir, target),
+            opt_level=opt_level,
+            vectorise=vectorise,
+            in_order=in_order,
         )
     return Kernel(
         key=key,
         symbol=code.symbol,
-        object_code=object_code,
+        object_code=b"",
         num_tiles=code.num_tiles,
         max_threads=(options.threads or 0) if code.parallel else 1,
         target=target,
         scratch_bytes=code.scratch_bytes,
+        bitcode=bitcode,
     )

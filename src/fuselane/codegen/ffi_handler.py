@@ -1,8 +1,8 @@
 """The native side of the runtime: LLVM IR of the one XLA FFI handler that runs kernels on CPUs.
 
-The module built here keeps nothing but two globals and calls nothing but XLA's FFI interface, the C
-allocator and `sched_yield`, so one object file serves all kernels of a process. Behind the
-INSTANTIATE stage of all handlers (`codegen.ffi_calls`) it exports
+The module built here keeps nothing but a few globals and calls nothing but XLA's FFI interface, the
+C allocator, `sched_yield` and what its globals hold, so one object file serves all kernels of a
+process. Behind the INSTANTIATE stage of all handlers (`codegen.ffi_calls`) it exports
 
 - `fuselane_execute`, XLA's EXECUTE stage: collects buffer addresses and runs the kernel's tiles, on
   XLA's own thread pool when there are several. Takes about a microsecond besides the kernel itself;
@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuselane.codegen.ffi_calls import FIND_KERNEL, build_common_ir
+from fuselane.codegen.ffi_calls import FIND_KERNEL, MESSAGE_CAPACITY, build_common_ir
 
 EXECUTE_SYMBOL: Final = "fuselane_execute"
+WAITER_SYMBOL: Final = "fuselane_waiter"
 FILLED_SYMBOL: Final = "fuselane_run_filled"
 
 _TYPES: Final = """
@@ -27,7 +28,7 @@ _TYPES: Final = """
 %NumThreads = type { i64, ptr, ptr, ptr }               ; ..., ctx, num_threads
 %Schedule = type { i64, ptr, ptr, ptr, ptr }            ; ..., ctx, task, data
 
-; Ours: function, num_tiles, max_threads (0: no limit), released
+; Ours: function (null: not made yet), num_tiles, max_threads (0: no limit), released
 %Kernel = type { ptr, i64, i64, i64 }
 ; references, next tile, finished tiles, num_tiles, tiles taken at a time, function, inputs, outputs
 %Job = type { i64, i64, i64, i64, i64, ptr, ptr, ptr }
@@ -172,6 +173,26 @@ work:
 }
 """
 
+_WAIT: Final = """
+@fuselane_waiter = global ptr null
+
+; Waits for a kernel's function, and returns an error if there will be none.
+define internal ptr @wait_for_function(ptr %frame, ptr %kernel) nounwind noinline {
+entry:
+  %message = alloca [{capacity} x i8]
+  store i8 0, ptr %message
+  %waiter = load ptr, ptr @fuselane_waiter
+  %function = call ptr %waiter(ptr %kernel, ptr %message, i64 {capacity})
+  %failed = icmp eq ptr %function, null
+  br i1 %failed, label %fail, label %done
+fail:
+  %refusal = call ptr @make_error(ptr %frame, ptr %message)
+  ret ptr %refusal
+done:
+  ret ptr null
+}
+"""
+
 _EXECUTE: Final = """
 ; How many pool threads may help: one less than the pool's size, the kernel's limit and the number
 ; of tiles allow.
@@ -206,6 +227,16 @@ entry:
   %place = alloca ptr
 {find}
   %kernel = load ptr, ptr %place
+  %known = load atomic ptr, ptr %kernel acquire, align 8
+  %is_known = icmp ne ptr %known, null
+  br i1 %is_known, label %made, label %wait
+wait:
+  %refusal = call ptr @wait_for_function(ptr %frame, ptr %kernel)
+  %is_made = icmp eq ptr %refusal, null
+  br i1 %is_made, label %made, label %failed
+failed:
+  ret ptr %refusal
+made:
   %operands = getelementptr %CallFrame, ptr %frame, i64 0, i32 5
   %num_inputs.place = getelementptr %CallFrame, ptr %frame, i64 0, i32 5, i32 2
   %num_inputs = load i64, ptr %num_inputs.place
@@ -265,14 +296,21 @@ the counter cool."""
 def build_handler_ir() -> str:
     """Returns the handler module as LLVM IR text for the host.
 
-    Exports `fuselane_instantiate(frame) -> error`, `fuselane_execute(frame) -> error` and the
-    global `fuselane_resolver`, which must hold a C function
-    `kernel* (XLA_FFI_Attrs*, char* message, int64_t capacity)` before an executable is
-    instantiated. It returns a pointer to { function, num_tiles, max_threads, released } (four
-    8-byte fields), or null and a message. `released` is counted up, atomically, for every returned
-    pointer when XLA no longer needs it. `fuselane_run_filled` takes a kernel's function, inputs,
-    outputs, first tile and the one behind the last, and a byte.
+    Exports `fuselane_instantiate(frame) -> error`, `fuselane_execute(frame) -> error` and two
+    globals, which must hold C functions before an executable is instantiated:
+
+    - `fuselane_resolver`, `kernel* (XLA_FFI_Attrs*, char* message, int64_t capacity)`, returns a
+      pointer to { function, num_tiles, max_threads, released } (four 8-byte fields), or null and a
+      message. `released` is counted up, atomically, for every returned pointer when XLA no longer
+      needs it. The function may be null, and is changed once at most;
+    - `fuselane_waiter`, `function* (kernel*, char* message, int64_t capacity)`, is asked by a call
+      whose function is null. It has put it there when it returns, or returns null and a message.
+
+    `fuselane_run_filled` takes a kernel's function, inputs, outputs, first tile and the one behind
+    the last, and a byte.
     """
     job = _JOB.replace("{shares}", str(_SHARES_PER_THREAD))
+    wait = _WAIT.replace("{capacity}", str(MESSAGE_CAPACITY))
     execute = _EXECUTE.replace("{find}", FIND_KERNEL)
-    return "".join((build_common_ir("fuselane_kernel"), _TYPES, _MEMORY, job, execute, _FILLED))
+    common = build_common_ir("fuselane_kernel")
+    return "".join((common, _TYPES, _MEMORY, job, wait, execute, _FILLED))

@@ -1,5 +1,7 @@
 """The LLVM side of code generation: IR text in, object code out; `codegen.loading` loads it.
 
+`read_ir` takes the first step, which may fail, and `compile_bitcode` the others, which take long.
+
 Kernels arrive as vector code with loops, so the pipeline simplifies and schedules but never
 vectorises or unrolls. LLVM itself aborts the process on some mistakes; all IR is therefore verified
 first. llvmlite serialises every call into LLVM with one lock of its own, so these functions may be
@@ -79,6 +81,55 @@ def _host_target() -> HostTarget:
     )
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bitcode:
+    """A module that LLVM has read and verified, and how it is to make machine code of it.
+
+    Attributes:
+        data: The module, for a target it names, in LLVM's own form, which later versions read.
+        opt_level: See `compile_object`.
+        vectorise: See `compile_object`.
+        in_order: See `compile_object`.
+    """
+
+    data: bytes
+    opt_level: int = 2
+    vectorise: bool = False
+    in_order: bool = False
+
+
+def read_ir(module_ir: ir.Module | str, target: HostTarget | None = None) -> bytes:
+    """Returns a module as bitcode.
+
+    Args:
+        module_ir: As for `compile_object`.
+        target: As for `compile_object`.
+    Raises:
+        CodegenError: as `compile_object`.
+    """
+
+    def write(_: binding.TargetMachine, module: binding.ModuleRef) -> bytes:
+        return bytes(module.as_bitcode())
+
+    return _with_machine(module_ir, target, 0, write)
+
+
+def compile_bitcode(bitcode: Bitcode, target: HostTarget) -> bytes:
+    """Returns object code of a module, as `compile_object` does.
+
+    Raises:
+        CodegenError: if this LLVM cannot read it, or the target does not exist.
+    """
+    return compile_object(
+        bitcode.data,
+        target,
+        bitcode.opt_level,
+        vectorise=bitcode.vectorise,
+        in_order=bitcode.in_order,
+    )
+
+
 def check_time(num_instructions: int) -> None:
     """Does nothing while there is time to compile so many instructions of IR.
 
@@ -91,7 +142,7 @@ def check_time(num_instructions: int) -> None:
 
 
 def compile_object(
-    module_ir: ir.Module | str,
+    module_ir: ir.Module | str | bytes,
     target: HostTarget | None = None,
     opt_level: int = 2,
     *,
@@ -101,7 +152,7 @@ def compile_object(
     """Compiles a module to position-independent object code (ELF, or the system's own format).
 
     Args:
-        module_ir: An llvmlite module or its text; triple and data layout are set here.
+        module_ir: An llvmlite module or its text; triple and data layout are set here. Or bitcode.
         target: Defaults to the host.
         opt_level: 0 runs no IR pass and has the code generator do what it must, in an eighth of the
             time; 1 runs a few cheap passes, 2 LLVM's simplification of functions, 3 its whole
@@ -259,7 +310,7 @@ def _set_options(*options: tuple[str, str, str]) -> Iterator[None]:
 
 
 def _with_machine(
-    module_ir: ir.Module | str,
+    module_ir: ir.Module | str | bytes,
     target: HostTarget | None,
     opt_level: int,
     finish: Callable[[binding.TargetMachine, binding.ModuleRef], _Result],
@@ -271,7 +322,8 @@ def _with_machine(
         raise CodegenError(f"The optimisation level has to be 0, 1, 2 or 3, not {opt_level}.")
     try:
         machine = _machine(target or _host_target(), opt_level)
-        with _parse(str(module_ir), machine) as module:
+        text = module_ir if isinstance(module_ir, bytes) else str(module_ir)
+        with _parse(text, machine) as module:
             if vectorise:
                 _vectorise(module, machine)
             else:
@@ -342,8 +394,9 @@ def _initialise_all() -> None:
     binding.set_option("fuselane", "--nvptx-prec-divf32=1")
 
 
-def _parse(text: str, machine: binding.TargetMachine) -> binding.ModuleRef:
-    module = binding.parse_assembly(text, binding.create_context())
+def _parse(text: str | bytes, machine: binding.TargetMachine) -> binding.ModuleRef:
+    parse = binding.parse_bitcode if isinstance(text, bytes) else binding.parse_assembly
+    module = parse(text, binding.create_context())
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     module.verify()

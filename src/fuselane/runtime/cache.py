@@ -25,7 +25,7 @@ from fuselane.runtime.warning import warn_once
 DEFAULT_DISK_BYTES: Final = 256 * 2**20
 MEMORY_BYTES: Final = 4 * 2**20
 """Object code kept in memory beside the disk, a thousand small kernels; loaded machine code is not
-counted, see `runtime.ffi`."""
+counted, see `runtime.table`."""
 
 _SUFFIX: Final = ".kernel"
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
@@ -71,9 +71,10 @@ class KernelCache:
         return kernel
 
     def put(self, kernel: Kernel) -> None:
-        """Keeps a kernel in memory and, if that works, on disk."""
+        """Keeps a kernel in memory and, if it has machine code and that works, on disk."""
         self._remember(kernel)
-        self._write(kernel)
+        if kernel.bitcode is None:
+            self._write(kernel)
 
     def get_or_build(self, key: str, build: Callable[[], Kernel]) -> Kernel:
         """Returns the kernel of a key, making it if need be; threads that ask at once wait for one.

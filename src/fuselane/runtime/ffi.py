@@ -4,37 +4,34 @@ All call sites share the target `fuselane_kernel`. Each carries two attributes: 
 and the kernel itself as text, so that an executable from JAX's persistent compilation cache or from
 `jax.experimental.serialize_executable` runs even where the kernel cache is empty.
 
-When XLA makes an executable (after compiling or on reading it back), the handler's INSTANTIATE
+When XLA makes an executable (while compiling or on reading it back), the handler's INSTANTIATE
 stage calls `_resolve` below once per call site. It looks for the kernel among the loaded ones, in
-the cache, and in the attribute, in that order. Running a kernel needs neither Python nor a look-up.
+the cache, and in the attribute, in that order. Running a kernel needs neither Python nor a look-up,
+but for first calls that come before its machine code (see `runtime.table`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 import jax
 
 from fuselane import config
 from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL, RESOLVER_SYMBOL
-from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, build_handler_ir
+from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, WAITER_SYMBOL, build_handler_ir
 from fuselane.codegen.llvm import HostTarget, compile_object
 from fuselane.codegen.loading import LoadedObject, load_object
 from fuselane.errors import CacheError, RuntimeFailure
 from fuselane.runtime.cache import open_cache
-from fuselane.runtime.kernel import Kernel, compute_key, missing_features
+from fuselane.runtime.kernel import Kernel, compute_key
 from fuselane.runtime.once import once
+from fuselane.runtime.table import load, table
 
 TARGET: Final = "fuselane_kernel"
 """Custom call target of every kernel."""
-
-MAX_IDLE_KERNELS: Final = 256
-"""Kernels whose executables are gone that stay loaded; beyond it all of them are unloaded."""
 
 # XLA_FFI_AttrType and XLA_FFI_DataType.
 _SCALAR_ATTRIBUTE: Final = 3
@@ -94,114 +91,6 @@ class Attributes(ctypes.Structure):
         }
 
 
-@final
-class _Record(ctypes.Structure):
-    """What the handler needs to run a kernel; `%Kernel` in `codegen.ffi_handler`."""
-
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("num_tiles", ctypes.c_int64),
-        ("max_threads", ctypes.c_int64),
-        ("released", ctypes.c_int64),
-    )
-
-
-class _Closable(Protocol):
-    """What holds a kernel's code in memory."""
-
-    def close(self) -> None:
-        """Frees it."""
-        ...
-
-
-@final
-@dataclasses.dataclass(slots=True)
-class Loaded:
-    """A kernel in memory, in use by all who acquired and have not released it.
-
-    Attributes:
-        library: Its code.
-        record: What its handler needs; the field `released` is counted up by the handler.
-        num_acquired: How often it was handed out.
-    """
-
-    library: _Closable
-    record: Any
-    num_acquired: int = 0
-
-    @property
-    def is_idle(self) -> bool:
-        return bool(self.num_acquired == self.record.released)
-
-
-@final
-class KernelTable:
-    """The kernels loaded into this process, by key."""
-
-    def __init__(self, max_idle: int = MAX_IDLE_KERNELS) -> None:
-        """Makes a table that keeps up to `max_idle` kernels nobody uses any more."""
-        self._loaded: dict[str, Loaded] = {}
-        self._lock = threading.Lock()
-        self._max_idle = max_idle
-
-    def acquire(self, key: str, load: Callable[[], Loaded]) -> int:
-        """Returns the address of a kernel's record, from `load` if it is not there yet.
-
-        The kernel stays loaded until the handler has counted the record as released, whatever
-        becomes of the table: XLA keeps the address, even while Python is shutting down.
-        """
-        with self._lock:
-            loaded = self._loaded.get(key)
-            if loaded is None:
-                self._unload_idle()
-                loaded = self._loaded[key] = load()
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(loaded))
-            loaded.num_acquired += 1
-            return ctypes.addressof(loaded.record)
-
-    def record(self, key: str) -> Any:
-        """Returns the record of a kernel that was acquired and has not been released."""
-        return self._loaded[key].record
-
-    def __len__(self) -> int:
-        return len(self._loaded)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._loaded
-
-    def _unload_idle(self) -> None:
-        idle = [key for key, loaded in self._loaded.items() if loaded.is_idle]
-        if len(idle) > self._max_idle:
-            for key in idle:
-                loaded = self._loaded.pop(key)
-                loaded.library.close()
-                ctypes.pythonapi.Py_DecRef(ctypes.py_object(loaded))
-
-
-def load(kernel: Kernel) -> Loaded:
-    """Loads a kernel.
-
-    Raises:
-        RuntimeFailure: if this machine lacks instructions that it uses.
-    """
-    missing = missing_features(kernel, HostTarget.host())
-    if missing:
-        raise RuntimeFailure(
-            f"A Fuselane kernel was compiled for a machine with {', '.join(missing)}, which this"
-            " one lacks; compile the program anew on this machine."
-        )
-    library = load_object(kernel.object_code)
-    record = _Record(
-        function=library.address(kernel.symbol),
-        num_tiles=kernel.num_tiles,
-        max_threads=kernel.max_threads,
-    )
-    return Loaded(library, record)
-
-
-table: Final = KernelTable()
-
-
 def custom_call_attributes(kernel: Kernel) -> bytes:
     """Returns the text for a custom call's `backend_config`: a dictionary in MLIR's syntax."""
     return f'{{image = "{kernel.to_text()}", key = "{kernel.key}"}}'.encode()
@@ -241,17 +130,20 @@ def make_resolver(resolve: Callable[[Attributes], int]) -> Any:
     """
 
     def answer(pointer: Any, message: int, capacity: int) -> int | None:
-        try:
-            return resolve(pointer.contents)
-        except BaseException as error:
-            text = (
-                str(error) if isinstance(error, RuntimeFailure) else f"Fuselane failed: {error!r}"
-            )
-            encoded = text.encode()[: capacity - 1] + b"\0"
-            ctypes.memmove(message, encoded, len(encoded))
-            return None
+        return _answer(lambda: resolve(pointer.contents), message, capacity)
 
     return _RESOLVER(answer)
+
+
+def _answer(find: Callable[[], int], message: int, capacity: int) -> int | None:
+    """Returns an address to C, or writes a message of up to so many bytes."""
+    try:
+        return find()
+    except BaseException as error:
+        text = str(error) if isinstance(error, RuntimeFailure) else f"Fuselane failed: {error!r}"
+        encoded = text.encode()[: capacity - 1] + b"\0"
+        ctypes.memmove(message, encoded, len(encoded))
+        return None
 
 
 def _resolve(attributes: Attributes) -> int:
@@ -263,11 +155,22 @@ def _resolve(attributes: Attributes) -> int:
 
 _resolver: Final = make_resolver(_resolve)
 
+_WAITER: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def _wait(record: int, message: int, capacity: int) -> int | None:
+    """Returns a kernel's function once there is one, or writes why there will be none."""
+    return _answer(lambda: int(table.made(record).function), message, capacity)
+
+
+_waiter: Final = _WAITER(_wait)
+
 
 @functools.cache
 def native_handler() -> LoadedObject:
     """Returns the handler of kernels on CPUs, in executable memory."""
-    return load_handler("handler", build_handler_ir(), _resolver)
+    callbacks = {RESOLVER_SYMBOL: _resolver, WAITER_SYMBOL: _waiter}
+    return load_handler("handler", build_handler_ir(), callbacks)
 
 
 @once
@@ -281,20 +184,22 @@ def register() -> None:
     register_handler(TARGET, native_handler(), stages, "cpu")
 
 
-def load_handler(name: str, text: str, resolver: Any) -> LoadedObject:
+def load_handler(name: str, text: str, callbacks: Mapping[str, Any]) -> LoadedObject:
     """Returns a handler in executable memory, from the cache or fresh from LLVM.
 
     Args:
         name: Tells it from other handlers.
         text: LLVM IR of it.
-        resolver: What `make_resolver` returned; stays for the life of the process.
+        callbacks: What its variables are to hold, as ctypes has it; stays for the life of the
+            process.
     """
     handler = load_object(_handler_kernel(name, text).object_code)
     # XLA keeps these addresses, and calls them even while Python is shutting down.
-    for immortal in (handler, resolver):
+    for immortal in (handler, *callbacks.values()):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(immortal))
-    place = ctypes.c_void_p.from_address(handler.address(RESOLVER_SYMBOL))
-    place.value = ctypes.cast(resolver, ctypes.c_void_p).value
+    for symbol, callback in callbacks.items():
+        place = ctypes.c_void_p.from_address(handler.address(symbol))
+        place.value = ctypes.cast(callback, ctypes.c_void_p).value
     return handler
 
 

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from fuselane.codegen.llvm import HostTarget
+from fuselane.codegen.llvm import Bitcode, HostTarget, compile_bitcode
 from fuselane.errors import CacheError
 
 _MAGIC: Final = b"fuselane kernel 1\n"
@@ -32,11 +32,12 @@ class Kernel:
     Attributes:
         key: Hash of everything the machine code follows from, as hex digits.
         symbol: Name of the function in the object.
-        object_code: An object file for `target`.
+        object_code: An object file for `target`; empty while there is only bitcode.
         num_tiles: Independent pieces of work, numbered from 0.
         max_threads: Most threads that may run tiles at once; 0 is no limit.
         target: The machine it was compiled for.
         scratch_bytes: Memory the caller has to give as one more output, if any.
+        bitcode: What LLVM has yet to make machine code of, if any.
     """
 
     key: str
@@ -46,17 +47,35 @@ class Kernel:
     max_threads: int
     target: HostTarget
     scratch_bytes: int = 0
+    bitcode: Bitcode | None = None
 
     @property
     def num_bytes(self) -> int:
         """Returns about how much memory or disk the kernel takes."""
-        return len(self.object_code) + 512
+        return len(self._data) + 512
+
+    @property
+    def _data(self) -> bytes:
+        return self.object_code if self.bitcode is None else self.bitcode.data
+
+    def finished(self) -> Kernel:
+        """Returns the kernel with machine code, from LLVM if there is only bitcode.
+
+        Raises:
+            CodegenError: if this LLVM cannot read it.
+        """
+        if self.bitcode is None:
+            return self
+        object_code = compile_bitcode(self.bitcode, self.target)
+        return dataclasses.replace(self, object_code=object_code, bitcode=None)
 
     def to_bytes(self) -> bytes:
         """Returns the kernel as bytes that `from_bytes` checks and reads back."""
         fields = {name: getattr(self, name) for name in _HEADER_FIELDS}
+        if self.bitcode is not None:
+            fields["llvm"] = {name: getattr(self.bitcode, name) for name in _BITCODE_FIELDS}
         header = json.dumps(fields | dataclasses.asdict(self.target)).encode()
-        body = struct.pack("<I", len(header)) + header + self.object_code
+        body = struct.pack("<I", len(header)) + header + self._data
         return _MAGIC + hashlib.sha256(body).digest() + body
 
     @staticmethod
@@ -77,13 +96,17 @@ class Kernel:
             size = int(struct.unpack_from("<I", body)[0]) + 4
             fields: dict[str, Any] = json.loads(body[4:size])
             target = HostTarget(**{name: fields.pop(name) for name in _TARGET_FIELDS})
-            return Kernel(**fields, target=target, object_code=body[size:])
+            effort, data = fields.pop("llvm", None), body[size:]
+            if effort is None:
+                return Kernel(**fields, target=target, object_code=data)
+            bitcode = Bitcode(**effort, data=data)
+            return Kernel(**fields, target=target, object_code=b"", bitcode=bitcode)
         except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
             raise CacheError(f"The kernel's header cannot be read: {error}.") from error
 
     def to_text(self) -> str:
         """Returns `to_bytes`, compressed, in ASCII letters, digits, `+`, `/` and `=`."""
-        return base64.b64encode(zlib.compress(self.to_bytes(), 6)).decode()
+        return base64.b64encode(zlib.compress(self.to_bytes(), 1)).decode()
 
     @staticmethod
     def from_text(text: bytes) -> Kernel:
@@ -103,6 +126,7 @@ class Kernel:
 
 
 _HEADER_FIELDS: Final = ("key", "symbol", "num_tiles", "max_threads", "scratch_bytes")
+_BITCODE_FIELDS: Final = ("opt_level", "vectorise", "in_order")
 _TARGET_FIELDS: Final = tuple(field.name for field in dataclasses.fields(HostTarget))
 
 

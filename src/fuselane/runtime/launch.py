@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final, final
 
-from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL
+from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL, RESOLVER_SYMBOL
 from fuselane.codegen.launch_handler import (
     DRIVER_FUNCTIONS,
     DRIVER_SYMBOL,
@@ -21,8 +21,6 @@ from fuselane.errors import RuntimeFailure
 from fuselane.runtime.driver import open_driver
 from fuselane.runtime.ffi import (
     Attributes,
-    KernelTable,
-    Loaded,
     load_handler,
     make_resolver,
     register_handler,
@@ -30,6 +28,7 @@ from fuselane.runtime.ffi import (
 from fuselane.runtime.kernel import compute_key
 from fuselane.runtime.once import once
 from fuselane.runtime.ptx_call import LAUNCH_TARGET
+from fuselane.runtime.table import KernelTable, Loaded
 
 
 @final
@@ -55,6 +54,9 @@ class _Module:
 
     def __init__(self, launch: _Launch) -> None:
         self._launch = launch
+
+    def make(self) -> None:
+        """Does nothing: the driver loads it with the first launch."""
 
     def close(self) -> None:
         """Has the driver unload it."""
@@ -111,7 +113,7 @@ def register_stages(platform: str, driver: Any) -> None:
         platform: XLA's name of it.
         driver: What `open_driver` returned.
     """
-    handler = load_handler("launch", build_launch_ir(), _resolver)
+    handler = load_handler("launch", build_launch_ir(), {RESOLVER_SYMBOL: _resolver})
     functions = (ctypes.c_void_p * len(DRIVER_FUNCTIONS)).from_address(
         handler.address(DRIVER_SYMBOL)
     )

@@ -23,9 +23,10 @@ from fuselane.codegen.ffi_calls import INSTANTIATE_SYMBOL
 from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, FILLED_SYMBOL
 from fuselane.contract import NumpyArray
 from fuselane.runtime.call_frame import HANDLER, CallFrame, address_of, keep
-from fuselane.runtime.ffi import native_handler, register_functions, table
+from fuselane.runtime.ffi import native_handler, register_functions
 from fuselane.runtime.kernel import Kernel
 from fuselane.runtime.once import once
+from fuselane.runtime.table import table
 
 REPEAT_TARGET: Final = "fuselane_repeat"
 """Custom call target of kernels that run several times."""
@@ -153,7 +154,7 @@ def _handle(pointer: Any) -> int | None:
 
 def _make_call(frame: CallFrame, strings: dict[str, bytes], run: Callable[[], int | None]) -> Call:
     """Returns the call that XLA makes."""
-    record = table.record(strings["key"].decode())
+    record = table.made(table.address(strings["key"].decode()))
     filled = _FILLED(native_handler().address(FILLED_SYMBOL))
     inputs, outputs = (
         (ctypes.c_void_p * len(found))(*found)

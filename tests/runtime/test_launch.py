@@ -148,7 +148,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> D
 
 def module() -> Any:
     """Returns what is loaded of the only kernel that was launched last."""
-    return list(launch.table._loaded.values())[-1].library
+    return list(launch.table._loaded.values())[-1].code
 
 
 def call(x: Any, y: Any, **changes: Any) -> Any:

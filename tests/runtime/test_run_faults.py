@@ -17,7 +17,7 @@ from fuselane.codegen.ffi_handler import EXECUTE_SYMBOL, build_handler_ir
 from fuselane.codegen.llvm import compile_object
 from fuselane.codegen.loading import load_object
 from fuselane.errors import CodegenError
-from fuselane.runtime import ffi
+from fuselane.runtime import ffi, table
 from fuselane.runtime.kernel import Kernel
 from tests.runtime.hand_kernels import call, make_kernel, scale
 
@@ -75,9 +75,11 @@ def test_shortages_while_running(number: int) -> None:
 
 
 @pytest.mark.parametrize("failure", [MemoryError(), CodegenError("injected"), KeyError()], ids=repr)
-@pytest.mark.parametrize("name", ["load_object", "missing_features", "find_kernel"])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(table, "load_object"), (table, "missing_features"), (ffi, "find_kernel")]
+)
 def test_loading_that_fails_once(
-    name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of JAX's, and nothing half-loaded: the next attempt succeeds."""
     factor = next(_factors)
@@ -90,10 +92,10 @@ def test_loading_that_fails_once(
         return jax.jit(lambda x: call(kernel, x))(jnp.arange(4.0))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ffi, name, fail)
+        patch.setattr(owner, name, fail)
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"Fuselane.*{type(failure).__name__}"):
             run()
-    assert kernel.key not in ffi.table
+    assert kernel.key not in table.table
     np.testing.assert_array_equal(run(), factor * np.arange(4))
 
 

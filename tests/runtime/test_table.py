@@ -17,7 +17,6 @@ import fuselane.runtime.kernel
 from fuselane.codegen.llvm import Bitcode, HostTarget, compile_bitcode
 from fuselane.errors import CodegenError
 from fuselane.runtime import ffi
-from fuselane.runtime import table as module
 from fuselane.runtime.cache import KernelCache, open_cache
 from fuselane.runtime.kernel import Kernel
 from fuselane.runtime.table import KernelTable, MachineCode, Record, table
@@ -113,7 +112,7 @@ def test_no_thread_to_be_had(llvm: Llvm, monkeypatch: pytest.MonkeyPatch) -> Non
 
     llvm.go.set()
     with monkeypatch.context() as patch:
-        patch.setattr(module.threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse)
         executable = compile_call(scale("53.0", 4, is_finished=False))
     assert not llvm.threads
     np.testing.assert_array_equal(executable(X), 53 * X)
@@ -137,7 +136,9 @@ def test_kernel_begun_is_acquired_or_forgotten(llvm: Llvm) -> None:
     assert own.address(begun.key) == address
     assert own.made(address).function
     own.forget()
-    assert begun.key in own and dropped.key not in own
+    assert begun.key not in own and len(own) == 1, "in use, but not for others"
+    own.begin(begun)
+    assert own.made(address) is not own.made(own.address(begun.key))
     Record.from_address(address).released = 1
     own.forget()
     assert len(own) == 0

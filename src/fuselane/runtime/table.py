@@ -131,7 +131,7 @@ class KernelTable:
         """Makes a table that keeps up to `max_idle` kernels nobody uses any more."""
         self._loaded: dict[str, Loaded] = {}
         self._at: dict[int, Loaded] = {}
-        """The same, by the address of the record."""
+        """By the addresses of their records: these, and older ones still in use."""
         self._lock = threading.Lock()
         self._max_idle = max_idle
 
@@ -180,28 +180,32 @@ class KernelTable:
         Raises:
             CodegenError: if LLVM cannot make the code or load it.
         """
-        for loaded in list(self._loaded.values()):
+        for loaded in [*self._at.values()]:
             loaded.code.make()
 
     def forget(self) -> None:
-        """Unloads all kernels that nobody uses."""
+        """Has kernels loaded anew for who comes next; those in use stay for who has them."""
         with self._lock:
+            self._loaded.clear()
             self._unload_idle(0)
 
     def __len__(self) -> int:
-        return len(self._loaded)
+        return len(self._at)
 
     def __contains__(self, key: str) -> bool:
         return key in self._loaded
 
     def _unload_idle(self, max_idle: int) -> None:
-        idle = [key for key, loaded in self._loaded.items() if loaded.is_idle]
-        if len(idle) > max_idle:
-            for key in idle:
-                loaded = self._loaded.pop(key)
-                del self._at[ctypes.addressof(loaded.record)]
-                loaded.code.close()
-                ctypes.pythonapi.Py_DecRef(ctypes.py_object(loaded))
+        idle = {address for address, loaded in self._at.items() if loaded.is_idle}
+        if len(idle) <= max_idle:
+            return
+        for key, loaded in [*self._loaded.items()]:
+            if ctypes.addressof(loaded.record) in idle:
+                del self._loaded[key]
+        for address in idle:
+            loaded = self._at.pop(address)
+            loaded.code.close()
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(loaded))
 
 
 def load(kernel: Kernel) -> Loaded:

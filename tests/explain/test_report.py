@@ -13,6 +13,7 @@ import pytest
 import fuselane
 from fuselane.decisions import Decision, LoopDecision, Reason
 from fuselane.explain.report import Report
+from fuselane.runtime.table import table
 
 REFUSAL = Reason.UNSUPPORTED_OPCODE.decide(
     instruction="sort.3", opcode="sort", source="user.py:8 (f)", numbers={"size": 3.0}
@@ -91,4 +92,5 @@ def test_explaining_makes_no_machine_code(tmp_path: Path, monkeypatch: pytest.Mo
         assert loop.fused and loop.kernel
         assert loop.kernel not in {path.stem for path in tmp_path.rglob("*.kernel")}
         jax.jit(rollout).lower(jnp.ones(2048)).compile()
+    table.finish()
     assert loop.kernel in {path.stem for path in tmp_path.rglob("*.kernel")}

@@ -73,8 +73,7 @@ class KernelCache:
     def put(self, kernel: Kernel) -> None:
         """Keeps a kernel in memory and, if it has machine code and that works, on disk."""
         self._remember(kernel)
-        if kernel.bitcode is None:
-            self._write(kernel)
+        self._write(kernel)
 
     def get_or_build(self, key: str, build: Callable[[], Kernel]) -> Kernel:
         """Returns the kernel of a key, making it if need be; threads that ask at once wait for one.
@@ -142,13 +141,16 @@ class KernelCache:
             return None
 
     def _write(self, kernel: Kernel) -> None:
+        """Writes a kernel; of one that is bitcode, only says if its machine code could not be kept,
+        since the user's thread, to whom that can be said, is not there when it is made."""
         if self.directory is None or not self._is_writable:
             return
         try:
             with open_private(self.directory, create=True) as directory:
-                data = kernel.to_bytes()
-                directory.write(kernel.key + _SUFFIX, data)
-                self._make_room(directory, len(data))
+                if kernel.bitcode is None:
+                    data = kernel.to_bytes()
+                    directory.write(kernel.key + _SUFFIX, data)
+                    self._make_room(directory, len(data))
         except OSError as error:
             self._is_writable = False
             reason = error.strerror or str(error)

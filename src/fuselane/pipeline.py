@@ -15,8 +15,8 @@
       form        normal form, lanes, streams, guards: a lane program, or a reason why not; of
                   those that one thread would run none, if its products alone take too long
       choose      how to lay it out on this machine, and whether that beats XLA by estimate
-      compile     lane program to LLVM IR, and that, in a thread of its own while all else goes on, to
-                  machine code, unless the kernel cache has it
+      compile     lane program to LLVM IR and that, in a thread of its own while the rest goes on,
+                  to machine code, unless the kernel cache has it
       replace     the `while` becomes a custom call of the kernel; with `verify`, both stay
     put back      small loops that stay go back into such calls, if anything is written
     clean up      what follows behind kernels is fused as XLA would have, donated arguments are

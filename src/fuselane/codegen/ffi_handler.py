@@ -1,8 +1,8 @@
 """The native side of the runtime: LLVM IR of the one XLA FFI handler that runs kernels on CPUs.
 
 The module built here keeps nothing but a few globals and calls nothing but XLA's FFI interface, the
-C allocator, `sched_yield` and what its globals hold, so one object file serves all kernels of a
-process. Behind the INSTANTIATE stage of all handlers (`codegen.ffi_calls`) it exports
+C library and what its globals hold, so one object file serves all kernels of a process. Behind the
+INSTANTIATE stage of all handlers (`codegen.ffi_calls`) it exports
 
 - `fuselane_execute`, XLA's EXECUTE stage: collects buffer addresses and runs the kernel's tiles, on
   XLA's own thread pool when there are several. Takes about a microsecond besides the kernel itself;
@@ -28,8 +28,8 @@ _TYPES: Final = """
 %NumThreads = type { i64, ptr, ptr, ptr }               ; ..., ctx, num_threads
 %Schedule = type { i64, ptr, ptr, ptr, ptr }            ; ..., ctx, task, data
 
-; Ours: function (null: not made yet), num_tiles, max_threads (0: no limit), released
-%Kernel = type { ptr, i64, i64, i64 }
+; Ours: function (null: not made yet), num_tiles, max_threads (0: no limit), released, being_made
+%Kernel = type { ptr, i64, i64, i64, i64 }
 ; references, next tile, finished tiles, num_tiles, tiles taken at a time, function, inputs, outputs
 %Job = type { i64, i64, i64, i64, i64, ptr, ptr, ptr }
 """
@@ -38,6 +38,7 @@ _MEMORY: Final = """
 declare ptr @malloc(i64)
 declare void @free(ptr)
 declare i32 @sched_yield()
+declare i32 @usleep(i32)
 """
 
 _JOB: Final = """
@@ -176,10 +177,29 @@ work:
 _WAIT: Final = """
 @fuselane_waiter = global ptr null
 
-; Waits for a kernel's function, and returns an error if there will be none.
+; Waits for a kernel's function while a thread makes it, at first without Python, which may be on
+; its way out. If none does, asks for it; returns an error if there will be none.
 define internal ptr @wait_for_function(ptr %frame, ptr %kernel) nounwind noinline {
 entry:
   %message = alloca [{capacity} x i8]
+  %being_made.place = getelementptr %Kernel, ptr %kernel, i64 0, i32 4
+  br label %look
+look:
+  %naps = phi i64 [ 0, %entry ], [ %more, %sleep ]
+  %known = load atomic ptr, ptr %kernel acquire, align 8
+  %is_known = icmp ne ptr %known, null
+  br i1 %is_known, label %done, label %missing
+missing:
+  %being_made = load atomic i64, ptr %being_made.place acquire, align 8
+  %is_being_made = icmp ne i64 %being_made, 0
+  %is_early = icmp slt i64 %naps, {naps}
+  %waits = and i1 %is_being_made, %is_early
+  br i1 %waits, label %sleep, label %ask
+sleep:
+  %more = add i64 %naps, 1
+  %ignored = call i32 @usleep(i32 {microseconds})
+  br label %look
+ask:
   store i8 0, ptr %message
   %waiter = load ptr, ptr @fuselane_waiter
   %function = call ptr %waiter(ptr %kernel, ptr %message, i64 {capacity})
@@ -288,6 +308,13 @@ define void @fuselane_run_filled(ptr %function, ptr %inputs, ptr %outputs, i64 %
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 """
 
+_NAP_US: Final = 100
+"""How long a call sleeps before it looks again whether its machine code has been made."""
+
+_MAX_NAPS: Final = 20_000
+"""And how often, before it asks Python all the same: should the caller hold Python's lock, the
+thread that makes the code cannot go on, but who asks lets go of it."""
+
 _SHARES_PER_THREAD: Final = 16
 """Into how many takes a thread's fair share is split: small enough to balance, large enough to keep
 the counter cool."""
@@ -300,17 +327,18 @@ def build_handler_ir() -> str:
     globals, which must hold C functions before an executable is instantiated:
 
     - `fuselane_resolver`, `kernel* (XLA_FFI_Attrs*, char* message, int64_t capacity)`, returns a
-      pointer to { function, num_tiles, max_threads, released } (four 8-byte fields), or null and a
-      message. `released` is counted up, atomically, for every returned pointer when XLA no longer
-      needs it. The function may be null, and is changed once at most;
+      pointer to { function, num_tiles, max_threads, released, being_made } (five 8-byte fields), or
+      null and a message. `released` is counted up, atomically, for every returned pointer when XLA
+      no longer needs it. While the function is null, calls wait as long as `being_made` is not 0;
     - `fuselane_waiter`, `function* (kernel*, char* message, int64_t capacity)`, is asked by a call
-      whose function is null. It has put it there when it returns, or returns null and a message.
+      then. It has put the function there when it returns, or returns null and a message.
 
     `fuselane_run_filled` takes a kernel's function, inputs, outputs, first tile and the one behind
     the last, and a byte.
     """
     job = _JOB.replace("{shares}", str(_SHARES_PER_THREAD))
     wait = _WAIT.replace("{capacity}", str(MESSAGE_CAPACITY))
+    wait = wait.replace("{microseconds}", str(_NAP_US)).replace("{naps}", str(_MAX_NAPS))
     execute = _EXECUTE.replace("{find}", FIND_KERNEL)
     common = build_common_ir("fuselane_kernel")
     return "".join((common, _TYPES, _MEMORY, job, wait, execute, _FILLED))

@@ -2,8 +2,7 @@
 
 LLVM takes about as long for a kernel as the other loops of a module take us, and its rest XLA. So
 each kernel that is only bitcode yet gets a thread of its own: when its loop has been replaced, or
-else when XLA makes an executable. A call that comes before there is machine code waits for it, or
-makes it itself.
+else when XLA makes an executable. A call that comes before there is machine code waits for it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ MAX_IDLE_KERNELS: Final = 256
 class Record(ctypes.Structure):
     """What the handler needs to run a kernel; `%Kernel` in `codegen.ffi_handler`.
 
-    The function is null until there is machine code.
+    The function is null until there is machine code; until then calls wait while a thread makes it,
+    and else ask for it.
     """
 
     _fields_ = (
@@ -38,6 +38,7 @@ class Record(ctypes.Structure):
         ("num_tiles", ctypes.c_int64),
         ("max_threads", ctypes.c_int64),
         ("released", ctypes.c_int64),
+        ("being_made", ctypes.c_int64),
     )
 
 
@@ -86,14 +87,21 @@ class MachineCode:
             self._library, self._kernel = library, None
 
     def make_meanwhile(self) -> None:
-        """Has a thread make it. What fails there fails again for the call, which says so."""
+        """Has a thread make it, which Python waits for before it ends. What fails there fails again
+        for the call, which says so."""
 
         def make() -> None:
-            with contextlib.suppress(Exception):
-                self.make()
+            try:
+                with contextlib.suppress(Exception):
+                    self.make()
+            finally:
+                self.record.being_made = 0
 
-        with contextlib.suppress(RuntimeError):  # no more threads: the call makes it
+        self.record.being_made = 1
+        try:
             threading.Thread(target=make, name="fuselane-llvm", daemon=False).start()
+        except RuntimeError:  # no more threads: the call makes it
+            self.record.being_made = 0
 
     def close(self) -> None:
         """Unloads it, and makes it no more."""

@@ -212,6 +212,30 @@ def test_weights_that_never_change_are_packed(options: Settings) -> None:
     assert compiled.code.ir.count("pack") >= 4
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_weights_are_packed_once(count: int) -> None:
+    """However many dots alike read them; one that sums over their other dimension has a copy of
+    its own."""
+    size, trips = 19, 400
+    names = ["e0", *(f"y{n}" for n in range(count)), "z"]
+    body = "\n".join(
+        f"""{new} = f32[L,S] dot({old}, e1), lhs_contracting_dims={{1}},
+            rhs_contracting_dims={{{int(new == "z")}}}"""
+        for old, new in itertools.pairwise(names)
+    )
+    module = loop(body, ["f32[L,S]", "f32[S,S]"], ["z", "e1"], L=37, S=size, trip_count=trips)
+    w = permutation(size, 1)
+
+    def step(i: int, x: NumpyArray, w: NumpyArray) -> Sequence[NumpyArray]:
+        for _ in range(count):
+            x = x @ w
+        return x @ w.T, w
+
+    compiled = check(module, step, trips, few([37, size]), w)
+    loops = re.findall(r"^\"?pack[.\d]*\"?:$", compiled.code.ir, re.MULTILINE)
+    assert len(loops) == 4, "two loops, one in the other, for either copy"
+
+
 def test_weights_that_change_are_not_packed() -> None:
     body = """y = f32[L,S] dot(e0, e1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
         w = f32[S,S] negate(e1)"""

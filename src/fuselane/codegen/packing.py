@@ -34,6 +34,8 @@ _Path = list[HloInstruction]
 def pack_weights(emitter: Emitter, plan: Plan) -> dict[HloInstruction, Panels]:
     """Emits the copies of a program's weights; returns the panels of each dot that has some.
 
+    Dots alike that read the same weights, as in the stages of a Runge-Kutta step, have one copy.
+
     Args:
         emitter: In front of all tiles.
         plan: How often the copies will be used.
@@ -43,6 +45,7 @@ def pack_weights(emitter: Emitter, plan: Plan) -> dict[HloInstruction, Panels]:
     panels: dict[HloInstruction, Panels] = {}
     if trips * plan.num_tiles * plan.tile_vectors < _MIN_USES:
         return panels
+    known: dict[tuple[HloInstruction, int, DotShape], Panels] = {}
     num_bytes = 0
     for dot in find_dots(program.loop.instruction.body):
         for number, operand in enumerate(dot.operands):
@@ -50,21 +53,26 @@ def pack_weights(emitter: Emitter, plan: Plan) -> dict[HloInstruction, Panels]:
             if path is None or not _has_panels(dot, number, program, plan.max_unrolled):
                 continue
             shape = DotShape.of(dot, program)
-            num_bytes += operand.shape.num_elements * shape.sum_type.byte_size
-            if num_bytes <= MAX_PACKED_BYTES:
+            key = operand, number, shape
+            if key not in known:
+                num_bytes += operand.shape.num_elements * shape.sum_type.byte_size
+                if num_bytes > MAX_PACKED_BYTES:
+                    continue
                 array = _array_of(emitter, path)
-                panels[dot] = _pack(emitter, shape, array, is_left=number == 0)
+                known[key] = _pack(emitter, shape, array, is_left=number == 0)
+            panels[dot] = known[key]
     return panels
 
 
 def count_weight_bytes(program: LaneProgram) -> int:
     """Returns the bytes of all weights that looped dots of a program read and its lanes share."""
-    return sum(
-        operand.shape.byte_size
+    weights = {
+        operand
         for dot in find_dots(program.loop.instruction.body)
         for number, operand in enumerate(dot.operands)
         if _has_panels(dot, number, program)
-    )
+    }
+    return sum(operand.shape.byte_size for operand in weights)
 
 
 def _has_panels(

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen import dots
+from fuselane.codegen.arrays import Array, View
 from fuselane.codegen.dot_shape import split
+from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.kernel_time import estimate_kernel_step_us
 from fuselane.codegen.llvm import optimised_ir
 from fuselane.codegen.plan import make_plan
@@ -334,6 +337,57 @@ def test_dots_with_few_outputs_are_calls_too(trip_count: int) -> None:
         return x @ turn @ turn @ turn @ turn, turn
 
     check(module, step, trip_count, few([40, 9]), turn)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "options", "bounds_checks"),
+    [*((*layout, False) for layout in LAYOUTS), *((*layout, True) for layout in LAYOUTS[1::3])],
+)
+def test_operands_are_copied_to_memory_once(
+    lanes: int, options: Settings, bounds_checks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is part of another array, by four dots; work for some lanes copies it for itself."""
+    per_lane = "lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}"
+    body = f"""s = f32[L,1,7,7] slice(e0), slice={{[0:L], [1:2], [0:7], [0:7]}}
+        t = f32[L,7,7] reshape(s)
+        none = s32[] constant(0)
+        zeros = s32[L] broadcast(none), dimensions={{}}
+        asks = pred[L] compare(e2, zeros), direction=GT
+        q = pred[L,7,7] broadcast(asks), dimensions={{0}}
+        a = f32[L,7,7] dot(t, e1), {per_lane}, rhs_contracting_dims={{1}}
+        b = f32[L,7,7] dot(a, t), {per_lane}, rhs_contracting_dims={{1}}
+        r = f32[L,7,7] select(q, b, e1)
+        c = f32[L,7,7] dot(r, t), {per_lane}, rhs_contracting_dims={{1}}
+        d = f32[L,7,7] dot(t, c), {per_lane}, rhs_contracting_dims={{1}}
+        y = f32[L,2,7,7] broadcast(d), dimensions={{0,2,3}}"""
+    module = loop(body, ["f32[L,2,7,7]", "f32[L,7,7]", "s32[L]"], L=lanes)
+    rng = np.random.default_rng(1)
+    x, turns = (
+        np.stack([permutation(7, int(seed)) for seed in rng.integers(1 << 30, size=lanes)])
+        for _ in range(2)
+    )
+    needed = (rng.integers(4, size=lanes) == 0).astype(np.int32)
+
+    def step(i: int, x: NumpyArray, turns: NumpyArray, needed: NumpyArray) -> Any:
+        t = x[:, 1]
+        r = np.where(needed[:, None, None] > 0, t @ turns @ t, turns)
+        d = t @ (r @ t)
+        return np.stack([d, d], axis=1), turns, needed
+
+    copied: list[Array] = []
+
+    def watch(emitter: Emitter, array: Array) -> Array:
+        found = addressable(emitter, array)
+        if found is not array and isinstance(array, View):
+            copied.append(array)
+        return found
+
+    addressable = dots._addressable
+    monkeypatch.setattr(dots, "_addressable", watch)
+    pair = np.stack([x, x], axis=1)
+    compiled = check(module, step, 2, pair, turns, needed, bounds_checks=bounds_checks, **options)
+    assert any(compiled.program.guards.values())
+    assert len(copied) <= 2
 
 
 def test_shared_dots_are_computed_once_per_step() -> None:

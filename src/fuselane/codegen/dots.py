@@ -223,13 +223,35 @@ class _Dot:
         """Returns the dot of the same operands, kept elsewhere."""
         has_panels = self.panels is not None
         left, right = self.left, self.right
+        one, other = self.instruction.operands
         if not (has_panels and left.lane is None):
-            left = prepare(self.emitter, left)
-        if self.instruction.operands[0] is self.instruction.operands[1]:
+            left = self._prepared(prepare, one, left)
+        if one is other:
             right = left
         elif not (has_panels and right.lane is None):
-            right = prepare(self.emitter, right)
+            right = self._prepared(prepare, other, right)
         return replace(self, left=left, right=right)
+
+    def _prepared(
+        self,
+        prepare: Callable[[Emitter, Array], Array],
+        operand: HloInstruction,
+        array: Array,
+    ) -> Array:
+        """Returns an operand kept elsewhere; a copy of it in memory that another dot has made.
+
+        An array that was made here, unlike a loop's own, has been made anew wherever the code is
+        emitted again, so a copy of the same one was made on the way to here.
+        """
+        emitter = self.emitter
+        known = emitter.copies.get(operand)
+        if known is not None and known[0] is array:
+            return known[1]
+        prepared = prepare(emitter, array)
+        is_own = operand.opcode not in ("parameter", "get-tuple-element")
+        if is_own and isinstance(prepared, Scratch) and prepared is not array:
+            emitter.copies[operand] = array, prepared
+        return prepared
 
     # Ways to emit it.
 

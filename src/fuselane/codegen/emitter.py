@@ -70,6 +70,7 @@ class Emitter:
     homes: Scratch memory in which a guard wants a result of its work to be.
     asked: Steps of bodies that their conditions have emitted.
     panels: Weights copied for dots.
+    copies: Other operands of dots that were copied to memory here: the array, and its copy.
     """
 
     program: LaneProgram
@@ -86,6 +87,7 @@ class Emitter:
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
     asked: set[Step] = field(default_factory=set)
     panels: dict[HloInstruction, Panels] = field(default_factory=dict)
+    copies: dict[HloInstruction, tuple[Array, Scratch]] = field(default_factory=dict)
     views: Views = field(init=False)
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class Code(Protocol):
 
 @final
 class MachineCode:
-    """The machine code of a kernel, made by who comes first: its thread, or a call.
+    """The machine code of a kernel, made by a thread of its own, or else by a call.
 
     Attributes:
         record: Gets the function's address.

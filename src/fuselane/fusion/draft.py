@@ -19,6 +19,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
+from fuselane.fusion.repetitions import Computed, is_tidy
+from fuselane.hlo.attributes import Works
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
@@ -246,11 +248,11 @@ class Draft:
         self.is_over = True
         self.fusion.to_apply.abandon()
 
-    def make_body(self, *, shared: bool = False) -> None:
+    def make_body(self, works: Works | None = None) -> None:
         """Makes the body.
 
         Args:
-            shared: Computes once what its parts have in common.
+            works: What instructions do, if what the parts have in common is to be computed once.
         """
         if self.is_over:
             return
@@ -261,9 +263,12 @@ class Draft:
             HloInstruction.parameter(number, operand.shape)
             for number, operand in enumerate(fusion.operands)
         ]
-        made = _build(self.recipe, parameters, self._members, shared=shared)
+        computed = None if works is None else Computed(works)
+        made = _build(self.recipe, parameters, self._members, computed)
         kept = sum(number < self._own.num_inputs for number in self._inputs)
         fusion.to_apply.refill(parameters, kept, self._members, made)
+        if computed is not None and computed.all_new(self._members):
+            fusion.to_apply.remember(is_tidy, True)
 
 
 @final
@@ -286,24 +291,33 @@ def _build(
     recipe: Recipe,
     arguments: Sequence[HloInstruction],
     own: Sequence[HloInstruction],
-    *,
-    shared: bool,
+    computed: Computed | None,
 ) -> list[HloInstruction]:
     """Makes instructions compute a recipe of some arguments, and returns all but its own members,
-    which there are already; those are new."""
-    made: list[HloInstruction] = []
+    which there are already; those are new.
+
+    Args:
+        recipe: What is computed.
+        arguments: For each of its inputs.
+        own: Its own members.
+        computed: Nothing so far, if each thing is to be computed once; gets all that is returned.
+    """
+    made: list[HloInstruction] = [] if computed is None else computed.values
     known: dict[object, HloInstruction] = {}
 
     def make(template: Own, read: tuple[HloInstruction, ...]) -> HloInstruction:
-        value = known.get((template, read)) if shared else None
-        if value is None:
-            copies: list[HloInstruction] = []
+        copies: list[HloInstruction] = []
+        if computed is None:
             for member, codes in template.members:
                 copies.append(member.copy_with([copies[c] if c >= 0 else read[~c] for c in codes]))
             made.extend(copies)
-            value = copies[-1]
-            if shared:
-                known[template, read] = value
+            return copies[-1]
+        value = known.get((template, read))
+        if value is None:
+            for member, codes in template.members:
+                operands = [copies[c] if c >= 0 else read[~c] for c in codes]
+                copies.append(computed.find(member, operands, HloInstruction.copy_with))
+            value = known[template, read] = copies[-1]
         return value
 
     frames = [_Frame(recipe, arguments, 0, None)]
@@ -318,7 +332,7 @@ def _build(
                 values[number] = make(part.own, given)
                 continue
             key = (part, given)
-            value = known.get(key) if shared else None
+            value = known.get(key)
             if value is None:
                 frames.append(_Frame(part, given, number, key))
             else:
@@ -330,7 +344,7 @@ def _build(
         if not frames:
             break
         value = frames[-1].values[frame.number] = make(template, read)
-        if shared:
+        if computed is not None:
             known[frame.key] = value
     for member in own:
         member.users = []

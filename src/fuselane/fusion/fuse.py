@@ -32,6 +32,7 @@ from fuselane.fusion.absorb import (
 )
 from fuselane.fusion.draft import Draft, Recipe, recipe_of, recipe_of_body
 from fuselane.fusion.intake import Intake
+from fuselane.hlo.attributes import Works
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
@@ -176,10 +177,11 @@ class Fuser:
             shares: Says of a fusion whether to compute once what its producers have in common; XLA
                 computes it once for each.
         """
+        works = Works()
         for fusion, draft in self._drafts.items():
             if not draft.is_over:
                 is_shared = shares(fusion)
-                draft.make_body(shared=is_shared)
+                draft.make_body(works if is_shared else None)
                 if is_shared:  # XLA orders operands by what the body would repeat
                     body = fusion.to_apply
                     read = computed_members(body), draft.recipe.read

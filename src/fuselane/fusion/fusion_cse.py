@@ -13,16 +13,15 @@ Source: xla/service/hlo_cse.cc with only_fusion_computations.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, final
+from typing import ClassVar, final
 
 from fuselane.fusion.decision import FusionLog
+from fuselane.fusion.repetitions import Computed, is_tidy, itself
 from fuselane.fusion.traversal import sequential_computations
 from fuselane.hlo.attributes import Works
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
-
-_KEPT: Final = frozenset({"parameter", "rng"})
 
 
 @final
@@ -50,40 +49,21 @@ def _is_done(body: HloComputation) -> bool:
 
 
 def _remove_repetitions(body: HloComputation, works: Works) -> bool:
-    opcodes = [member.opcode for member in body.instructions]
-    if len(set(opcodes)) == len(opcodes):
+    if body.fact(is_tidy):
         return False
-    root = body.root
-    alike: dict[object, list[HloInstruction]] = {}
+    root, computed = body.root, Computed(works)
     first: dict[HloInstruction, HloInstruction] = {}
     """For members that repeat another: which."""
     for member in body.post_order():
-        if member.opcode in _KEPT or member.control_predecessors or member.control_successors:
+        if member.opcode == "parameter" or member.control_predecessors or member.control_successors:
             continue
         operands = member.operands
         if first:
             operands = [first.get(operand, operand) for operand in operands]
-        key = (member.opcode, *operands) if operands else works.of(member)
-        others = alike.get(key)
-        if others is None:
-            alike[key] = [member]
-            continue
-        for other in others:
-            if _do_the_same(other, member, works):
-                if member is not root:
-                    first[member] = other
-                break
-        else:
-            others.append(member)
+        value = computed.find(member, operands, itself)
+        if value is not member and member is not root:
+            first[member] = value
     if first:
         body.replace_all(first)
         body.remove_dead_instructions()
     return bool(first)
-
-
-def _do_the_same(one: HloInstruction, other: HloInstruction, works: Works) -> bool:
-    """Whether two instructions with equal operands have equal results."""
-    if one.shape is not other.shape and one.shape != other.shape:
-        return False
-    is_copy = one.is_copy_of(other) and one.called_computations == other.called_computations
-    return is_copy or works.of(one) == works.of(other)

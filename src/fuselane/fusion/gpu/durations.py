@@ -37,6 +37,7 @@ class Memory:
         self._block_bandwidth = to_f32(to_f32(to_f32(gpu.clock_ghz) * 1e9) * _BYTES_PER_CLOCK)
         self._reads: dict[tuple[int, int, int, int], int] = {}
         self._writes: dict[int, int] = {}
+        self._again: dict[tuple[int, float, float, int], int] = {}
 
     def write_ticks(self, num_bytes: int) -> int:
         """Returns the time to write so many bytes."""
@@ -67,6 +68,25 @@ class Memory:
         of the cache they are in, as models until 2024 had it."""
         most = to_f32(blocks * self._block_bandwidth)
         return _ticks_of_s(to_f32(to_f32(total) / min(self._cached(net), most)))
+
+    def read_again_ticks(
+        self, num_bytes: int, utilization: float, share: float, blocks: int
+    ) -> int:
+        """Returns the time to read a share of what a kernel reads of an array, by the same models.
+
+        Args:
+            num_bytes: What the kernel reads, repetitions included.
+            utilization: How often it reads each element.
+            share: How much of that.
+            blocks: Of threads that read it.
+        """
+        key = (num_bytes, utilization, share, blocks)
+        ticks = self._again.get(key)
+        if ticks is None:
+            net = round_half_up(to_f32(num_bytes / max(utilization, 1.0)))
+            total = round_half_up(to_f32(num_bytes * share))
+            ticks = self._again[key] = self.cached_read_ticks(net, total, blocks)
+        return ticks
 
     def _cached(self, net: int) -> float:
         """Returns the bytes per second of the memory that so many stay in."""

@@ -66,19 +66,13 @@ def _reading(
     """Returns the time to read a producer's operands, less what the user reads anyway."""
     reads, places = model.cost_of(of).operands, places_in(of)
     common = {place: used for place, _, used in shared_operands(of, into)}
-    known: dict[tuple[int, float, float], int] = {}  # most are alike
+    again = model.memory.read_again_ticks
     ticks = 0
     for operand in of.instruction.operands:
         place = places[operand]
         read = reads[place]
-        key = read.bytes_read, read.utilization, common.get(place, 0.0)
-        taken = known.get(key)
-        if taken is None:
-            num_bytes, utilization, used = key
-            net = round_half_up(to_f32(num_bytes / max(utilization, 1.0)))
-            total = round_half_up(to_f32(num_bytes * (share - used)))
-            taken = known[key] = model.memory.cached_read_ticks(net, total, running.blocks)
-        ticks += taken
+        left = share - common[place] if place in common else share
+        ticks += again(read.bytes_read, read.utilization, left, running.blocks)
     return ticks
 
 

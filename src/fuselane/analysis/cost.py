@@ -110,9 +110,24 @@ TripCount = Callable[[HloInstruction], int | None]
 
 def is_known(value: HloInstruction) -> bool:
     """Whether a value is a constant, or many copies of one."""
+    return _one_of(value).opcode == "constant"
+
+
+def known_number(value: HloInstruction) -> float | None:
+    """Returns the real number that all elements of a value are known to be, if any."""
+    constant = _one_of(value)
+    is_number = constant.opcode == "constant" and constant.shape.num_elements == 1
+    element = constant.shape.element_type if is_number else None
+    if element is None or not (element.is_floating or element.is_integral):
+        return None
+    return float(constant.literal.item())
+
+
+def _one_of(value: HloInstruction) -> HloInstruction:
+    """Returns what a value is many copies of, or the value."""
     while value.opcode in ("bitcast", "broadcast", "reshape"):
         value = value.operands[0]
-    return value.opcode == "constant"
+    return value
 
 
 def residual_elements(instruction: HloInstruction, lane_dimension: int | None) -> int:

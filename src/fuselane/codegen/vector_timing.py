@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.analysis.cost import is_known
+from fuselane.analysis.cost import is_known, known_number
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
+from fuselane.codegen.math.half_power import is_half_power
 from fuselane.hlo.instruction import HloInstruction
 
 _INSTRUCTIONS_PER_WORK: Final = 2.2
@@ -96,6 +97,10 @@ _SEQUENCES: Final[Mapping[str, Timing]] = {
 _POWER_OF_KNOWN: Final = Timing(14, 56, 5)
 """Of a constant: LLVM works out its logarithm."""
 
+_HALF_POWER: Final = Timing(14, 42, 4)
+_INVERSE_HALF_POWER: Final = Timing(20, 60, 4)
+"""By a constant such as 1.5 or -1.5, see `math.half_power`."""
+
 _DOUBLE_WORK: Final = 1.6
 _DOUBLE_LATENCY: Final = 1.2
 """How much more polynomials of f64 take."""
@@ -166,8 +171,7 @@ def _timing_in_registers(instruction: HloInstruction) -> Timing:
     if shape.is_array and not shape.element_type.is_floating:
         return _timing_of_integers(instruction, is_wide=is_wide)
     if opcode in _SEQUENCES:
-        has_known_base = opcode == "power" and is_known(instruction.operands[0])
-        timing = _POWER_OF_KNOWN if has_known_base else _SEQUENCES[opcode]
+        timing = _timing_of_power(instruction) if opcode == "power" else _SEQUENCES[opcode]
         if not is_wide:
             return timing
         work, latency = timing.work * _DOUBLE_WORK, timing.latency * _DOUBLE_LATENCY
@@ -179,6 +183,16 @@ def _timing_in_registers(instruction: HloInstruction) -> Timing:
     if _is_fused(instruction):
         return NOTHING
     return _CONVERSION if opcode in _CONVERSIONS else PRODUCT
+
+
+def _timing_of_power(power: HloInstruction) -> Timing:
+    base, exponent = power.operands
+    if is_known(base):
+        return _POWER_OF_KNOWN
+    number = known_number(exponent)
+    if not is_half_power(number):
+        return _SEQUENCES["power"]
+    return _HALF_POWER if number > 0 else _INVERSE_HALF_POWER
 
 
 def _is_fused(instruction: HloInstruction) -> bool:

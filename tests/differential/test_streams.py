@@ -221,3 +221,17 @@ def test_a_row_chosen_by_part_of_what_is_known() -> None:
     x = np.arange(-45, 45, dtype=np.int32).reshape(9, 10)
     rows = np.linspace(-1, 1, 2 * 9 * 13, dtype=np.float32).reshape(2, 9, 1, 13)
     check(program, x, rows)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.int8, np.bool_])
+def test_rows_of_a_constant_too_large_for_code(dtype: Any) -> None:
+    data = (100 * np.cos(np.arange(50 * 256 * 6))).reshape(50, 256, 6).astype(dtype)
+
+    def program(x: jax.Array) -> Any:
+        def step(x: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+            number = row.astype(jnp.float32) if dtype is not np.complex64 else row.real - row.imag
+            return 0.5 * x + number, x
+
+        return lax.scan(step, x, jnp.asarray(data))
+
+    check(program, linear_values((256, 6), "float32"), tolerance=CLOSE)

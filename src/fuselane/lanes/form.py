@@ -1,6 +1,7 @@
 """From a `while` of the user's module to a lane program, or to a reason why there is none.
 
 normalise   the loop as a region of row-major arrays          fuselane.lanes.normalise
+    pass in     constants too large for code                      fuselane.lanes.passed_in
     frozen      a loop that can end once its lanes are frozen     fuselane.lanes.frozen
 find lanes  the dimension along which nothing is mixed        fuselane.analysis.lanes
     spread      iterations that are lanes                         fuselane.lanes.iterations
@@ -43,6 +44,7 @@ from fuselane.lanes.normal_loop import Copies, NormalLoop
 from fuselane.lanes.normalise import normalise
 from fuselane.lanes.partials import PartialLoop, get_combiners, take_out_reductions
 from fuselane.lanes.parting import part_lanes
+from fuselane.lanes.passed_in import pass_in
 from fuselane.lanes.program import LaneProgram
 from fuselane.lanes.residuals import Residuals, recompute
 from fuselane.lanes.sharing import share_lanes
@@ -80,6 +82,7 @@ def form(
         normal = normal or normalise(loop)
         if residuals is not None:
             normal, num_recomputed = recompute(normal, residuals)
+        normal = pass_in(normal)
         one_thread = is_for_one_thread(normal)
         program = _form_any(loop.name, Copies(normal), one_thread)
     except UnsupportedError as error:

@@ -89,6 +89,9 @@ _MESSAGE_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
     "window": _window,
 }
 
+_MAX_COPIED_BYTES: Final = 2**14
+"""Of constants that are compared with each other."""
+
 
 @final
 class ComputationBuilder:
@@ -186,7 +189,7 @@ class ComputationBuilder:
     ) -> HloInstruction:
         """Returns an instruction that another builder emitted, of other operands of its shapes."""
         if instruction.opcode == "constant":
-            return self.constant(instruction.shape, instruction.proto.literal, instruction)
+            return self.constant_again(instruction, instruction.shape)
         attributes = source._attributes.get(instruction, ())
         called = tuple(instruction.called_computations)
         return self.emit(
@@ -231,6 +234,22 @@ class ComputationBuilder:
         if known is None:
             known = HloInstruction.create("constant", shape, name=origin.name, literal=literal)
             self._known[key] = self.computation.add(known)
+        return known
+
+    def constant_again(self, constant: HloInstruction, shape: Shape) -> HloInstruction:
+        """Returns a constant of another computation, whose literal is row-major; of a long one that
+        is not copied.
+
+        Args:
+            constant: It.
+            shape: From `array_shape`, of the same sizes and type.
+        """
+        if shape.byte_size <= _MAX_COPIED_BYTES:
+            return self.constant(shape, constant.origin.literal, constant)
+        key = ("constant", id(constant.origin))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self.computation.add(constant.clone((), shape=shape))
         return known
 
     def scalar(

@@ -73,7 +73,7 @@ def is_constant(value: HloInstruction) -> bool:
 def transplant(value: HloInstruction, builder: ComputationBuilder) -> HloInstruction:
     """Returns the same constant value in another computation."""
     if value.opcode == "constant":
-        return builder.constant(value.shape, value.proto.literal, value)
+        return builder.constant_again(value, value.shape)
     operands = [transplant(operand, builder) for operand in value.operands]
     dimensions = (("dimensions", value.dimensions),) if value.dimensions else ()
     return builder.emit(value.opcode, value.shape, operands, dimensions, origin=value)

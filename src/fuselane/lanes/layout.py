@@ -134,10 +134,11 @@ def lower_constant(
 ) -> HloInstruction:
     """Lowers a constant; one with another layout is written anew."""
     shape = physical_shape(instruction.shape)
-    literal = instruction.proto.literal
-    if not (instruction.shape.is_row_major and Shape.from_proto(literal.shape).is_row_major):
-        literal = instruction.literal.transpose(memory_order(instruction.shape))
-    return builder.constant(shape, literal, instruction)
+    written = Shape.from_proto(instruction.origin.literal.shape)
+    if instruction.shape.is_row_major and written.is_row_major:
+        return builder.constant_again(instruction, shape)
+    values = instruction.literal.transpose(memory_order(instruction.shape))
+    return builder.constant(shape, values, instruction)
 
 
 def lower_concatenate(

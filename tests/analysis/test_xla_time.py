@@ -578,6 +578,50 @@ def test_a_library_sums_columns_in_vectors(shape: str, reduced: int, is_slow: bo
     assert (time > 6) == is_slow
 
 
+def test_each_group_of_columns_takes_a_library_time_of_its_own() -> None:
+    def sums(num_groups: int, size: int) -> float:
+        shape, result = f"f32[{num_groups},8,{size}]", f"f32[{num_groups},{size}]"
+        more = f"""
+        sum {{ a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT c = f32[] add(a, b) }}
+        f {{
+          q = {shape} parameter(0)
+          zero = f32[] constant(0)
+          ROOT r = {result} reduce(q, zero), dimensions={{1}}, to_apply=sum
+        }}"""
+        body = f"y = {result} fusion(e0), kind=kCustom, calls=f"
+        return step_us(counting_loop(body, ["e0", "y"], [shape, result], more=more), NO_MOVING)
+
+    assert sums(64, 8) > 3 * sums(1, 512)
+    assert sums(2, 4096) < 1.1 * sums(1, 8192)
+
+
+def test_arg_maxima_of_few_neighbours_are_hardly_vectors() -> None:
+    def largest(num_rows: int, size: int) -> float:
+        shape, results = f"f32[{num_rows},8,{size}]", f"{num_rows},{size}"
+        more = f"""
+        pick {{ a = f32[] parameter(0)  i = s32[] parameter(1)
+          b = f32[] parameter(2)  j = s32[] parameter(3)
+          more = pred[] compare(a, b), direction=GT
+          v = f32[] select(more, a, b)
+          n = s32[] select(more, i, j)
+          ROOT t = (f32[], s32[]) tuple(v, n) }}
+        f {{
+          p = f32[{results}] parameter(0)
+          b = {shape} broadcast(p), dimensions={{0,2}}
+          x = {shape} multiply(b, b)
+          n = s32[{num_rows},8,{size}] iota(), iota_dimension=1
+          zero = f32[] constant(0)
+          none = s32[] constant(0)
+          r = (f32[{results}], s32[{results}]) reduce(x, n, zero, none), dimensions={{1}},
+            to_apply=pick
+          ROOT y = f32[{results}] get-tuple-element(r), index=0
+        }}"""
+        body = f"y = f32[{results}] fusion(e0), kind=kLoop, calls=f"
+        return step_us(simple(body, f"f32[{results}]", more=more), NO_MOVING)
+
+    assert largest(64, 16) > 1.5 * largest(16, 64)
+
+
 def test_windows_updated_in_place_are_vectors() -> None:
     """The inside of a grid takes what as many elements of a whole array do, but for its loads."""
 

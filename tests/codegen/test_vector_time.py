@@ -235,3 +235,28 @@ def test_what_a_loop_goes_on_for_is_needed_in_every_step() -> None:
     frozen = cycles("e0", is_counted=False)
     assert frozen > 1.5 * cycles("e0", is_counted=True)
     assert frozen > 1.5 * cycles("z7", is_counted=False)
+
+
+@pytest.mark.parametrize(("exponent", "is_short"), [("1.5", True), ("-0.5", True), ("1.3", False)])
+def test_powers_by_a_half_are_short(exponent: str, is_short: bool) -> None:
+    known = f"c = f32[] constant({exponent})\nk = {ROW} broadcast(c), dimensions={{}}\n"
+    power = block(f"{known}y = {ROW} power(e0, k)").cycles(8)
+    unknown = block(f"y = {ROW} power(e0, e0)").cycles(8)
+    assert (power < 0.5 * unknown) is is_short
+
+
+def test_a_reduction_takes_what_it_applies() -> None:
+    """Logic is less than sums, and a maximum knows about NaN."""
+
+    def work(applied: str, element: str = "f32") -> float:
+        more = f"""
+        combine {{ a = {element}[] parameter(0)  b = {element}[] parameter(1)
+          ROOT c = {element}[] {applied}(a, b) }}"""
+        body = f"""none = {element}[] constant(0)
+        y = {element}[4096] reduce(e1, none), dimensions={{1}}, to_apply=combine"""
+        shapes = [f"{element}[4096]", f"{element}[4096,6]"]
+        program = form_program(counting_loop(body, ["y", "e1"], shapes, more=more))
+        (reduce,) = (i for i in program.loop.instruction.body.instructions if i.opcode == "reduce")
+        return timing_of(reduce).work * OPCODE_COST[applied]
+
+    assert work("or", "s32") < work("add") < work("maximum")

@@ -121,3 +121,19 @@ def test_uniform_reduction_inside_the_loop() -> None:
         return lax.scan(step, state, weights)
 
     check(program, linear_values((LANES,)), linear_values((6, 4)) % 3)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 16, 31])
+def test_extremes_of_special_numbers(size: int) -> None:
+    """Elements are compared in pairs: the first of several equal ones is found, and NaNs win."""
+    random = np.random.default_rng(size)
+    special = np.array([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 1.0, 2.0], np.float32)
+    rows = random.choice(special, (STEPS, LANES, size))
+    rows[:, ::3] = random.choice(special[2:], rows[:, ::3].shape)
+    operations: dict[str, Program] = {
+        "max": lambda x: x.max(1),
+        "min": lambda x: x.min(1),
+        "argmax": lambda x: jnp.argmax(x, 1),
+        "argmin": lambda x: jnp.argmin(x, 1),
+    }
+    check_operations(operations, rows, tolerance=Tolerance(signed_zero=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from llvmlite import ir
@@ -23,6 +24,13 @@ from fuselane.hlo.shape import Shape
 
 _REORDERABLE: Final = frozenset({"add", "and", "maximum", "minimum", "multiply", "or", "xor"})
 
+_CHOOSING: Final = frozenset({"and", "compare", "maximum", "minimum", "not", "or", "select", "xor"})
+"""Those of which reductions are made that give the same bits however elements are paired, of floats
+too, as maxima and arg-maxima do: nothing is rounded."""
+
+_EXTREMES: Final = ("llvm.maximum.", "llvm.minimum.")
+_NO_OPERATION: Final = frozenset({"constant", "parameter", "tuple"})
+
 _LONG_SUM: Final = 4096
 """Floats up to which they are added to one sum. More of several dimensions go through partial sums
 of no fewer than _MIN_PART."""
@@ -38,7 +46,8 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
 
     unrolled if few elements are reduced and they are not too much code, else a loop.
     Numerics: bitwise-equal to a reduction in row-major order from the initial value; in a program
-    without lanes sums and products of floats reassociate.
+    without lanes sums and products of floats reassociate. What is only chosen among is compared in
+    pairs, in order, where it is unrolled.
     """
     count = len(instruction.operands) // 2
     arrays = [emitter.array(operand) for operand in instruction.operands[:count]]
@@ -124,7 +133,7 @@ def _accumulate(
     def step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         at = _interleave(index, reduced, inner, len(dimensions))
         values = [array.get(place, at) for array in arrays]
-        results = apply_computation(emitter, instruction.to_apply, [*carried, *values])
+        results = _take_in(emitter, instruction.to_apply, [*carried, *values])
         if not emitter.program.has_lanes:
             _allow_reordering(r for r in results if all(r is not value for value in values))
         return results
@@ -134,12 +143,15 @@ def _accumulate(
 
     has_lanes = any(array.lane is not None for array in arrays)
     is_looped = math.prod(sizes) > max_unrolled
-    if not emitter.program.has_lanes and not is_looped and _is_reorderable(instruction.to_apply):
-        inner = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]
-        values = [
-            arrays[0].get(place, _interleave(index, reduced, at, len(dimensions))) for at in inner
-        ]
-        return _combine_in_pairs(emitter, instruction.to_apply, [*starts, *values])
+    if not is_looped and _is_reorderable(instruction, has_lanes=emitter.program.has_lanes):
+
+        def get(number: int) -> Sequence[ir.Value]:
+            inner = unflatten(emitter.builder, number, sizes)
+            at = _interleave(index, reduced, inner, len(dimensions))
+            return [array.get(place, at) for array in arrays]
+
+        elements = [partial(get, number) for number in range(math.prod(sizes))]
+        return _combine_in_pairs(emitter, instruction.to_apply, [lambda: starts, *elements])
     cuts = [sorted(set().union(*(cuts_along(array, axis) for array in arrays))) for axis in reduced]
     outer = 0 if emitter.program.has_lanes else _split_sum(instruction, sizes)
     if outer:
@@ -177,7 +189,8 @@ def _split_sum(instruction: HloInstruction, sizes: Sequence[int]) -> int:
     """
     is_float = instruction.shape.is_array and instruction.shape.element_type.is_floating
     is_sum = is_float and instruction.to_apply.root.opcode in ("add", "multiply")
-    if not (is_sum and _is_reorderable(instruction.to_apply)) or math.prod(sizes) <= _LONG_SUM:
+    is_reorderable = is_sum and _is_reorderable(instruction, has_lanes=False)
+    if not is_reorderable or math.prod(sizes) <= _LONG_SUM:
         return 0
     outer = min(
         range(len(sizes)), key=lambda n: math.prod(sizes[:n]) + math.prod(sizes[n:]), default=0
@@ -185,23 +198,44 @@ def _split_sum(instruction: HloInstruction, sizes: Sequence[int]) -> int:
     return outer if math.prod(sizes[outer:]) >= _MIN_PART else 0
 
 
-def _is_reorderable(computation: HloComputation) -> bool:
-    """Whether what a reduction applies is one operation that may take elements in any order."""
-    root = computation.root
-    return root.opcode in _REORDERABLE and all(o.opcode == "parameter" for o in root.operands)
+def _is_reorderable(reduce: HloInstruction, *, has_lanes: bool) -> bool:
+    """Whether a reduction may take elements in pairs: where it only chooses among them, and without
+    lanes where it applies one operation, whatever is rounded: XLA makes vectors of it."""
+    applied = [i for i in reduce.to_apply.instructions if i.opcode not in _NO_OPERATION]
+    if all(i.opcode in _CHOOSING for i in applied):
+        return True
+    is_one = len(applied) == 1 and applied[0] is reduce.to_apply.root
+    return is_one and not has_lanes and applied[0].opcode in _REORDERABLE
 
 
 def _combine_in_pairs(
-    emitter: Emitter, computation: HloComputation, values: Sequence[ir.Value]
+    emitter: Emitter,
+    computation: HloComputation,
+    elements: Sequence[Callable[[], Sequence[ir.Value]]],
 ) -> list[ir.Value]:
-    """Emits a reduction of few scalars as a tree: in a chain each would wait for the one before."""
-    remaining = list(values)
-    while len(remaining) > 1:
-        rest = remaining[len(remaining) // 2 * 2 :]
-        pairs = zip(remaining[::2], remaining[1::2], strict=False)
-        combined = [apply_computation(emitter, computation, pair)[0] for pair in pairs]
-        remaining = combined + rest
-    return remaining
+    """Emits a reduction of few elements as a tree: in a chain each would wait for the one before.
+
+    What is combined first is emitted first, so that few values wait for others in registers.
+    """
+    if len(elements) == 1:
+        return [*elements[0]()]
+    half = len(elements) // 2
+    left = _combine_in_pairs(emitter, computation, elements[:half])
+    right = _combine_in_pairs(emitter, computation, elements[half:])
+    return _take_in(emitter, computation, [*left, *right])
+
+
+def _take_in(
+    emitter: Emitter, computation: HloComputation, arguments: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Emits what a reduction applies. Of zeros with different signs a largest or smallest element
+    is any, which saves a third of the instructions."""
+    results = apply_computation(emitter, computation, arguments)
+    for result in results:
+        is_new = isinstance(result, ir.CallInstr) and all(result is not a for a in arguments)
+        if is_new and result.callee.name.startswith(_EXTREMES):
+            result.fastmath.add("nsz")
+    return results
 
 
 def _allow_reordering(values: Iterable[ir.Value]) -> None:

@@ -498,8 +498,9 @@ def _chain(instruction: HloInstruction) -> float:
     """Returns how many operations of an instruction wait for each other."""
     match instruction.opcode:
         case "reduce":
-            results = instruction.shape.num_elements if instruction.shape.is_array else 1
-            return min(_MAX_CHAIN, instruction.operands[0].shape.num_elements / max(1, results))
+            (result, *_) = instruction.shape.tuple_shapes or [instruction.shape]
+            read = instruction.operands[0].shape.num_elements
+            return min(_MAX_CHAIN, read / max(1, result.num_elements))
         case "dot":
             return min(_MAX_CHAIN, DotDimensions.of(instruction).contracted_size(instruction))
     return 1.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from fuselane.analysis.cost import is_known, known_number
+from fuselane.analysis.cost import OPCODE_COST, is_known, known_number
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.codegen.math.half_power import is_half_power
 from fuselane.hlo.instruction import HloInstruction
@@ -165,6 +165,8 @@ def _timing_in_registers(instruction: HloInstruction) -> Timing:
     A product that only a sum needs is part of the sum: the two are fused.
     """
     opcode, shape = instruction.opcode, instruction.shape
+    if opcode == "reduce":
+        return _timing_of_reduce(instruction)
     if opcode in _MEMORY:
         return _MEMORY[opcode]
     is_wide = shape.is_array and shape.element_type.bits == 64
@@ -183,6 +185,24 @@ def _timing_in_registers(instruction: HloInstruction) -> Timing:
     if _is_fused(instruction):
         return NOTHING
     return _CONVERSION if opcode in _CONVERSIONS else PRODUCT
+
+
+def _timing_of_reduce(reduce: HloInstruction) -> Timing:
+    """Returns the timing of one of the operations by which a reduction takes an element in, and
+    how long all of them take one after the other."""
+    applied = reduce.to_apply
+    done: dict[HloInstruction, float] = {}
+    work = temporaries = 0.0
+    for instruction in applied.post_order():
+        begin = max([done[operand] for operand in instruction.operands], default=0.0)
+        done[instruction] = begin
+        if instruction.opcode in ELEMENTWISE_OPCODES:
+            timing = timing_of(instruction)
+            done[instruction] += timing.latency
+            work += timing.work
+            temporaries = max(temporaries, timing.temporaries)
+    operations = sum(OPCODE_COST[i.opcode] for i in applied.instructions)
+    return Timing(work / max(1, operations), done[applied.root], int(temporaries))
 
 
 def _timing_of_power(power: HloInstruction) -> Timing:

@@ -28,7 +28,6 @@ _CHOOSING: Final = frozenset({"and", "compare", "maximum", "minimum", "not", "or
 """Those of which reductions are made that give the same bits however elements are paired, of floats
 too, as maxima and arg-maxima do: nothing is rounded."""
 
-_EXTREMES: Final = ("llvm.maximum.", "llvm.minimum.")
 _NO_OPERATION: Final = frozenset({"constant", "parameter", "tuple"})
 
 _LONG_SUM: Final = 4096
@@ -133,7 +132,7 @@ def _accumulate(
     def step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         at = _interleave(index, reduced, inner, len(dimensions))
         values = [array.get(place, at) for array in arrays]
-        results = _take_in(emitter, instruction.to_apply, [*carried, *values])
+        results = apply_computation(emitter, instruction.to_apply, [*carried, *values])
         if not emitter.program.has_lanes:
             _allow_reordering(r for r in results if all(r is not value for value in values))
         return results
@@ -222,20 +221,7 @@ def _combine_in_pairs(
     half = len(elements) // 2
     left = _combine_in_pairs(emitter, computation, elements[:half])
     right = _combine_in_pairs(emitter, computation, elements[half:])
-    return _take_in(emitter, computation, [*left, *right])
-
-
-def _take_in(
-    emitter: Emitter, computation: HloComputation, arguments: Sequence[ir.Value]
-) -> list[ir.Value]:
-    """Emits what a reduction applies. Of zeros with different signs a largest or smallest element
-    is any, which saves a third of the instructions."""
-    results = apply_computation(emitter, computation, arguments)
-    for result in results:
-        is_new = isinstance(result, ir.CallInstr) and all(result is not a for a in arguments)
-        if is_new and result.callee.name.startswith(_EXTREMES):
-            result.fastmath.add("nsz")
-    return results
+    return apply_computation(emitter, computation, [*left, *right])
 
 
 def _allow_reordering(values: Iterable[ir.Value]) -> None:

@@ -20,6 +20,7 @@ _SIZE_SUFFIXES = {"K": 1024, "M": 1024 * 1024}
 _AVX512 = frozenset({"avx512f", "avx512dq", "avx512bw", "avx512vl"})
 _AVX2 = frozenset({"avx2", "fma"})
 _AMD, _SINCE_ZEN_5 = "sse4a", "avx_vnni"
+_ARM_BITS = 128
 _HALF_BITS = 256
 """Of the units of AMD's Zen 4, through which registers of 512 bits go twice. Those of Zen 5 take
 them at once, as Intel's do."""
@@ -53,6 +54,11 @@ class DeviceDescription:
     l2_bytes: int
     num_cores: int
     features: str
+
+    @property
+    def has_equal_zeros(self) -> bool:
+        """Whether its maximum of two takes -0 and +0 for equal; that of ARM's vectors does not."""
+        return self.vector_bits > _ARM_BITS
 
     @property
     def library_bits(self) -> float:
@@ -114,7 +120,7 @@ def parse_cpu_info(text: str) -> tuple[str, frozenset[str]]:
 
 def _vector_unit(machine: str, features: frozenset[str]) -> tuple[int, int, bool]:
     if machine in ("aarch64", "arm64"):
-        return 128, 32, False
+        return _ARM_BITS, 32, False
     if features >= _AVX512:
         return 512, 32, True
     return (256 if features >= _AVX2 else 128), 16, False

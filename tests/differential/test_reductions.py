@@ -123,18 +123,21 @@ def test_uniform_reduction_inside_the_loop() -> None:
     check(program, linear_values((LANES,)), linear_values((6, 4)) % 3)
 
 
-@pytest.mark.parametrize("size", [2, 3, 7, 16, 31])
-def test_extremes_of_special_numbers(size: int) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [2, 3, 7, 16, 31, 40])
+def test_extremes_of_special_numbers(size: int, dtype: str) -> None:
     """Elements are compared in pairs: the first of several equal ones is found, NaNs win, and -0 is
     less than 0."""
     random = np.random.default_rng(size)
-    special = np.array([np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 1.0, 2.0], np.float32)
+    special = np.array([np.nan, -np.nan, -np.inf, -1.0, -0.0, 0.0, 1.0, np.inf], dtype)
     rows = random.choice(special, (STEPS, LANES, size))
-    rows[:, ::3] = random.choice(special[2:], rows[:, ::3].shape)
+    rows[:, ::4] = random.choice(special[2:], rows[:, ::4].shape)
+    rows[:, 1::4] = random.choice(special[3:6], rows[:, 1::4].shape)
+    rows[:, 2::4] = random.choice(special[4:7], rows[:, 2::4].shape)
     operations: dict[str, Program] = {
         "max": lambda x: x.max(1),
         "min": lambda x: x.min(1),
         "argmax": lambda x: jnp.argmax(x, 1),
         "argmin": lambda x: jnp.argmin(x, 1),
     }
-    check_operations(operations, rows)
+    check_operations(operations, rows, x64=dtype == "float64")

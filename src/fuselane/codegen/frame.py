@@ -185,6 +185,7 @@ class Frame:
             is_first=is_first,
             is_whole=is_whole,
             avoids_gathers=self.plan.avoids_gathers,
+            has_equal_zeros=self.plan.has_equal_zeros,
             warp=warp,
         )
 

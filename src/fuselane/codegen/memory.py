@@ -89,6 +89,7 @@ class LaneBlock:
     is_first: `i1`, true in exactly one block of all: who stores what all lanes share.
     is_whole: `i1`, whether all exist after all, where the processor is slow at masks; else None.
     avoids_gathers: Whether the processor is no faster at gathers than at a load for each lane.
+    has_equal_zeros: Whether -0 is not less than +0 to the processor's maximum of two.
     active: `<width x i1>`, which of them the results matter of, in a loop that others have left;
         None when of all that exist.
     warp: The threads that are here together, on a GPU; None where some may have gone another way.
@@ -100,6 +101,7 @@ class LaneBlock:
     is_first: ir.Value
     is_whole: ir.Value | None = None
     avoids_gathers: bool = False
+    has_equal_zeros: bool = False
     active: ir.Value | None = None
     warp: Warp | None = None
 

@@ -127,6 +127,7 @@ class Plan:
     passes: What `count_passes` says of its vectors.
     avoids_masks: Whether whole blocks have code without masks, as the processor is slow at them.
     avoids_gathers: Whether each lane's element is loaded on its own, which is as fast.
+    has_equal_zeros: Whether -0 is not less than +0 where the processor compares vectors.
     is_interleaved: Whether neighbours among the lanes are in different tiles, so that threads side
         by side work on lanes side by side. Tiles are of lane blocks of one lane then.
     staged: Indices of the loop's elements of which a tile keeps what never changes: rows, turned
@@ -146,6 +147,7 @@ class Plan:
     passes: float = 1.0
     avoids_masks: bool = False
     avoids_gathers: bool = False
+    has_equal_zeros: bool = False
     is_interleaved: bool = False
     staged: frozenset[int] = frozenset()
     gpu: GpuLayout | None = None
@@ -292,6 +294,7 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         passes=passes,
         avoids_masks=not device.has_masked_memory,
         avoids_gathers=not device.has_fast_gathers,
+        has_equal_zeros=device.has_equal_zeros,
         staged=frozenset(kept) if fits else frozenset(),
     )
 

@@ -14,6 +14,7 @@ from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
 from fuselane.codegen.code_size import is_long, is_long_for_each
 from fuselane.codegen.cuts import cuts_along, cuts_of, in_lane
 from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.extremes import Extreme
 from fuselane.codegen.indexing import Element, Index, unflatten
 from fuselane.codegen.loops import emit_fold, emit_for_each
 from fuselane.codegen.types import constant
@@ -129,10 +130,26 @@ def _accumulate(
     dimensions = arrays[0].shape.dimensions
     sizes = [dimensions[axis] for axis in reduced]
 
-    def step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
+    extreme = None
+    if emitter.program.has_lanes:
+        extreme = Extreme.of(emitter, instruction, math.prod(sizes))
+
+    def get(inner: Sequence[Index]) -> list[ir.Value]:
         at = _interleave(index, reduced, inner, len(dimensions))
         values = [array.get(place, at) for array in arrays]
-        results = apply_computation(emitter, instruction.to_apply, [*carried, *values])
+        return values if extreme is None else extreme.begin(values[0])
+
+    def join(left: Sequence[ir.Value], right: Sequence[ir.Value]) -> list[ir.Value]:
+        if extreme is not None:
+            return extreme.join(left, right)
+        return apply_computation(emitter, instruction.to_apply, [*left, *right])
+
+    if extreme is not None:
+        starts = extreme.begin(starts[0])
+
+    def step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
+        values = get(inner)
+        results = join(carried, values)
         if not emitter.program.has_lanes:
             _allow_reordering(r for r in results if all(r is not value for value in values))
         return results
@@ -143,14 +160,10 @@ def _accumulate(
     has_lanes = any(array.lane is not None for array in arrays)
     is_looped = math.prod(sizes) > max_unrolled
     if not is_looped and _is_reorderable(instruction, has_lanes=emitter.program.has_lanes):
-
-        def get(number: int) -> Sequence[ir.Value]:
-            inner = unflatten(emitter.builder, number, sizes)
-            at = _interleave(index, reduced, inner, len(dimensions))
-            return [array.get(place, at) for array in arrays]
-
-        elements = [partial(get, number) for number in range(math.prod(sizes))]
-        return _combine_in_pairs(emitter, instruction.to_apply, [lambda: starts, *elements])
+        places = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]
+        elements = [partial(get, at) for at in places]
+        carried = _combine_in_pairs(join, [lambda: starts, *elements])
+        return carried if extreme is None else [extreme.end(carried)]
     cuts = [sorted(set().union(*(cuts_along(array, axis) for array in arrays))) for axis in reduced]
     outer = 0 if emitter.program.has_lanes else _split_sum(instruction, sizes)
     if outer:
@@ -170,7 +183,7 @@ def _accumulate(
             return total
 
         return emit_fold(emitter.builder, sizes[:outer], starts, add_part, cuts=cuts[:outer])
-    return emit_fold(
+    carried = emit_fold(
         emitter.builder,
         sizes,
         [widen(place, value) for value in starts] if is_looped and has_lanes else starts,
@@ -178,6 +191,7 @@ def _accumulate(
         max_unrolled=max_unrolled,
         cuts=cuts,
     )
+    return carried if extreme is None else [extreme.end(carried)]
 
 
 def _split_sum(instruction: HloInstruction, sizes: Sequence[int]) -> int:
@@ -208,8 +222,7 @@ def _is_reorderable(reduce: HloInstruction, *, has_lanes: bool) -> bool:
 
 
 def _combine_in_pairs(
-    emitter: Emitter,
-    computation: HloComputation,
+    join: Callable[[Sequence[ir.Value], Sequence[ir.Value]], list[ir.Value]],
     elements: Sequence[Callable[[], Sequence[ir.Value]]],
 ) -> list[ir.Value]:
     """Emits a reduction of few elements as a tree: in a chain each would wait for the one before.
@@ -219,9 +232,8 @@ def _combine_in_pairs(
     if len(elements) == 1:
         return [*elements[0]()]
     half = len(elements) // 2
-    left = _combine_in_pairs(emitter, computation, elements[:half])
-    right = _combine_in_pairs(emitter, computation, elements[half:])
-    return apply_computation(emitter, computation, [*left, *right])
+    left = _combine_in_pairs(join, elements[:half])
+    return join(left, _combine_in_pairs(join, elements[half:]))
 
 
 def _allow_reordering(values: Iterable[ir.Value]) -> None:

@@ -1,0 +1,93 @@
+"""The largest or smallest of many floats, where the sign of a zero is made up for in the end.
+
+    r = maximum(maximum(a, b), c)          r = max(max(a, b), c)          of zeros, any
+                                    ->     s = and(and(a, b), c)          as integers
+                                           r = r == 0 ? sign of s : r
+
+To XLA -0 is less than +0, to processors of Intel's and AMD's the two are equal, so that LLVM takes
+two or three instructions for the order of zeros in each maximum of two; ARM's take one for all.
+What a largest element that is zero was chosen from are zeros and negative numbers: it is -0 if all
+their signs are set.
+
+Numerics: bitwise-equal to the operations one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from llvmlite import ir
+
+from fuselane.codegen.arrays import widen
+from fuselane.codegen.emitter import Emitter
+from fuselane.codegen.types import integer_constant, is_vector, like
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
+
+_SIGNS: Final = {"maximum": "and_", "minimum": "or_"}
+"""How the sign of a zero follows from those of all that it was chosen from."""
+
+_BITS: Final = {PrimitiveType.F32: 32, PrimitiveType.F64: 64}
+_MIN_ELEMENTS: Final = 3
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """What a reduction carries instead of the largest or smallest element so far: that, of zeros
+    any, and what tells the sign.
+
+    Attributes:
+        emitter: Emits in the place where it is reduced.
+        operation: `maximum` or `minimum` of two elements.
+        bits: Of an element.
+    """
+
+    emitter: Emitter
+    operation: HloInstruction
+    bits: int
+
+    @staticmethod
+    def of(emitter: Emitter, reduce: HloInstruction, count: int) -> Extreme | None:
+        """Returns what a reduction of so many elements is to carry; None if just its value."""
+        root = reduce.to_apply.root
+        is_plain = root.opcode in _SIGNS and all(o.opcode == "parameter" for o in root.operands)
+        bits = _BITS.get(root.shape.element_type) if is_plain else None
+        if bits is None or count < _MIN_ELEMENTS or not emitter.place.block.has_equal_zeros:
+            return None
+        return Extreme(emitter, root, bits)
+
+    def begin(self, value: ir.Value) -> list[ir.Value]:
+        """Returns what is carried for one element."""
+        return [value, self._as_integer(value)]
+
+    def join(self, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> list[ir.Value]:
+        """Returns what is carried for all elements of two parts."""
+        pair = [left[0], right[0]]
+        value = self.emitter.apply(self.operation, pair)
+        if isinstance(value, ir.CallInstr) and all(value is not part for part in pair):
+            value.fastmath.add("nsz")
+        signs = [left[1], right[1]]
+        if any(map(is_vector, signs)):
+            signs = [widen(self.emitter.place, part) for part in signs]
+        combine = getattr(self.emitter.builder, _SIGNS[self.operation.opcode])
+        return [value, combine(*signs)]
+
+    def end(self, carried: Sequence[ir.Value]) -> ir.Value:
+        """Returns the largest or smallest element, given what is carried for all.
+
+        Zeros are told by their bits: a denormal may count as zero where floats are compared.
+        """
+        value, signs = carried
+        builder, bits = self.emitter.builder, self._as_integer(value)
+        size = integer_constant(bits.type, 1)
+        is_zero = builder.icmp_signed("==", builder.shl(bits, size), integer_constant(bits.type, 0))
+        if is_vector(signs) and not is_vector(value):
+            value = widen(self.emitter.place, value)
+        sign = builder.and_(signs, integer_constant(signs.type, -1 << (self.bits - 1)))
+        return builder.select(is_zero, builder.bitcast(sign, value.type), value)
+
+    def _as_integer(self, value: ir.Value) -> ir.Value:
+        return self.emitter.builder.bitcast(value, like(value, ir.IntType(self.bits)))

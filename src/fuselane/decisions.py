@@ -59,7 +59,6 @@ class Reason(enum.Enum):
         "This loop, and what comes behind it, was given up after {seconds} s: {detail}.",
     )
     INTERNAL_ERROR = ("internal-error", "Fuselane failed on this loop: {detail}.")
-    DISABLED = ("disabled", "Fuselane is switched off.")
 
     def __init__(self, code: str, template: str) -> None:
         self.code = code

@@ -25,11 +25,12 @@ from fuselane.hlo.shape import Shape
 
 _REORDERABLE: Final = frozenset({"add", "and", "maximum", "minimum", "multiply", "or", "xor"})
 
-_CHOOSING: Final = frozenset({"and", "compare", "maximum", "minimum", "not", "or", "select", "xor"})
+_CHOOSING: Final = frozenset({"and", "compare", "maximum", "minimum", "or", "select", "xor"})
 """Those of which reductions are made that give the same bits however elements are paired, of floats
-too, as maxima and arg-maxima do: nothing is rounded."""
+too, as maxima and arg-maxima do: nothing is rounded. With a constant among them, as in counts of
+neighbours that differ, or where all is negated, the order may well matter."""
 
-_NO_OPERATION: Final = frozenset({"constant", "parameter", "tuple"})
+_NO_OPERATION: Final = frozenset({"parameter", "tuple"})
 
 _LONG_SUM: Final = 4096
 """Floats up to which they are added to one sum. More of several dimensions go through partial sums

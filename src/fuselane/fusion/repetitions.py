@@ -27,7 +27,7 @@ class Computed:
     def __init__(self, works: Works) -> None:
         self.values: list[HloInstruction] = []
         self._works = works
-        self._alike: dict[object, list[HloInstruction]] = {}
+        self._alike: dict[object, HloInstruction] = {}
 
     def find(
         self,
@@ -37,16 +37,15 @@ class Computed:
     ) -> HloInstruction:
         """Returns what computes the same as an instruction would of these operands: what came
         before, or else what is made of the two."""
-        key = (member.opcode, *operands) if operands else self._works.of(member)
-        others = self._alike.get(key)
-        if others is None:
-            others = self._alike[key] = []
-        elif member.opcode != "rng":
-            for other in others:
-                if _do_the_same(other, member, self._works):
-                    return other
-        value = make(member, operands)
-        others.append(value)
+        alike, works = self._alike, self._works
+        key: object = (member.opcode, *operands) if operands else works.of(member)
+        other = alike.get(key)
+        while other is not None:
+            if _do_the_same(other, member, works):
+                return other
+            key = (key,)  # which one more of that opcode and these operands has
+            other = alike.get(key)
+        value = alike[key] = make(member, operands)
         self.values.append(value)
         return value
 
@@ -68,6 +67,8 @@ def itself(member: HloInstruction, operands: list[HloInstruction]) -> HloInstruc
 
 def _do_the_same(one: HloInstruction, other: HloInstruction, works: Works) -> bool:
     """Whether two instructions with equal operands have equal results."""
+    if one.opcode == "rng":
+        return False
     if one.shape is not other.shape and one.shape != other.shape:
         return False
     is_copy = one.is_copy_of(other) and one.called_computations == other.called_computations

@@ -9,9 +9,7 @@ from fuselane.decisions import Reason
 from fuselane.explain.advice.rule import Rule, View
 from fuselane.explain.model import AdviceModel, LoopModel
 
-_NO_ADVICE: Final = frozenset(
-    {Reason.DISABLED, Reason.INTERNAL_ERROR, Reason.NOT_PROFITABLE, Reason.OUT_OF_TIME}
-)
+_NO_ADVICE: Final = frozenset({Reason.INTERNAL_ERROR, Reason.NOT_PROFITABLE, Reason.OUT_OF_TIME})
 _MIN_SHARE: Final = 0.1
 """Of the time of a run: a loop that takes less is not worth changing."""
 

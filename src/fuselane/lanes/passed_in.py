@@ -45,7 +45,6 @@ def pass_in(normal: NormalLoop) -> NormalLoop:
         return normal
     operands = list(normal.operands)
     changed: dict[HloComputation, None] = {region: None}
-    before = len(loop.shape.tuple_shapes)
     for path, constant in found:
         value = region.add(HloInstruction.parameter(len(operands), constant.shape))
         operands.append(constant.clone([]))
@@ -58,8 +57,7 @@ def pass_in(normal: NormalLoop) -> NormalLoop:
     for computation in changed:
         computation.remove_dead_instructions()
         computation.sort()
-    added = len(loop.shape.tuple_shapes) - before
-    indices = (*normal.element_indices, *[-1] * added)
+    indices = (*normal.element_indices, *(-1 for _ in found))
     return replace(normal, operands=tuple(operands), element_indices=indices)
 
 

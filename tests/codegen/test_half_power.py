@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import Final
 
 import jax
@@ -63,13 +64,15 @@ def worst_ulp(exponent: float, element_type: PrimitiveType, x: NumpyArray) -> fl
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("element_type", FLOAT_TYPES, ids=lambda type_: type_.lower)
 def test_errors(exponent: float, element_type: PrimitiveType) -> None:
-    """Half a unit, where nothing comes near the ends of the format; elsewhere that of `power`."""
+    """Half a unit, but for results that are denormal: those are rounded twice."""
     rng = np.random.default_rng(5)
     moderate = np.exp(rng.normal(size=400) * 4).astype(element_type.dtype)
     assert worst_ulp(exponent, element_type, moderate) <= MAX_MODERATE_ULP
     least, most = (-126, 127) if element_type is F32 else (-1022, 1023)
     every = np.ldexp(rng.uniform(1, 2, 400), rng.integers(least, most, 400))
     assert worst_ulp(exponent, element_type, every.astype(element_type.dtype)) <= 1.0
+    denormal = np.ldexp(rng.uniform(0, 1, 400), least).astype(element_type.dtype)
+    assert worst_ulp(exponent, element_type, denormal) <= MAX_MODERATE_ULP
 
 
 @pytest.mark.parametrize("exponent", EXPONENTS)
@@ -95,6 +98,19 @@ def test_scalars_have_the_bits_of_vectors(element_type: PrimitiveType) -> None:
         name = f"{exponent}.{element_type.lower}"
         scalars, vectors = (compiled().run(name, width, x) for width in (0, WIDTH))
         np.testing.assert_array_equal(scalars, vectors)
+
+
+def test_the_bits_of_a_lane_do_not_depend_on_its_neighbours() -> None:
+    """One lane of no moderate size sends the whole vector the rare way."""
+    x = np.exp(np.random.default_rng(7).normal(size=64) * 4)
+    for element_type, exponent in product(FLOAT_TYPES, EXPONENTS):
+        name = f"{exponent}.{element_type.lower}"
+        alone = x.astype(element_type.dtype)
+        beside = alone.copy()
+        beside[::WIDTH] = np.finfo(element_type.dtype).max
+        values = [compiled().run(name, WIDTH, numbers) for numbers in (alone, beside)]
+        others = np.arange(len(x)) % WIDTH != 0
+        np.testing.assert_array_equal(values[0][others], values[1][others])
 
 
 @pytest.mark.parametrize("exponent", [1.0, 0.3, 1.25, 4.5, -4.5, math.nan, math.inf])

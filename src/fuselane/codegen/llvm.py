@@ -422,10 +422,8 @@ def _optimise(module: binding.ModuleRef, machine: binding.TargetMachine, opt_lev
     with _disposing(binding.create_new_module_pass_manager()) as cheap:
         cheap.add_always_inliner_pass()
         if opt_level == 1:
-            cheap.add_sroa_pass()
             cheap.add_instruction_combine_pass()
             cheap.add_simplify_cfg_pass()
-            cheap.add_dead_store_elimination_pass()
         cheap.run(module, builder)
     if opt_level == 1:
         return

@@ -26,12 +26,14 @@ class KernelBuilder(ir.IRBuilder):  # type: ignore[misc]
 
     Attributes:
         contracts: Whether a product and a sum of it may be rounded once, not twice.
+        calls: Whether what several places do with memory may be a function that they call; not
+            where each access is traced back to what it lies in.
         num_instructions: How many there are so far.
     """
 
-    def __init__(self, block: ir.Block, *, contracts: bool = True) -> None:
+    def __init__(self, block: ir.Block, *, contracts: bool = True, calls: bool = True) -> None:
         super().__init__(block)
-        self.contracts = contracts
+        self.contracts, self.calls = contracts, calls
         self.num_instructions = 0
 
     def _insert(self, instruction: ir.Instruction) -> None:

@@ -34,7 +34,7 @@ from fuselane.codegen.dot_shape import Block, DotShape, Run, split
 from fuselane.codegen.dot_sums import emit_sums
 from fuselane.codegen.elemental import emit_elemental
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.function import KernelFunction
+from fuselane.codegen.function import KernelFunction, own_function
 from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.literals import Literal
 from fuselane.codegen.memory import LaneBlock
@@ -315,16 +315,12 @@ class _Dot:
         name = f"fuselane.dot.{hashlib.sha256(repr(kind).encode()).hexdigest()[:16]}"
         function = builder.module.globals.get(name)
         if function is None:
-            signature = ir.FunctionType(ir.VoidType(), [result.pointer.type] * len(arrays))
-            function = KernelFunction(builder.module, signature, name)
+            function = own_function(builder.module, name, [a.pointer.type for a in arrays])
             self._define(function, arrays, block)
         builder.call(function, [array.pointer for array in arrays])
 
     def _define(self, function: KernelFunction, arrays: Sequence[_Addressed], block: Block) -> None:
         """Emits the body of a function that gets the addresses of a result and two operands."""
-        function.linkage = "internal"
-        function.attributes.add("noinline")
-        function.attributes.add("nounwind")
         place = self.emitter.place
         for argument, array in zip(function.args, arrays, strict=True):
             argument.add_attribute("noalias")

@@ -49,6 +49,7 @@ class KernelEntry(Protocol):
         warp: The threads that run tiles side by side, on a GPU.
         contracts: Whether products and sums are contracted, as in code that XLA makes for the same
             processor.
+        calls: Whether what several places do may be a function of its own; see `KernelBuilder`.
     """
 
     function: ir.Function
@@ -60,6 +61,7 @@ class KernelEntry(Protocol):
     num_rows: int
     warp: Warp | None
     contracts: bool
+    calls: bool
 
     def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
         """Returns the row of a tile, i64."""
@@ -119,7 +121,7 @@ class CpuEntry:
         self.max_scratch_bytes = _MAX_SCRATCH_BYTES
         self.num_rows = num_tiles
         self.warp: Warp | None = None
-        self.contracts = True
+        self.contracts, self.calls = True, True
 
     def row(self, builder: ir.IRBuilder, tile: ir.Value) -> ir.Value:
         """Returns the tile's number: each has a row."""

@@ -56,7 +56,7 @@ class Frame:
         self._arrays: dict[ir.Value, Region] = {}
         self._add_regions("input", self.inputs, [i.shape.byte_size for i in program.inputs])
         self._add_regions("output", self.outputs, self._output_sizes())
-        self.builder = KernelBuilder(self._body, contracts=entry.contracts)
+        self.builder = KernelBuilder(self._body, contracts=entry.contracts, calls=entry.calls)
 
     @property
     def regions(self) -> dict[ir.Value, Region]:

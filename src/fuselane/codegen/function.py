@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 from llvmlite import ir
@@ -26,6 +27,21 @@ class KernelFunction(ir.Function):  # type: ignore[misc]
         for block in self.blocks:
             buf.append(f"{block._format_name()}:\n")
             buf += map(_describe, block.instructions)
+
+
+def own_function(module: ir.Module, name: str, argument_types: Sequence[ir.Type]) -> KernelFunction:
+    """Adds a function that works on memory, and that places of the kernel call; its body is empty.
+
+    Args:
+        module: The kernel's.
+        name: Of no other function of it.
+        argument_types: What it is given; it returns nothing.
+    """
+    function = KernelFunction(module, ir.FunctionType(ir.VoidType(), argument_types), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    return function
 
 
 def _describe(instruction: ir.Instruction) -> str:

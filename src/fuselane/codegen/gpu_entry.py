@@ -74,6 +74,7 @@ class GpuEntry:
         self.threads = Threads(builder, num_tiles, layout)
         self.warp: Warp | None = self.threads
         self.contracts = False  # as in XLA:GPU's kernels
+        self.calls = True
         self._has_own_rows = has_own_rows
         self.num_rows = num_tiles if has_own_rows else self.threads.num_warps
 

@@ -134,6 +134,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         define_short_roots(module)
     num_inputs, num_outputs = len(program.inputs), len(program.outputs)
     entry = CpuEntry(module, SYMBOL, num_inputs, num_outputs, num_tiles=plan.num_tiles)
+    entry.calls = not bounds_checks
     frame = emit_kernel(program, plan, entry)
     call_long_functions(module)
     if plan.width == 1:

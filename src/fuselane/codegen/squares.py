@@ -14,6 +14,9 @@ are taken apart after, and put together before, from memory to memory and in a l
 in one go with the rest, LLVM looks for shuffles to join through all of it, which took most of its
 time. Squares of 32 by 32 bytes would be moved by twenty times the code, and few programs have as
 many lanes in a vector.
+
+Programs have many arrays of the same shape, and elements are moved as they are: what moves a square
+is a function of the module, made once for all that are alike.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Final, TypeAlias, final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
+from fuselane.codegen.builder import KernelBuilder
+from fuselane.codegen.function import own_function
 from fuselane.codegen.indexing import I64, Index, continue_block, i64
 from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.memory import (
@@ -48,6 +53,14 @@ _ROW_BYTES: Final = 32
 
 _WORD_BYTES: Final = 4
 """The least that is moved from one place of a register to another."""
+
+_UNSIGNED: Final = {
+    1: PrimitiveType.U8,
+    2: PrimitiveType.U16,
+    4: PrimitiveType.U32,
+    8: PrimitiveType.U64,
+}
+"""What is moved instead of elements of as many bytes."""
 
 _WORD: Final = ir.IntType(8 * _WORD_BYTES)
 
@@ -171,42 +184,99 @@ def turn_in(
         allocate: Gives memory of the kernel's own, for words that are taken apart.
         invariant: Whether nothing writes to the source while the kernel runs.
     """
-    words = _lines_of_words(target, block, allocate)
 
-    def move(group: LaneBlock, lane: Index) -> None:
-        columns = _load_group(builder, source.at(builder, lane, 0), group, invariant=invariant)
-        for number, column in enumerate(columns):
-            store(builder, column, words.address(builder, number, lane), words.element)
+    def emit(builder: ir.IRBuilder, lines: Sequence[Lines], block: LaneBlock) -> None:
+        source, target, *apart = lines
+        words = apart[0] if apart else target
 
-    _for_each_group(builder, block, source.element, move)
-    if words is not target:
-        _take_apart(builder, words, target, block.width)
+        def move(group: LaneBlock, lane: Index) -> None:
+            columns = _load_group(builder, source.at(builder, lane, 0), group, invariant=invariant)
+            for number, column in enumerate(columns):
+                store(builder, column, words.address(builder, number, lane), words.element)
+
+        _for_each_group(builder, block, source.element, move)
+        if apart:
+            _take_apart(builder, words, target, block.width)
+
+    lines = [source, target, *_lines_of_words(target, block, allocate)]
+    _call(builder, "in.invariant" if invariant else "in", lines, block, emit)
 
 
 def turn_out(
     builder: ir.IRBuilder, source: Lines, target: Lines, block: LaneBlock, allocate: Allocate
 ) -> None:
     """Copies back what `turn_in` brought: from a line for each element to one for each lane."""
-    words = _lines_of_words(source, block, allocate)
-    if words is not source:
-        _put_together(builder, source, words, block.width)
 
-    def move(group: LaneBlock, lane: Index) -> None:
-        columns = [
-            load(builder, words.address(builder, number, lane), words.element, group.width)
-            for number in range(_side(source.element))
-        ]
-        _store_group(builder, columns, target.at(builder, lane, 0), group)
+    def emit(builder: ir.IRBuilder, lines: Sequence[Lines], block: LaneBlock) -> None:
+        source, target, *apart = lines
+        words = apart[0] if apart else source
+        if apart:
+            _put_together(builder, source, words, block.width)
 
-    _for_each_group(builder, block, source.element, move)
+        def move(group: LaneBlock, lane: Index) -> None:
+            columns = [
+                load(builder, words.address(builder, number, lane), words.element, group.width)
+                for number in range(_side(source.element))
+            ]
+            _store_group(builder, columns, target.at(builder, lane, 0), group)
+
+        _for_each_group(builder, block, source.element, move)
+
+    lines = [source, target, *_lines_of_words(source, block, allocate)]
+    _call(builder, "out", lines, block, emit)
 
 
-def _lines_of_words(columns: Lines, block: LaneBlock, allocate: Allocate) -> Lines:
-    """Returns memory with a line for each word: that of the columns, where each is an element."""
+def _call(
+    builder: ir.IRBuilder,
+    name: str,
+    lines: Sequence[Lines],
+    block: LaneBlock,
+    emit: Callable[[ir.IRBuilder, Sequence[Lines], LaneBlock], None],
+) -> None:
+    """Calls the function that does for some lines what `emit` does, made for the first of those
+    alike; or emits it here, where accesses are traced back to the memory they lie in.
+
+    Elements are moved as they are, so those of one size are alike.
+    """
+    lines = [replace(line, element=_UNSIGNED[line.element.byte_size]) for line in lines]
+    if not (isinstance(builder, KernelBuilder) and builder.calls):
+        emit(builder, lines, block)
+        return
+    conditions = {
+        field: value
+        for field, value in (("mask", block.mask), ("is_whole", block.is_whole))
+        if value is not None
+    }
+    arguments = [*(line.pointer for line in lines), *conditions.values()]
+    kinds = [*(f"{line.element.lower}x{line.pitch}" for line in lines), *conditions]
+    full_name = ".".join(("fuselane.squares", name, str(block.width), *kinds))
+    function = builder.module.globals.get(full_name)
+    if function is None:
+        function = own_function(builder.module, full_name, [a.type for a in arguments])
+        inner = KernelBuilder(function.append_basic_block("entry"))
+        pointers, given = function.args[: len(lines)], function.args[len(lines) :]
+        lines = [replace(line, pointer=at) for line, at in zip(lines, pointers, strict=True)]
+        for pointer in pointers:
+            pointer.add_attribute("noalias")
+        some_lanes = LaneBlock(
+            width=block.width,
+            offset=i64(0),
+            is_first=ir.Constant(I1, 1),
+            avoids_gathers=block.avoids_gathers,
+            **{"mask": None, **dict(zip(conditions, given, strict=True))},
+        )
+        emit(inner, lines, some_lanes)
+        inner.ret_void()
+    builder.call(function, arguments)
+
+
+def _lines_of_words(columns: Lines, block: LaneBlock, allocate: Allocate) -> list[Lines]:
+    """Returns memory with a line for each word; none where each is an element, as in the columns'
+    own."""
     if _words_of(columns.element) == 1:
-        return columns
+        return []
     pointer = allocate(_WORD, _side(columns.element) * block.width)
-    return Lines(pointer, PrimitiveType.U32, block.width)
+    return [Lines(pointer, PrimitiveType.U32, block.width)]
 
 
 def _take_apart(builder: ir.IRBuilder, words: Lines, columns: Lines, width: int) -> None:

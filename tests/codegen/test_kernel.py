@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -250,6 +251,28 @@ def test_few_squares_are_moved_in_a_loop_as_many_are() -> None:
     """LLVM's time goes by the code: that of three squares a row is as long as that of eight."""
     texts = [compile_loop(long_rows(64, count * 32, "s8")).code.ir for count in (3, 8)]
     assert texts[0].count("shufflevector") == texts[1].count("shufflevector") > 0
+
+
+@pytest.mark.parametrize("lanes", [64, 70])
+def test_arrays_alike_share_what_moves_their_squares(lanes: int) -> None:
+    """Integers and floats are of one size; where accesses are traced, each array has its own."""
+    floats, integers = f"f32[{lanes},48]", f"s32[{lanes},48]"
+    body = f"""
+      y = {floats} add(e0, e0)
+      n = {integers} add(e1, e1)
+      m = {integers} reverse(e2), dimensions={{1}}"""
+    module = counting_loop(body, ["y", "n", "m"], [floats, integers, integers], trip_count=3)
+
+    def step(i: int, x: NumpyArray, n: NumpyArray, m: NumpyArray) -> Sequence[NumpyArray]:
+        return x + x, n + n, m[:, ::-1]
+
+    integer = np.arange(lanes * 48, dtype=np.int32).reshape(lanes, 48)
+    code = check(module, step, 3, some([lanes, 48]), integer, integer[::-1]).code
+    moves = Counter(re.findall(r'(define|call) .*@"fuselane.squares.(in|out)', code.ir))
+    assert moves["define", "in"] == moves["define", "out"] == 1
+    assert moves["call", "in"] == moves["call", "out"] == 3
+    guarded = build(form_program(module), Options(bounds_checks=True), DEVICE).ir
+    assert "fuselane.squares" not in guarded
 
 
 @layouts

@@ -17,6 +17,7 @@ from typing import Any, Final, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import fuselane
@@ -67,7 +68,8 @@ def calibrate() -> MachineCosts:
         raise InputError("FUSELANE=0 switches Fuselane off: there are no kernels to measure.")
     fuselane.disable()
     idle = _measure_call()
-    scales = {name: _scale(probe, idle) for probe in PROBES for name in probe.names}
+    measured = [(probe.names, _scale(probe, idle)) for probe in PROBES]
+    scales = {name: scale for names, scale in measured for name in names}
     usual = MachineCosts()
     changed = {
         name: getattr(usual, name) * (1 / scale if name.endswith("bytes_per_us") else scale)
@@ -87,7 +89,7 @@ def _measure(probe: Probe) -> float:
 
     state = probe.state()
     if probe.is_kernel:
-        state = (state, jnp.zeros(()))
+        state = (state, _full((), 0.0))
         with fuselane.enabled(min_gain=0, threads=1):
             compiled = jax.jit(lambda state: _run_counting(probe, state)).lower(state).compile()
     else:
@@ -108,7 +110,7 @@ def _run_counting(probe: Probe, state: tuple[Any, jax.Array]) -> Any:
 
 def _measure_call() -> float:
     """Returns the time of a call of next to nothing, in microseconds."""
-    state = jnp.zeros(())
+    state = _full((), 0.0)
     compiled = _compile_plainly(lambda x: x + 1, state)
     return _shortest_us(lambda: compiled(state))
 
@@ -169,16 +171,22 @@ def _recurrence(state: Any) -> Any:
     return state
 
 
+def _full(shape: tuple[int, ...], value: float) -> jax.Array:
+    """Returns an array; nothing is compiled for it."""
+    array: jax.Array = jax.device_put(np.full(shape, value, np.float32))
+    return array
+
+
 def _filled(*shape: int) -> Callable[[], jax.Array]:
-    return lambda: jnp.full(shape, 0.7, jnp.float32)
+    return lambda: _full(shape, 0.7)
 
 
 def _rows_and_means() -> tuple[jax.Array, ...]:
-    return jnp.full((64, 1024), 0.7, jnp.float32), jnp.full((64,), 0.5, jnp.float32)
+    return _full((64, 1024), 0.7), _full((64,), 0.5)
 
 
 def _three() -> tuple[jax.Array, ...]:
-    return tuple(jnp.full((64,), value, jnp.float32) for value in (1.0, 1.1, 20.0))
+    return tuple(_full((64,), value) for value in (1.0, 1.1, 20.0))
 
 
 PROBES: Final = (

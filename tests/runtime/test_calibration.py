@@ -48,6 +48,19 @@ def test_times_scale_costs_and_bandwidths_the_other_way(monkeypatch: pytest.Monk
     assert costs.wake_us == usual.wake_us
 
 
+def test_each_probe_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Probe] = []
+
+    def measure(probe: Probe) -> float:
+        seen.append(probe)
+        return 1.0
+
+    monkeypatch.setattr(calibration, "_measure", measure)
+    monkeypatch.setattr(calibration, "_measure_call", lambda: 0.0)
+    calibrate()
+    assert seen == list(PROBES)
+
+
 @pytest.mark.parametrize(("measured", "scale"), [(-5.0, 0.1), (1e12, 10.0)])
 def test_wild_measurements_are_bounded(
     measured: float, scale: float, monkeypatch: pytest.MonkeyPatch

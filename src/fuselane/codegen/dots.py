@@ -37,7 +37,6 @@ from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.function import KernelFunction, own_function
 from fuselane.codegen.indexing import Element, Index, residual_size
 from fuselane.codegen.literals import Literal
-from fuselane.codegen.memory import LaneBlock
 from fuselane.codegen.panels import Panels
 from fuselane.codegen.types import call_intrinsic, constant
 from fuselane.codegen.wide_dots import choose_side, dense_array, emit_wide_dot
@@ -323,17 +322,9 @@ class _Dot:
         """Emits the body of a function that gets the addresses of a result and two operands."""
         place = self.emitter.place
         for argument, array in zip(function.args, arrays, strict=True):
-            argument.add_attribute("noalias")
             function.regions[argument] = Region(name="an array of a dot", num_bytes=array.num_bytes)
         builder = KernelBuilder(function.append_basic_block("entry"))
-        lanes = LaneBlock(
-            width=place.block.width,
-            offset=indexing.i64(0),
-            mask=None,
-            is_first=ir.Constant(ir.IntType(1), 1),
-            avoids_gathers=place.block.avoids_gathers,
-        )
-        place = replace(place, builder=builder, block=lanes)
+        place = replace(place, builder=builder, block=place.block.elsewhere)
         result, left, right = (
             replace(array, pointer=argument)
             for argument, array in zip(function.args, arrays, strict=True)

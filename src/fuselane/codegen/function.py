@@ -35,12 +35,16 @@ def own_function(module: ir.Module, name: str, argument_types: Sequence[ir.Type]
     Args:
         module: The kernel's.
         name: Of no other function of it.
-        argument_types: What it is given; it returns nothing.
+        argument_types: What it is given, addresses of memory that do not overlap among it; it
+            returns nothing.
     """
     function = KernelFunction(module, ir.FunctionType(ir.VoidType(), argument_types), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
+    for argument in function.args:
+        if isinstance(argument.type, ir.PointerType):
+            argument.add_attribute("noalias")
     return function
 
 

@@ -111,6 +111,18 @@ class LaneBlock:
         return replace(self, warp=None)
 
     @property
+    def elsewhere(self) -> LaneBlock:
+        """As many lanes, all of them there, in a function of the kernel's that has no arguments for
+        what tells these apart."""
+        return LaneBlock(
+            width=self.width,
+            offset=i64(0),
+            mask=None,
+            is_first=ir.Constant(I1, 1),
+            avoids_gathers=self.avoids_gathers,
+        )
+
+    @property
     def is_surely_first(self) -> bool:
         """Whether no other block gets to where code is emitted for this one."""
         return isinstance(self.is_first, ir.Constant)

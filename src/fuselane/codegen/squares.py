@@ -256,16 +256,8 @@ def _call(
         inner = KernelBuilder(function.append_basic_block("entry"))
         pointers, given = function.args[: len(lines)], function.args[len(lines) :]
         lines = [replace(line, pointer=at) for line, at in zip(lines, pointers, strict=True)]
-        for pointer in pointers:
-            pointer.add_attribute("noalias")
-        some_lanes = LaneBlock(
-            width=block.width,
-            offset=i64(0),
-            is_first=ir.Constant(I1, 1),
-            avoids_gathers=block.avoids_gathers,
-            **{"mask": None, **dict(zip(conditions, given, strict=True))},
-        )
-        emit(inner, lines, some_lanes)
+        there = dict(zip(conditions, given, strict=True))
+        emit(inner, lines, replace(block.elsewhere, **there))
         inner.ret_void()
     builder.call(function, arguments)
 
@@ -281,7 +273,7 @@ def _lines_of_words(columns: Lines, block: LaneBlock, allocate: Allocate) -> lis
 
 def _take_apart(builder: ir.IRBuilder, words: Lines, columns: Lines, width: int) -> None:
     """Emits a loop over words that stores the elements of each."""
-    element = _in_memory(columns.element)
+    element = columns.element
     count, bits = _words_of(element), 8 * element.byte_size
     narrow = vector_of(ir.IntType(bits), width)
     with counted_loop(builder, 0, _side(element), name="words") as number:
@@ -295,7 +287,7 @@ def _take_apart(builder: ir.IRBuilder, words: Lines, columns: Lines, width: int)
 
 def _put_together(builder: ir.IRBuilder, columns: Lines, words: Lines, width: int) -> None:
     """Emits a loop over words that makes each of its elements."""
-    element = _in_memory(columns.element)
+    element = columns.element
     count, bits = _words_of(element), 8 * element.byte_size
     narrow, wide = vector_of(ir.IntType(bits), width), vector_of(_WORD, width)
     with counted_loop(builder, 0, _side(element), name="words") as number:
@@ -324,11 +316,6 @@ def _group_lanes(block: LaneBlock, element: PrimitiveType) -> int:
 def _side(element: PrimitiveType) -> int:
     """Returns how many words of a lane, and how many lanes, a square has."""
     return _ROW_BYTES // max(element.byte_size, _WORD_BYTES)
-
-
-def _in_memory(element: PrimitiveType) -> PrimitiveType:
-    """Returns the type of what memory holds: bytes where registers hold booleans."""
-    return PrimitiveType.U8 if element is PrimitiveType.PRED else element
 
 
 def _for_each_group(
@@ -380,7 +367,7 @@ def _load_group(
         load_lanes(
             builder,
             source.address(builder, lane, 0),
-            _in_memory(element),
+            element,
             1,
             _row(builder, block, lane, size),
             invariant=invariant,

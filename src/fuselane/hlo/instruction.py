@@ -12,7 +12,7 @@ from fuselane import budget
 from fuselane.errors import VerificationError
 from fuselane.hlo.literal import literal_to_numpy, numpy_to_literal
 from fuselane.hlo.proto import HloInstructionProto, Message
-from fuselane.hlo.shape import Shape
+from fuselane.hlo.shape import PrimitiveType, Shape
 
 if TYPE_CHECKING:
     from fuselane.hlo.computation import HloComputation
@@ -159,10 +159,11 @@ class HloInstruction:
     @classmethod
     def parameter(cls, number: int, shape: Shape, name: str = "") -> HloInstruction:
         """Returns a new parameter that is in no computation yet; "param_0" is the first's name."""
-        name = name or f"param_{number}"
-        parameter = cls(_PLAIN, next(_detached_ids), name, "parameter", shape)
+        parameter = cls.copy_with(_PARAMETER, [])
+        parameter.id = next(_detached_ids)
+        parameter.name = name or f"param_{number}"
+        parameter.shape = shape
         parameter.parameter_number = number
-        parameter._is_shared = True
         return parameter
 
     def clone(
@@ -601,3 +602,7 @@ def _without(
 ) -> tuple[HloInstruction, ...]:
     """Returns them but for one."""
     return tuple(instruction for instruction in instructions if instruction is not gone)
+
+
+_PARAMETER: Final = HloInstruction(_PLAIN, 0, "", "parameter", Shape(PrimitiveType.TOKEN))
+"""What new parameters are copies of."""

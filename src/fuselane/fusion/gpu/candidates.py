@@ -124,6 +124,8 @@ class Candidate:
     @cached_property
     def loop_shape(self) -> Shape:
         """What the kernel's loop runs over: what a hero of its own emitter reads, or the result."""
+        if not self.may_have_heroes:
+            return self.hero.shape
         is_tiled = self.reduction is not None or self.transposition is not None
         return self.hero.operands[0].shape if is_tiled else self.hero.shape
 
@@ -164,7 +166,8 @@ class Candidate:
     @property
     def is_input_fusible(self) -> bool:
         """Whether it can end a kernel that is built around a hero."""
-        if not (self.is_reduction or self.is_scatter or self.is_transpose):
+        has_hero = self.may_have_heroes and (self.is_reduction or self.is_transpose)
+        if not has_hero and not self.is_scatter:
             return False
         return is_fusible(self.instruction) and not self.is_custom
 

@@ -51,6 +51,7 @@ def compute_cost(instruction: HloInstruction) -> KernelCost:
             for index in range(len(instruction.operands))
         ]
     cost = KernelCost(to_f32(_flops(instruction)), _bytes_written(instruction), operands)
+    cost.flop_bits, cost.member_size = int(cost.flops), 1
     cost.branches = int(instruction.opcode in RECOMPUTED_INDICES)
     return cost
 
@@ -106,15 +107,20 @@ def fuse_cost(
         is_update = consumer.opcode == "dynamic-update-slice"
         _add(cost, consumer, Operand(0, _RESULT), inputs, is_update=is_update)
         _count(cost, places, places)
-    value = places.pop(producer, None) or Operand()
+        cost.reads_evenly = consumer.opcode in ELEMENTWISE
+    value = places.pop(producer, None)
+    if value is not None and not is_returned and _take_evenly(cost, of, producer, value, places):
+        return cost, places
+    cost.reads_evenly = False
+    value = Operand() if value is None else value.copy()
     if is_returned:
         value.roots |= _RESULT
         cost.bytes_written += producer.shape.byte_size
         if not consumer.shape.is_tuple:
             cost.member_size += 1
-    for operand in producer.operands:
-        if operand not in places:
-            places[operand] = Operand()
+    for operand in dict.fromkeys(producer.operands):
+        read = places.get(operand)
+        places[operand] = Operand() if read is None else read.copy()
     inputs = [places[operand] for operand in producer.operands]
     if producer.opcode != "fusion":
         _add(cost, producer, value, inputs)
@@ -128,6 +134,30 @@ def fuse_cost(
             _walk(cost, _members(body), inside)
     _count(cost, places, producer.operands)
     return cost, places
+
+
+def _take_evenly(
+    cost: KernelCost,
+    of: KernelCost,
+    producer: HloInstruction,
+    value: Operand,
+    places: dict[HloInstruction, Operand],
+) -> bool:
+    """As the rest of `fuse_cost` where the fusion and what it takes in read evenly: all that is
+    read is read as the producer's value was. Returns whether it is so; if not, nothing has changed.
+    """
+    operands, shape = producer.operands, producer.shape
+    if of.is_fusion:
+        is_even = of.reads_evenly and not producer.to_apply.ends_in(_MAY_UPDATE)
+        reads = of.operands
+    else:
+        is_even = producer.opcode in ELEMENTWISE and all(o.shape is shape for o in operands)
+        reads = [value] * len(operands)
+    if not (is_even and cost.take_evenly(of)):
+        return False
+    for operand, read in zip(operands, reads, strict=True):
+        places.setdefault(operand, read)
+    return True
 
 
 _RESULT: Final[Roots] = frozenset((0,))

@@ -8,8 +8,9 @@ Source: xla/service/gpu/model/gpu_performance_model_base.cc of 2026.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 from fuselane.fusion.gpu.kernel_cost import round_half_up, to_f32
 from fuselane.gpu import GpuDescription
@@ -27,6 +28,22 @@ _TRANSACTION_BYTES: Final = 64
 _BYTES_PER_CLOCK: Final = 32
 
 
+_Asked = TypeVar("_Asked", bound=Hashable)
+
+
+@final
+class Ticks(dict[_Asked, int]):
+    """A table of durations that grows as it is asked."""
+
+    def __init__(self, compute: Callable[[_Asked], int]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, asked: _Asked) -> int:
+        ticks = self[asked] = self._compute(asked)
+        return ticks
+
+
 @final
 class Memory:
     """A GPU's memory and caches; what was asked is remembered."""
@@ -35,17 +52,13 @@ class Memory:
         self._gpu = gpu
         self._bandwidth = to_f32(gpu.memory_bytes_per_s)
         self._block_bandwidth = to_f32(to_f32(to_f32(gpu.clock_ghz) * 1e9) * _BYTES_PER_CLOCK)
-        self._reads: dict[tuple[int, int, int, int], int] = {}
-        self._writes: dict[int, int] = {}
-        self._again: dict[tuple[int, float, float, int], int] = {}
+        self._reads = Ticks(self._compute_read_ticks)
+        self._writes = Ticks(self._compute_write_ticks)
+        self._again = Ticks(self._compute_read_again_ticks)
 
     def write_ticks(self, num_bytes: int) -> int:
         """Returns the time to write so many bytes."""
-        ticks = self._writes.get(num_bytes)
-        if ticks is None:
-            ticks = _ticks_of_s(to_f32(to_f32(num_bytes) / self._bandwidth))
-            self._writes[num_bytes] = ticks
-        return ticks
+        return self._writes[num_bytes]
 
     def read_ticks(self, size: int, element: int, total: int, blocks: int) -> int:
         """Returns the time to read an array.
@@ -57,11 +70,7 @@ class Memory:
             total: How many bytes are read, repetitions included.
             blocks: Of threads that read it.
         """
-        key = (size, element, total, blocks)
-        ticks = self._reads.get(key)
-        if ticks is None:
-            ticks = self._reads[key] = self._compute_read_ticks(*key)
-        return ticks
+        return self._reads[size, element, total, blocks]
 
     def cached_read_ticks(self, net: int, total: int, blocks: int) -> int:
         """Returns the time to read `total` bytes of which `net` are different ones, all at the rate
@@ -80,13 +89,7 @@ class Memory:
             share: How much of that.
             blocks: Of threads that read it.
         """
-        key = (num_bytes, utilization, share, blocks)
-        ticks = self._again.get(key)
-        if ticks is None:
-            net = round_half_up(to_f32(num_bytes / max(utilization, 1.0)))
-            total = round_half_up(to_f32(num_bytes * share))
-            ticks = self._again[key] = self.cached_read_ticks(net, total, blocks)
-        return ticks
+        return self._again[num_bytes, utilization, share, blocks]
 
     def _cached(self, net: int) -> float:
         """Returns the bytes per second of the memory that so many stay in."""
@@ -97,7 +100,17 @@ class Memory:
                 bandwidth = to_f32(bandwidth * _L1_SPEEDUP)
         return bandwidth
 
-    def _compute_read_ticks(self, size: int, element: int, total: int, blocks: int) -> int:
+    def _compute_write_ticks(self, num_bytes: int) -> int:
+        return _ticks_of_s(to_f32(to_f32(num_bytes) / self._bandwidth))
+
+    def _compute_read_again_ticks(self, asked: tuple[int, float, float, int]) -> int:
+        num_bytes, utilization, share, blocks = asked
+        net = round_half_up(to_f32(num_bytes / max(utilization, 1.0)))
+        total = round_half_up(to_f32(num_bytes * share))
+        return self.cached_read_ticks(net, total, blocks)
+
+    def _compute_read_ticks(self, asked: tuple[int, int, int, int]) -> int:
+        size, element, total, blocks = asked
         gpu = self._gpu
         net = min(size, total)
         share = element / _TRANSACTION_BYTES if element else 1.0
@@ -119,14 +132,14 @@ def compute_ticks(flops: float, flops_per_ns: int) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def _hidden(ticks: int) -> int:
+def hidden(ticks: int) -> int:
     """Returns how much of the shorter of computation and memory runs beside the other."""
     return _scale(ticks, _OVERLAP)
 
 
 def overlap(computing: int, memory: int) -> int:
     """Returns the time of a kernel that computes and moves bytes for so long."""
-    return computing + memory - _hidden(computing if computing < memory else memory)
+    return computing + memory - hidden(computing if computing < memory else memory)
 
 
 def _ticks_of_s(seconds: float) -> int:

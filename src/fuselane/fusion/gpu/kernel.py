@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, final
 
 from fuselane.fusion.decision import FusionDecision
+from fuselane.fusion.gpu.durations import Ticks
 from fuselane.fusion.gpu.kernel_cost import KernelCost
 from fuselane.fusion.gpu.plans import SHAPING, Plan, Running
 from fuselane.fusion.gpu.region import Opcodes
@@ -40,6 +41,7 @@ class Even(NamedTuple):
         whole: Ticks to read all operands.
         each: Ticks to read one of them.
         running: What its time depends on.
+        computing: How long so many operations take it.
     """
 
     operands: frozenset[HloInstruction]
@@ -49,9 +51,10 @@ class Even(NamedTuple):
     whole: int
     each: int
     running: Running
+    computing: Ticks[float]
 
 
-UNEVEN: Final = Even(frozenset(), 0, 0, 0, 0, 0, Running(0, 0, 0, True, 0))
+UNEVEN: Final = Even(frozenset(), 0, 0, 0, 0, 0, Running(0, 0, 0, True, 0), Ticks(int))
 
 
 @final

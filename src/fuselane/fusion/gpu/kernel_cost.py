@@ -37,6 +37,10 @@ class Operand:
     bytes_read: int = 0
     emissions: int = 1
 
+    def copy(self) -> Operand:
+        """Returns one that may be changed where kernels share this one."""
+        return Operand(self.value, self.roots, self.utilization, self.bytes_read, self.emissions)
+
 
 @final
 @dataclass(slots=True)
@@ -108,6 +112,9 @@ class KernelCost:
     def settle(self, operands: list[Operand]) -> None:
         """Takes a fusion's operands, in order."""
         self.operands = operands
+        if self.reads_evenly:
+            self.code_size = self.member_size + len(operands)
+            return
         self.copies, self.reads_evenly = 1, True
         size, roots, times = self.member_size, NO_ROOTS, 0
         for operand in operands:
@@ -169,6 +176,24 @@ class KernelCost:
                 operand.roots = operand.roots | roots if operand.roots else roots
             if theirs.value >= 0:
                 (operand.value,) = roots_of[theirs.value]
+        return True
+
+    def take_evenly(self, of: KernelCost) -> bool:
+        """As `take`, of a fusion or what is elementwise, where both read evenly."""
+        bits = self.flop_bits | of.flop_bits
+        flops = self.flops + of.flops
+        if (
+            not self.reads_evenly
+            or len(of.utilization) > 1
+            or self.utilization[self.result] != 1.0
+            or self.has_fractions
+            or of.has_fractions
+            or flops > _unit(bits) * EXACT_IN_F32
+        ):
+            return False
+        self.flops, self.flop_bits = flops, bits
+        self.member_size += of.member_size
+        self.branches += of.branches
         return True
 
     def common(self, left: Operand, right: Operand) -> float:

@@ -11,10 +11,11 @@ Source: xla/service/gpu/model/gpu_performance_model.cc of 2026.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import final
 
 from fuselane.fusion.gpu.costs import compute_cost, remember_cost
-from fuselane.fusion.gpu.durations import Memory, compute_ticks, overlap
+from fuselane.fusion.gpu.durations import Memory, Ticks, compute_ticks, hidden, overlap
 from fuselane.fusion.gpu.kernel import (
     UNEVEN,
     Even,
@@ -47,6 +48,9 @@ class PerformanceModel:
         self.gpu = gpu
         self._kernels: dict[HloInstruction, Kernel] = {}
         self.memory = Memory(gpu)
+        self._computing: dict[int, Ticks[float]] = {}
+        """How long so many operations take, by how many a kernel does in a nanosecond."""
+        self._hidden = Ticks(hidden)
         self._loops: dict[tuple[int, int], Plan] = {}
         """How kernels are made in which nothing but the size of their result decides, by that."""
 
@@ -114,7 +118,8 @@ class PerformanceModel:
 
     def kernels(self, instructions: Iterable[HloInstruction]) -> list[Kernel]:
         """Returns what is known of each of some instructions."""
-        return [*map(self.kernel, instructions)]
+        known = self._kernels
+        return [known.get(i) or self.kernel(i) for i in instructions]
 
     def opcodes(self, instruction: HloInstruction) -> Opcodes:
         """Returns the opcodes of what an instruction computes."""
@@ -227,12 +232,13 @@ class PerformanceModel:
         element of their result the same one of each. Where both do, the producer's are read as the
         user's are, once, and the rest of `fused_ticks` is the same for all of a user's operands.
         """
-        producer, total_won = of.instruction, 0
-        operands_of, flops_of, _, _, whole_of, each_of, running_of = of.even or self._even(of)
+        producer, total_won, hidden_ticks = of.instruction, 0, self._hidden
+        operands_of, flops_of, _, _, whole_of, each_of, running_of, _ = of.even or self._even(of)
         for into in users:
             won = into.won.get(producer)
             if won is None:
-                operands, flops, total, others, _, _, running = into.even or self._even(into)
+                even = into.even or self._even(into)
+                operands, flops, total, others, _, _, running, computing_ticks = even
                 if operands and operands_of:
                     whole, each = whole_of, each_of
                     if running is not running_of:
@@ -242,8 +248,9 @@ class PerformanceModel:
                     memory = others + whole
                     if not operands.isdisjoint(operands_of):
                         memory -= len(operands & operands_of) * each
-                    computing = compute_ticks(flops + flops_of, running.flops_per_ns)
-                    ticks = overlap(computing, memory)
+                    computing = computing_ticks[flops + flops_of]
+                    ticks = computing + memory
+                    ticks -= hidden_ticks[computing if computing < memory else memory]
                 else:
                     total = (into.time or self.time_of(into)).total
                     ticks = self.fused_ticks(of, into, self.plan_of(into, of))
@@ -277,8 +284,12 @@ class PerformanceModel:
         kernel.time = KernelTime(flops, write, total)
         kernel.even = UNEVEN
         if is_even:
-            others = memory - each + write
-            kernel.even = Even(distinct, flops, total, others, memory, each, running)
+            others, speed = memory - each + write, running.flops_per_ns
+            computing = self._computing.get(speed)
+            if computing is None:
+                computing = Ticks(partial(compute_ticks, flops_per_ns=speed))
+                self._computing[speed] = computing
+            kernel.even = Even(distinct, flops, total, others, memory, each, running, computing)
 
     def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""

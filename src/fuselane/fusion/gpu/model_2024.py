@@ -67,12 +67,17 @@ def _reading(
     reads, places = model.cost_of(of).operands, places_in(of)
     common = {place: used for place, _, used in shared_operands(of, into)}
     again = model.memory.read_again_ticks
-    ticks = 0
+    ticks = taken = 0
+    before: tuple[int, float, float] | None = None
     for operand in of.instruction.operands:
         place = places[operand]
         read = reads[place]
         left = share - common[place] if place in common else share
-        ticks += again(read.bytes_read, read.utilization, left, running.blocks)
+        if left:
+            asked = read.bytes_read, read.utilization, left
+            if asked != before:  # most are alike
+                before, taken = asked, again(*asked, running.blocks)
+            ticks += taken
     return ticks
 
 

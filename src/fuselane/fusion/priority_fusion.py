@@ -171,7 +171,7 @@ class _Queue:
         """Whether a producer can be fused into users of it, but for bitcasts, of which one is none.
         If these are all of its users, a refusal is noted."""
         producer, is_read = of.instruction, False
-        if of.is_light and all(map(_is_light, users)) and not producer.is_root:
+        if of.is_light and all(map(_is_open, users)) and not producer.is_root:
             return True
         for into in users:
             if is_free_bitcast(into.instruction):
@@ -196,10 +196,13 @@ class _Queue:
         return is_read
 
     def _weigh(self, kernel: Kernel) -> None:
-        """Finds out whether a kernel is light."""
-        kernel.is_light = kernel.is_plain and self.rules.is_light(
-            kernel.width, self.model.cost_of(kernel)
-        )
+        """Finds out whether a kernel is light, or open to such."""
+        model, rules = self.model, self.rules
+        if rules.is_light(kernel.width, model.cost_of(kernel)):
+            kernel.is_light = kernel.is_plain
+            kernel.is_open = kernel.is_plain or rules.takes_plain(
+                kernel.instruction, kernel.opcodes, model.demands_of(kernel)
+            )
 
     def _refusal(self, of: Kernel, into: Kernel) -> FusionDecision | None:
         """Returns why a producer cannot be fused into a user, if so."""
@@ -305,7 +308,7 @@ class _Queue:
         return grown
 
 
-_is_light: Final = attrgetter("is_light")
+_is_open: Final = attrgetter("is_open")
 
 
 def _lose(user: Kernel, lost: dict[HloInstruction, int]) -> None:

@@ -107,7 +107,6 @@ def fuse_cost(
         is_update = consumer.opcode == "dynamic-update-slice"
         _add(cost, consumer, Operand(0, _RESULT), inputs, is_update=is_update)
         _count(cost, places, places)
-        cost.reads_evenly = consumer.opcode in ELEMENTWISE
     value = places.pop(producer, None)
     if value is not None and not is_returned and _take_evenly(cost, of, producer, value, places):
         return cost, places
@@ -143,10 +142,14 @@ def _take_evenly(
     value: Operand,
     places: dict[HloInstruction, Operand],
 ) -> bool:
-    """As the rest of `fuse_cost` where the fusion and what it takes in read evenly: all that is
-    read is read as the producer's value was. Returns whether it is so; if not, nothing has changed.
+    """As the rest of `fuse_cost` where all that the producer reads is read as its value was, element
+    by element from the fusion's result. Returns whether it is so; if not, nothing has changed.
     """
-    operands, shape = producer.operands, producer.shape
+    operands, shape, roots = producer.operands, producer.shape, value.roots
+    if len(roots) > 1 or cost.result not in roots:
+        return False
+    if not cost.reads_evenly and any(o in places and places[o].roots != roots for o in operands):
+        return False
     if of.is_fusion:
         is_even = of.reads_evenly and not producer.to_apply.ends_in(_MAY_UPDATE)
         reads = of.operands

@@ -77,6 +77,8 @@ class Kernel:
         is_plain: See `rules.is_plain`.
         is_light: Whether nothing but the gain speaks against fusing it and another such kernel, as
             far as somebody found that out.
+        is_open: Whether nothing but the gain speaks against computing a light kernel in it, by the
+            same.
         width: Operands, repetitions included, and arrays among the results.
         cost: What it computes, reads and writes; this and all below is None until asked for.
         demands: What its reductions and transposes ask for.
@@ -97,6 +99,7 @@ class Kernel:
         "even",
         "instruction",
         "is_light",
+        "is_open",
         "is_plain",
         "is_shaping",
         "opcodes",
@@ -115,7 +118,7 @@ class Kernel:
         self.opcodes = opcodes
         self.is_shaping = not opcodes.isdisjoint(SHAPING)
         self.is_plain = is_plain(instruction, opcodes)
-        self.is_light = False
+        self.is_light = self.is_open = False
         self.cost: KernelCost | None = None
         self.demands: Demands | None = None
         self.plan: Plan | None = None

@@ -179,12 +179,13 @@ class KernelCost:
         return True
 
     def take_evenly(self, of: KernelCost) -> bool:
-        """As `take`, of a fusion or what is elementwise, where both read evenly."""
+        """As `take`, of a fusion or what is elementwise, that reads evenly and whose result is read
+        element by element from this fusion's."""
         bits = self.flop_bits | of.flop_bits
         flops = self.flops + of.flops
         if (
-            not self.reads_evenly
-            or len(of.utilization) > 1
+            len(of.utilization) > 1
+            or self.emissions[self.result] != 1
             or self.utilization[self.result] != 1.0
             or self.has_fractions
             or of.has_fractions

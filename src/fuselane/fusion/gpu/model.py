@@ -203,7 +203,8 @@ class PerformanceModel:
         operands, operands_of = cost.operands, of.instruction.operands
         place = places[of.instruction]
         share = operands[place].utilization
-        total, ticks, _ = self._reading(into, running)
+        reading = into.readings.get((running.reading, None)) or self._reading(into, running)
+        total, ticks, _ = reading
         reading = of.readings.get((running.reading, share)) or self._reading(of, running, share)
         total_of, ticks_of, num_bytes_of = reading
         memory = total - ticks[place] + total_of + write

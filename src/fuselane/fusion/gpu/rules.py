@@ -34,7 +34,8 @@ _FUSIBLE: Final = ELEMENTWISE | opcodes(
 _SHARING: Final = frozenset({"reduce", "transpose"})
 """Opcodes that may take shared memory."""
 
-_GUARDED: Final = _SHARING | {"dynamic-update-slice", "scatter"}
+_UPDATING: Final = frozenset({"dynamic-update-slice", "scatter"})
+_GUARDED: Final = _SHARING | _UPDATING
 
 _SIGNIFICANT_RATIO: Final = 16
 _FEW_COPIES: Final = 16
@@ -157,6 +158,16 @@ class GpuRules:
             or self._check_demands(*demands)
             or self.check_size(producer, consumer, *costs, consumer.operands.index(producer))
             or (None if IN_PLACE.isdisjoint(opcodes) else check_in_place(producer, consumer))
+        )
+
+    def takes_plain(self, consumer: HloInstruction, opcodes: Opcodes, demands: Demands) -> bool:
+        """Whether nothing but the size of kernels speaks against computing a plain instruction in a
+        consumer, which computes these opcodes and asks for that."""
+        return (
+            opcodes.isdisjoint(_UPDATING)
+            and consumer.opcode != "bitcast"
+            and is_fusible_on_gpu(consumer)
+            and self._check_demands(NO_DEMANDS, demands) is None
         )
 
     def is_light(self, width: int, cost: KernelCost) -> bool:

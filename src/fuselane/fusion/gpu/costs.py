@@ -142,9 +142,8 @@ def _take_evenly(
     value: Operand,
     places: dict[HloInstruction, Operand],
 ) -> bool:
-    """As the rest of `fuse_cost` where all that the producer reads is read as its value was, element
-    by element from the fusion's result. Returns whether it is so; if not, nothing has changed.
-    """
+    """As the rest of `fuse_cost` where what the producer reads is read as its value is: element by
+    element from the fusion's result. Returns whether it is; if not, nothing has changed."""
     operands, shape, roots = producer.operands, producer.shape, value.roots
     if len(roots) > 1 or cost.result not in roots:
         return False

@@ -111,6 +111,15 @@ def test_chain_becomes_one_kernel() -> None:
     assert all(gain > 0 for gain in gains)
 
 
+def test_results_that_hold_nothing() -> None:
+    """An empty tuple, which has no first array, costs nothing and is asked nothing."""
+    module = parse("""x = f32[1024] parameter(0) y = f32[1024] sine(x) z = f32[1024] negate(y)
+    e = () tuple() ROOT t = (f32[1024], ()) tuple(z, e)""")
+    run(module)
+    (fusion,) = (i for i in module.entry.instructions if i.opcode == "fusion")
+    assert len(fusion.to_apply.instructions) == 3
+
+
 def test_expensive_work_is_not_repeated() -> None:
     """A long computation read by two kernels is done once; a short one twice."""
     for opcode, count, num_kernels in (("add", 1, 2), ("power", 30, 3)):

@@ -198,11 +198,11 @@ class _Queue:
     def _weigh(self, kernel: Kernel) -> None:
         """Finds out whether a kernel is light, or open to such."""
         model, rules = self.model, self.rules
-        if rules.is_light(kernel.width, model.cost_of(kernel)):
-            kernel.is_light = kernel.is_plain
-            kernel.is_open = kernel.is_plain or rules.takes_plain(
-                kernel.instruction, kernel.opcodes, model.demands_of(kernel)
-            )
+        takes_plain = kernel.is_plain or rules.takes_plain(
+            kernel.instruction, kernel.opcodes, model.demands_of(kernel)
+        )
+        if takes_plain and rules.is_light(kernel.width, model.cost_of(kernel)):
+            kernel.is_open, kernel.is_light = True, kernel.is_plain
 
     def _refusal(self, of: Kernel, into: Kernel) -> FusionDecision | None:
         """Returns why a producer cannot be fused into a user, if so."""

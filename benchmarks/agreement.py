@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         try:
             found = list(compare_program(program, options.target, options.dumps))
-        except (FuselaneError, OSError, ValueError) as error:
+        except (FuselaneError, ImportError, OSError, ValueError) as error:
             print(f"{program.name:36} {error}", flush=True)
             continue
         for result in found:

@@ -60,6 +60,31 @@ def test_fusions(
     assert [step.decision.reason for step in log] == ([reason] if reason else [])
 
 
+@pytest.mark.parametrize(("num", "fusions"), [(2, 1), (4, 0), (40, 0)])
+def test_loops_that_repeat_each_other(num: int, fusions: int) -> None:
+    """Two reductions, of which one reads the other in each step, are one kernel; four would take
+    thousands of times their work, and forty more than f32 can count."""
+    chain = " ".join(
+        f"b{i} = f32[64,64] broadcast(r{i}), dimensions={{1}}"
+        f" r{i + 1} = f32[64] reduce(b{i}, z), dimensions={{1}}, to_apply=sum"
+        for i in range(num)
+    )
+    text = f"""HloModule m
+    sum {{ d = f32[] parameter(0) e = f32[] parameter(1) ROOT g = f32[] add(d, e) }}
+    f {{ r0 = f32[64] parameter(0) z = f32[] constant(0) {chain}
+      ROOT s = f32[64] sine(r{num}) }}
+    ENTRY main {{ x = f32[64] parameter(0) ROOT f = f32[64] fusion(x), kind=kLoop, calls=f }}"""
+    module, log = module_of(text), FusionLog()
+    make_legal(module, log)
+    verify(module)
+    assert sum(i.opcode == "fusion" for i in module.entry.instructions) == fusions
+    assert sum(i.opcode == "reduce" for i in module.entry.instructions) == (not fusions) * num
+    for step in log:
+        assert step.decision.reason is BoundaryReason.DUPLICATION
+        assert step.decision.numbers["ratio"] > step.decision.numbers["limit"]
+    assert len(log) == (not fusions)
+
+
 ON_GPU = """HloModule m
 lt {{ a = f32[] parameter(0) b = f32[] parameter(1) ROOT c = pred[] compare(a, b), direction=LT }}
 sum {{ d = f32[] parameter(0) e = f32[] parameter(1) ROOT g = f32[] add(d, e) }}

@@ -3,13 +3,14 @@
 A loop over the elements of the result computes what it holds element by element; several results
 have to be of one shape. A product ends a kernel of its own, or one that adds to it. What is not of
 this form is taken apart: several results of different shapes into a kernel each, all else into
-single instructions.
+single instructions; so is what would repeat its work without end.
 
 Found by trying: XLA does not refuse what it can't compile here, but fails or crashes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
@@ -19,6 +20,7 @@ from fuselane.fusion.cpu_rules import can_be_output_fused
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, refuse
 from fuselane.fusion.dissolve import inline, is_dissolvable
 from fuselane.fusion.fuse import LOOP, OUTPUT
+from fuselane.fusion.gpu.costs import compute_cost
 from fuselane.fusion.opcodes import ELEMENTWISE, opcodes
 from fuselane.fusion.rules import describe, reason_of
 from fuselane.fusion.traversal import sequential_computations
@@ -35,6 +37,11 @@ _IN_LOOPS: Final = ELEMENTWISE | opcodes(
     "gather get-tuple-element iota map pad parameter reduce reduce-window reshape reverse slice "
     "transpose tuple"
 )
+
+_FREE: Final = frozenset({"constant", "get-tuple-element", "parameter", "tuple"})
+_LOOPS: Final = frozenset({"reduce", "reduce-window"})
+_MOST_REPETITIONS: Final = 1000
+"""XLA's own fusions repeat some ten steps at most."""
 
 
 @final
@@ -93,7 +100,33 @@ def _judge(fusion: HloInstruction) -> str | Illegal:
     decision = check_fusion(fusion)
     if decision is not None:
         return Illegal(decision, in_parts=_is_all_loops(fusion))
+    decision = check_repetitions(fusion)
+    if decision is not None:
+        return Illegal(decision, in_parts=False)
     return OUTPUT if _is_output_fusion(fusion) else LOOP
+
+
+def check_repetitions(fusion: HloInstruction) -> FusionDecision | None:
+    """Returns how often a fusion computes again what loops in it ask for, if that is out of all
+    proportion: a chain of reductions, each of which reads all of the one before, takes the product
+    of their steps, which may be years."""
+    members = [i for i in fusion.to_apply.instructions if i.opcode not in _FREE]
+    if sum(member.opcode in _LOOPS for member in members) < 2:
+        return None
+    once = sum(compute_cost(member).flops for member in members)
+    try:
+        ratio = compute_cost(fusion).flops / max(once, 1.0)
+    except OverflowError:  # more than f32 holds
+        ratio = math.inf
+    if ratio <= _MOST_REPETITIONS:
+        return None
+    return refuse(
+        BoundaryReason.DUPLICATION,
+        f"`{fusion.name}` would take {ratio:.2g} times the operations of all it computes, as loops"
+        " in it repeat others.",
+        ratio=ratio,
+        limit=_MOST_REPETITIONS,
+    )
 
 
 def check_fusion(fusion: HloInstruction) -> FusionDecision | None:

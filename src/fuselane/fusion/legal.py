@@ -141,6 +141,9 @@ def check_fusion(fusion: HloInstruction) -> FusionDecision | None:
             continue
         return _refuse(member, f"holds {describe(member)},")
     if body.root.opcode == "tuple":
+        for result in body.root.operands:
+            if result.shape.is_tuple:
+                return _refuse(result, f"returns {describe(result)}, which makes several arrays,")
         dimensions = [root.shape.dimensions for root in body.root.operands]
         if len(set(dimensions)) > 1:
             sizes = " and ".join(str(list(sizes)) for sizes in dict.fromkeys(dimensions))

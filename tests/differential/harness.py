@@ -25,9 +25,9 @@ from jax import lax
 import fuselane
 from fuselane import api
 from fuselane.decisions import LoopDecision
+from fuselane.fuzz.run import quick_options
 from tests.differential.comparison import EXACT, Tolerance, assert_same_results
 from tests.differential.values import NumpyArray
-from tests.hlo.xla import QUICKLY
 
 Program = Callable[..., Any]
 
@@ -73,7 +73,7 @@ def _assert_as_xla(
     lowered: jax.stages.Lowered, arguments: tuple[Any, ...], actual: Any, tolerance: Tolerance
 ) -> None:
     """Fails unless plain XLA gives the same results, if not without optimisation, then with it."""
-    quickly = QUICKLY if jax.default_backend() == "cpu" else {}
+    quickly = quick_options() if jax.default_backend() == "cpu" else {}
     unoptimised = compile_and_run(lowered, *arguments, compiler_options=quickly)
     try:
         assert_same_results(unoptimised, actual, tolerance)

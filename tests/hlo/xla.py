@@ -9,18 +9,13 @@ import jax
 import numpy as np
 from jaxlib import _hlo, _jax, xla_client  # type: ignore[attr-defined]
 
+from fuselane.fuzz.run import XLA_OPTIONS, quick_options
 from fuselane.hlo import HloModule
 
 Array = np.ndarray[Any, Any]
 
-UNOPTIMISED: Final[dict[str, Any]] = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+UNOPTIMISED: Final = XLA_OPTIONS
 """LLVM is told not to optimise XLA's kernels; HLO is optimised as ever, and alike."""
-
-QUICKLY: Final[dict[str, Any]] = {**UNOPTIMISED, "xla_cpu_use_fusion_emitters": False}
-"""Nor is MLIR used for their code, which takes a third of the time."""
 
 
 def parse(text: str) -> bytes:
@@ -66,13 +61,14 @@ def run_module(data: bytes, *inputs: Array) -> list[Array]:
     return load(module.to_bytes())(*inputs)
 
 
-def load(data: bytes, options: Mapping[str, Any] = QUICKLY) -> Callable[..., list[Array]]:
+def load(data: bytes, options: Mapping[str, Any] | None = None) -> Callable[..., list[Array]]:
     """Compiles a module without fusions with XLA, as JAX would; returns what runs it."""
     text = _jax.mlir.xla_computation_to_mlir_module(_hlo.XlaComputation(data))
     device = jax.devices("cpu")[0]
     client: Any = device.client
     devices = xla_client.DeviceList((device,))
     compile_options = xla_client.CompileOptions()
+    options = quick_options() if options is None else options
     compile_options.env_option_overrides = list(options.items())
     executable = client.compile_and_load(text, devices, compile_options)
 

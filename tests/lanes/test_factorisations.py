@@ -14,10 +14,10 @@ from jax import lax
 
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
+from fuselane.fuzz.run import quick_options
 from fuselane.hlo.computation import reachable_computations
 from fuselane.lanes.form import form
 from fuselane.lanes.normalise import normalise
-from tests.hlo.xla import QUICKLY
 from tests.lanes.oracle import (
     as_module,
     capture,
@@ -47,7 +47,7 @@ def check(step: Callable[..., Any], *arguments: Any, tolerance: float = 2e-4) ->
     def program(*arguments: Any) -> Any:
         return lax.fori_loop(0, 2, lambda _, state: step(*state), arguments)
 
-    expected = jax.jit(program).lower(*arguments).compile(QUICKLY)(*arguments)
+    expected = jax.jit(program).lower(*arguments).compile(quick_options())(*arguments)
     module = capture(program, *arguments)
     loop = loops_of(module)[-1]
     normal = normalise(loop)

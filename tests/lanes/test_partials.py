@@ -12,9 +12,9 @@ from jax import lax
 
 from fuselane.decisions import Reason
 from fuselane.errors import UnsupportedError
+from fuselane.fuzz.run import quick_options
 from fuselane.lanes.form import form
 from fuselane.lanes.program import LaneProgram
-from tests.hlo.xla import QUICKLY
 from tests.lanes.loops import counting_loop, loop_of
 from tests.lanes.oracle import as_module, capture, finish, loops_of, region_inputs, run_module
 
@@ -29,7 +29,7 @@ def check(program: Any, *arguments: Any) -> LaneProgram:
     outputs = run_module(as_module(formed.region, module), region_inputs(formed, arguments))
     rows = [o for o, index in zip(outputs, formed.output_indices, strict=True) if index < 0]
     results = finish(formed, rows, arguments)
-    expected = jax.jit(program).lower(*arguments).compile(QUICKLY)(*arguments)
+    expected = jax.jit(program).lower(*arguments).compile(quick_options())(*arguments)
     for index, value in zip(sorted(results), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(results[index].reshape(np.shape(value)), value)
     return formed

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from fuselane.fuzz.run import quick_options
 from fuselane.lanes.form import form
 from fuselane.lanes.program import ElementKind, LaneProgram
-from tests.hlo.xla import QUICKLY
 from tests.lanes.oracle import (
     Array,
     as_module,
@@ -236,7 +236,7 @@ def check_shape(case: Case, program: LaneProgram) -> None:
 
 
 def check_results(case: Case, arguments: tuple[Any, ...], results: list[Array]) -> None:
-    compiled = jax.jit(case.function).lower(*arguments).compile(QUICKLY)
+    compiled = jax.jit(case.function).lower(*arguments).compile(quick_options())
     expected = jax.tree.leaves(compiled(*arguments))
     for value, wanted in zip(results, expected, strict=True):
         if case.exact or not np.issubdtype(wanted.dtype, np.floating):

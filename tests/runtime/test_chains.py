@@ -13,7 +13,8 @@ import pytest
 from jax import lax
 
 import fuselane
-from tests.hlo.xla import QUICKLY, UNOPTIMISED
+from fuselane.fuzz.run import quick_options
+from tests.hlo.xla import UNOPTIMISED
 
 LANES = 1000
 Arrays = tuple[jax.Array, ...]
@@ -128,7 +129,7 @@ def arguments() -> list[jax.Array]:
 
 @functools.cache
 def results_of_xla(program: Callable[..., Arrays]) -> Arrays:
-    results: Arrays = jax.jit(program).lower(*arguments()).compile(QUICKLY)(*arguments())
+    results: Arrays = jax.jit(program).lower(*arguments()).compile(quick_options())(*arguments())
     return results
 
 

@@ -24,10 +24,10 @@ from fuselane import replacing
 from fuselane.codegen import math
 from fuselane.codegen.elemental import integer
 from fuselane.codegen.math.trigonometric import emit_sine
+from fuselane.fuzz.run import quick_options
 from fuselane.lanes import checked_loop
 from fuselane.runtime import verify
 from tests.differential.harness import find_report, last_decision
-from tests.hlo.xla import QUICKLY
 from tests.runtime.test_chains import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
@@ -223,7 +223,7 @@ def test_chains_and_donation(program: Callable[..., Any]) -> None:
     def arguments() -> list[jax.Array]:
         return [jnp.arange(99, dtype=jnp.int32), jnp.arange(99, dtype=jnp.int32)[::-1] * 7]
 
-    expected = jax.jit(program).lower(*arguments()).compile(QUICKLY)(*arguments())
+    expected = jax.jit(program).lower(*arguments()).compile(quick_options())(*arguments())
     results = verified(program, *arguments(), donate_argnums=(0, 1))
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, wanted)

@@ -47,6 +47,7 @@ from fuselane.gpu import GPUS, GpuDescription, describe_gpu
 from fuselane.hlo.module import HloModule
 from fuselane.lanes.form import form
 from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.small_calls import take_out_loops
 from fuselane.lanes.tupled import make_tupled
 from fuselane.runtime import driver, hook
 from fuselane.runtime.ptx_call import LAUNCH_TARGET, PTX_TARGET, ptx_attributes
@@ -81,6 +82,7 @@ def lane_program(program: Any, *arguments: Any) -> LaneProgram:
 
 def lane_program_of(data: bytes) -> LaneProgram:
     module = HloModule.from_bytes(data)
+    take_out_loops(module)
     loop = next(
         i for c in reversed(module.computations) for i in c.instructions if i.opcode == "while"
     )

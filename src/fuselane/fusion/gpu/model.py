@@ -78,7 +78,8 @@ class PerformanceModel:
         """Takes note that an operand of an instruction gave way to another of the same shape."""
         kernel = self._kernels.get(instruction)
         if kernel is not None:
-            kernel.even = None
+            if kernel.even is not None and kernel.even.operands:
+                kernel.even = kernel.even._replace(operands=frozenset(instruction.operands))
             if kernel.places is not None:
                 kernel.places[new] = kernel.places.pop(old)
 

@@ -76,6 +76,18 @@ def test_each_module_is_measured_once() -> None:
     )
 
 
+def test_what_costs_little_more() -> None:
+    """Each module once, but for the best's, and none that nobody asked about."""
+    evaluation = Evaluation(Halves(), Budget())
+    for text in ("4", "13", "22", "20", "16"):
+        evaluation.cost(Candidate(text))
+    assert (evaluation.best, evaluation.best_us) == (Candidate("20"), 1.0)
+    assert evaluation.near_best(map(Candidate, ("21", "22", "16", "13"))) == []
+    evaluation.best_us = 2.0  # so that 22 at 2 and 16 at 3 are near
+    asked = map(Candidate, ("4", "13", "21", "23", "22", "16", "18", "20"))
+    assert evaluation.near_best(asked) == [Candidate("22"), Candidate("16")]
+
+
 def test_what_makes_the_same_module_as_a_refused_one() -> None:
     """It is refused for the same reason."""
 

@@ -30,7 +30,7 @@ from fuselane.tuning.measured import Measured
 from fuselane.tuning.result import Tuning
 from fuselane.tuning.searches import SEARCHES
 from fuselane.tuning.settings import TuneSettings
-from fuselane.tuning.store import Store
+from fuselane.tuning.store import Answer, Store
 from fuselane.tuning.tuned import device_key, load_tuned, module_name, versions
 from tests.gpu_extra import needs_gpu_extra
 from tests.hlo.xla import lowered
@@ -92,6 +92,25 @@ def test_measured(search: str, own_cache: Path) -> None:
     (found,) = Store(own_cache).found(*_here())
     assert (found.name, found.candidate) == ("jit_step", result.best)
     assert str(result.best) in result.text()
+
+
+def test_a_named_pipeline_that_is_faster_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was slower when the search asked is compared with what it found once more."""
+    asked: list[str] = []
+
+    def compare(_: Any, candidate: Candidate, incumbent: Candidate, cost_us: float) -> Answer:
+        if candidate == incumbent:
+            return Answer(result="", cost_us=100.0, is_best=True)
+        asked.append(candidate.fusion)
+        is_best = candidate.fusion != "none" or asked.count("none") > 1
+        return Answer(result="", cost_us=cost_us * (0.9 if is_best else 1.2), is_best=is_best)
+
+    monkeypatch.setattr(Measured, "compare", compare)
+    monkeypatch.setattr(Measured, "confirm", lambda *_: 0.8)
+    result = tune(starts=("fuselane", "none"), search="greedy", questions=2)
+    assert asked == ["fuselane", "none", "none"]
+    assert result.best == Candidate("none")
+    assert result.best_us == pytest.approx(80.0)
 
 
 def test_modelled() -> None:

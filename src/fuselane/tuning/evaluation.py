@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol, final
 
@@ -20,6 +20,9 @@ from fuselane.tuning.interrupt import Interrupt
 from fuselane.tuning.store import Answer
 
 XLAS_OWN: Final = Candidate()
+
+_NEAR: Final = 1.5
+"""Times the best's cost."""
 
 _FATAL: Final = "The process ended when it was tried."
 
@@ -184,6 +187,18 @@ class Evaluation:
     def refusals(self) -> dict[Candidate, str]:
         """Returns why candidates cannot be used."""
         return {c: answer.note for c, answer in self._answers.items() if answer.note}
+
+    def near_best(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Returns those of some candidates that cost little more than the best, one for each
+        module that it does not make."""
+        seen, near = {self._answers[self.best].result}, list[Candidate]()
+        for candidate in candidates:
+            answer = self._answers.get(candidate)
+            if answer is None or answer.result in seen or answer.cost_us > _NEAR * self.best_us:
+                continue
+            seen.add(answer.result)
+            near.append(candidate)
+        return near
 
     def progress(self) -> Progress:
         """Returns how far it has come."""

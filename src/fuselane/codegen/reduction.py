@@ -10,11 +10,12 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arrays import Array, Registers, new_scratch, widen
+from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.code_size import is_long, is_long_for_each
 from fuselane.codegen.cuts import cuts_along, cuts_of, in_lane
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.extremes import Extreme
+from fuselane.codegen.independent import mark_independent
 from fuselane.codegen.indexing import Element, Index, unflatten
 from fuselane.codegen.loops import emit_fold, emit_for_each
 from fuselane.codegen.types import constant
@@ -37,6 +38,9 @@ _LONG_SUM: Final = 4096
 of no fewer than _MIN_PART."""
 _MIN_PART: Final = 64
 
+_MIN_COLUMNS: Final = 8
+"""Results side by side for which their reductions take turns."""
+
 
 def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
     """Emits a reduce of one or several arrays; several give a tuple.
@@ -45,7 +49,8 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
 
         r[lane] = ((zero + x[lane, 0]) + x[lane, 1]) + ...
 
-    unrolled if few elements are reduced and they are not too much code, else a loop.
+    unrolled if few elements are reduced and they are not too much code, else a loop. In a program
+    without lanes, columns are reduced side by side, row by row.
     Numerics: bitwise-equal to a reduction in row-major order from the initial value; in a program
     without lanes sums and products of floats reassociate. What is only chosen among is compared in
     pairs, in order, where it is unrolled.
@@ -57,6 +62,9 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
     ]
 
     max_unrolled = 1 if is_long_for_each(emitter, instruction) else emitter.max_unrolled
+    if not emitter.program.has_lanes and _has_columns(instruction, max_unrolled):
+        emitter.values[instruction] = _reduce_columns(emitter, instruction, arrays[0], starts[0])
+        return
 
     def accumulate(index: Element) -> list[ir.Value]:
         return _accumulate(emitter, instruction, arrays, starts, index, max_unrolled)
@@ -74,6 +82,61 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
         is_long=long,
         cuts=in_lane(cuts_of(instruction, arrays), instruction.shape.tuple_shapes[0].rank, lane),
     )
+
+
+def _has_columns(instruction: HloInstruction, max_unrolled: int) -> bool:
+    """Whether neighbours in memory belong to different results, each of which would take a loop of
+    its own that strides through memory, and in which each step waits for the one before."""
+    array = instruction.operands[0].shape
+    reduced, columns = instruction.dimensions, array.dimensions[-1:]
+    num_rows = math.prod(array.dimensions[axis] for axis in reduced)
+    return (
+        instruction.shape.is_array
+        and array.rank - 1 not in reduced
+        and math.prod(columns) >= _MIN_COLUMNS
+        and max_unrolled < num_rows <= _LONG_SUM
+    )
+
+
+def _reduce_columns(
+    emitter: Emitter, instruction: HloInstruction, array: Array, start: ir.Value
+) -> Scratch:
+    """Emits all elements of a reduction over rows, of which LLVM makes vectors.
+
+    %r = f32[3,5] reduce(%x, %zero), dimensions={1}, to_apply=%add           %x: f32[3,99,5]
+
+        r[:, :] = zero;  for i, j, k: r[i, k] = r[i, k] + x[i, j, k]
+    """
+    place, reduced, rank = emitter.place, instruction.dimensions, array.shape.rank
+    kept = [axis for axis in range(rank) if axis not in reduced]
+    outside = [axis for axis in kept if axis < max(reduced)]
+    axes = [*outside, *reduced, *kept[len(outside) :]]
+    result = new_scratch(place, instruction.shape, None)
+    emit_for_each(
+        emitter.builder,
+        instruction.shape.dimensions,
+        lambda index: result.put(place, index, start),
+    )
+    stored: list[ir.Block] = []
+
+    def take_in(index: tuple[Index, ...]) -> None:
+        at = dict(zip(axes, index, strict=True))
+        into = tuple([at[axis] for axis in kept])
+        taken = array.get(place, tuple([at[axis] for axis in range(rank)]))
+        (value,) = apply_computation(
+            emitter, instruction.to_apply, [result.get(place, into), taken]
+        )
+        result.put(place, into, value)
+        stored.append(emitter.builder.block)
+
+    emit_for_each(
+        emitter.builder,
+        [array.shape.dimensions[axis] for axis in axes],
+        take_in,
+        cuts=[sorted(cuts_along(array, axis)) for axis in axes],
+    )
+    mark_independent(emitter.builder.module, stored)
+    return result
 
 
 def _elements_of_tuple(

@@ -46,6 +46,7 @@ from fuselane.lanes.partials import PartialLoop, get_combiners, take_out_reducti
 from fuselane.lanes.parting import part_lanes
 from fuselane.lanes.passed_in import pass_in
 from fuselane.lanes.program import LaneProgram
+from fuselane.lanes.reduction_trees import find_padded
 from fuselane.lanes.residuals import Residuals, recompute
 from fuselane.lanes.sharing import share_lanes
 
@@ -218,6 +219,10 @@ def _form_whole(
             analysis = _find_meeting_lanes(region) or (find_again() if staged else analysis)
         if partial is not None and analysis.meetings:  # they may as well meet for what leaves
             raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that meet")
+        if analysis.num_lanes == 1:
+            padded = find_padded(region)
+            join_stages(padded)
+            analysis = find_again() if padded else analysis
         return compose(normal, loop, analysis, name, partial)
     except UnsupportedError:
         if analysis.obstacle is None:

@@ -13,7 +13,8 @@ be unrolled, one in the other: the whole array would be written out.
 Done where the order of elements makes no difference: for integers and booleans, and for minima and
 maxima. Sums and products of floats keep their stages where these round less: of halves, of so many
 elements that a vector's partial sums get long, and where dimensions are kept. Whoever emits a
-reduction of few is not kept from making vectors of it by the pads in between.
+reduction of few is not kept from making vectors of it by the pads in between; without lanes, those
+between stages that keep dimensions have to go as well.
 Numerics: bitwise-equal, but for which of several NaNs a minimum or maximum is, and for the order in
 which floats are summed or multiplied.
 """
@@ -24,8 +25,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from fuselane.analysis.leaving import Reduction, find_reductions
 from fuselane.hlo.combiners import is_identity, match_combiner
-from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.computation import HloComputation, reachable_computations
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import WIDE_FLOATS
 from fuselane.lanes.builder import ComputationBuilder
@@ -56,6 +58,24 @@ def lower_reduction(
         return value
     dimensions = tuple(sorted(reduced))
     return builder.reduce((start, initial), dimensions, to_apply, origin=instruction)
+
+
+def find_padded(region: HloComputation) -> list[Reduction]:
+    """Returns what is still reduced in stages that it does not fill, and need not be."""
+    return [
+        reduction
+        for computation in reachable_computations([region])
+        for reduction in find_reductions(computation)
+        if any(member.opcode == "pad" for member in reduction.members) and _may_be_one(reduction)
+    ]
+
+
+def _may_be_one(reduction: Reduction) -> bool:
+    combiner = _match_in_any_order(reduction.root)
+    if combiner is None:
+        return False
+    num_combined = math.prod(reduction.source.shape.dimensions[d] for d in reduction.dimensions)
+    return num_combined <= _MAX_SUMMED or _is_exact(reduction.root, combiner)
 
 
 def _skip_to_start(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from fuselane.analysis.machine_costs import CACHED_BYTES, MachineCosts
@@ -21,6 +23,7 @@ from fuselane.device import DeviceDescription, describe
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import PrimitiveType, Shape
 from tests.codegen.kernels import form_program
+from tests.hlo.xla import compiled
 from tests.lanes.loops import counting_loop
 
 COSTS: Final = MachineCosts()
@@ -65,6 +68,30 @@ def test_time_grows_with_lanes_and_opcode() -> None:
     small, large = step_us(elementwise("sine", 1024)), step_us(elementwise("sine", 10240))
     assert large == pytest.approx(10 * small, rel=0.1)
     assert step_us(elementwise("negate", 10240)) < large / 10
+
+
+def test_what_lanes_leave_for_a_dot_of_vectors_is_copied() -> None:
+    """Eight lanes, the columns, have gaps between their rows, which the dot goes along. One thread
+    without lanes is their rival."""
+
+    def of(num_rows: int) -> float:
+        def program(x: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
+            def step(_: int, x: jax.Array) -> jax.Array:
+                return jnp.tanh(x + (x[rows] @ weights)[:64])
+
+            return jax.lax.fori_loop(0, 200, step, x)
+
+        floats, rows = jax.ShapeDtypeStruct((64, 8), "float32"), (num_rows,)
+        indices = jax.ShapeDtypeStruct(rows, "int32")
+        weights = jax.ShapeDtypeStruct((8, 1), "float32")
+        module = HloModule.from_bytes(compiled(program, floats, weights, indices))
+        lanes = form_program(module).rival
+        assert lanes is not None
+        plan = make_plan(lanes, Options(), DEVICE)
+        return estimate_kernel_step_us(lanes, plan, COSTS, DEVICE)
+
+    more_cycles = (of(256) - of(128)) / COSTS.kernel_cycle_us
+    assert 128 * 8 * 3 < more_cycles < 128 * 8 * 6
 
 
 def test_products_of_dots_take_as_many_passes_as_registers_through_their_units() -> None:

@@ -37,6 +37,9 @@ _SELECTING: Final = frozenset({"maximum", "minimum"})
 _MAX_SUMMED: Final = 4096
 """Floats that are summed or multiplied in one stage."""
 
+_MAX_IN_TURN: Final = 1024
+"""The same where they may be so one after the other, as columns are, and lose digits."""
+
 
 def lower_reduction(
     builder: ComputationBuilder,
@@ -75,7 +78,7 @@ def _may_be_one(reduction: Reduction) -> bool:
     if combiner is None:
         return False
     num_combined = math.prod(reduction.source.shape.dimensions[d] for d in reduction.dimensions)
-    return num_combined <= _MAX_SUMMED or _is_exact(reduction.root, combiner)
+    return num_combined <= _MAX_IN_TURN or _is_exact(reduction.root, combiner)
 
 
 def _skip_to_start(

@@ -303,10 +303,11 @@ class _Walk:
 
     def _is_light(self, candidate: Candidate) -> bool:
         """Whether nothing but the price speaks against merging it and another such kernel."""
-        if not self.options.priced or not candidate.is_loop_fusible:
-            return False
         kernel = self.model.kernel(candidate.instruction)
-        if not kernel.is_light and kernel.is_plain and kernel.opcodes.isdisjoint(_LIMITED):
+        if kernel.is_light or not self.options.priced:
+            return kernel.is_light
+        is_plain = kernel.is_plain and kernel.opcodes.isdisjoint(_LIMITED)
+        if is_plain and candidate.is_loop_fusible:
             cost = self.model.cost_of(kernel)
             kernel.is_light = self.rules.limits.is_light(kernel.width, cost)
         return kernel.is_light

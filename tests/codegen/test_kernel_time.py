@@ -22,6 +22,7 @@ from fuselane.config import Options
 from fuselane.device import DeviceDescription, describe
 from fuselane.hlo.module import HloModule
 from fuselane.hlo.shape import PrimitiveType, Shape
+from fuselane.lanes.small_calls import take_out_loops
 from tests.codegen.kernels import form_program
 from tests.hlo.xla import compiled
 from tests.lanes.loops import counting_loop
@@ -85,6 +86,7 @@ def test_what_lanes_leave_for_a_dot_of_vectors_is_copied() -> None:
         indices = jax.ShapeDtypeStruct(rows, "int32")
         weights = jax.ShapeDtypeStruct((8, 1), "float32")
         module = HloModule.from_bytes(compiled(program, floats, weights, indices))
+        take_out_loops(module)
         lanes = form_program(module).rival
         assert lanes is not None
         plan = make_plan(lanes, Options(), DEVICE)

@@ -37,8 +37,6 @@ from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.module import HloModule
 
 _SLICES: Final = frozenset({"slice", "dynamic-slice"})
-_LIMITED: Final = HEAVY | RECOMPUTED_INDICES | {"tuple"}
-"""Opcodes in a kernel that more than its size is asked about."""
 
 
 @final
@@ -158,11 +156,8 @@ class _Walk:
             detail = f"`{user.name}` is a bitcast, which needs no kernel."
             return refuse(BoundaryReason.NOT_FUSIBLE, detail, xla="not fusing into a bitcast")
         of, into = self._candidate(producer), self._candidate(user)
-        refusal = check_control_edges(producer)
-        if refusal is None and self._is_light(of) and self._is_light(into):
-            return None
         return (
-            refusal
+            check_control_edges(producer)
             or self.rules.check_pair(of, into)
             or (self._check_coalescing(of, into) if self.options.priced else None)
             or self.rules.check_budget(of, into)
@@ -300,17 +295,6 @@ class _Walk:
             heavy = () if is_light else None
             self.candidates[instruction] = self.rules.candidate(instruction, heavy)
         return self.candidates[instruction]
-
-    def _is_light(self, candidate: Candidate) -> bool:
-        """Whether nothing but the price speaks against merging it and another such kernel."""
-        kernel = self.model.kernel(candidate.instruction)
-        if kernel.is_light or not self.options.priced:
-            return kernel.is_light
-        is_plain = kernel.is_plain and kernel.opcodes.isdisjoint(_LIMITED)
-        if is_plain and candidate.is_loop_fusible:
-            cost = self.model.cost_of(kernel)
-            kernel.is_light = self.rules.limits.is_light(kernel.width, cost)
-        return kernel.is_light
 
     def _growing(self, fusion: HloInstruction) -> GrowingFusion:
         if fusion not in self.growing:

@@ -87,14 +87,13 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
 def _has_columns(instruction: HloInstruction, max_unrolled: int) -> bool:
     """Whether neighbours in memory belong to different results, each of which would take a loop of
     its own that strides through memory, and in which each step waits for the one before."""
-    array = instruction.operands[0].shape
-    reduced, columns = instruction.dimensions, array.dimensions[-1:]
+    array, reduced = instruction.operands[0].shape, instruction.dimensions
     num_rows = math.prod(array.dimensions[axis] for axis in reduced)
     return (
         instruction.shape.is_array
-        and array.rank - 1 not in reduced
-        and math.prod(columns) >= _MIN_COLUMNS
         and max_unrolled < num_rows <= _LONG_SUM
+        and array.rank - 1 not in reduced
+        and array.dimensions[-1] >= _MIN_COLUMNS
     )
 
 
@@ -109,8 +108,9 @@ def _reduce_columns(
     """
     place, reduced, rank = emitter.place, instruction.dimensions, array.shape.rank
     kept = [axis for axis in range(rank) if axis not in reduced]
-    outside = [axis for axis in kept if axis < max(reduced)]
-    axes = [*outside, *reduced, *kept[len(outside) :]]
+    first = sum(axis < max(reduced) for axis in kept)
+    last = first + len(reduced)
+    axes = [*kept[:first], *reduced, *kept[first:]]
     result = new_scratch(place, instruction.shape, None)
     emit_for_each(
         emitter.builder,
@@ -120,12 +120,10 @@ def _reduce_columns(
     stored: list[ir.Block] = []
 
     def take_in(index: tuple[Index, ...]) -> None:
-        at = dict(zip(axes, index, strict=True))
-        into = tuple([at[axis] for axis in kept])
-        taken = array.get(place, tuple([at[axis] for axis in range(rank)]))
-        (value,) = apply_computation(
-            emitter, instruction.to_apply, [result.get(place, into), taken]
-        )
+        into = (*index[:first], *index[last:])
+        taken = array.get(place, _interleave(into, reduced, index[first:last], rank))
+        so_far = result.get(place, into)
+        (value,) = apply_computation(emitter, instruction.to_apply, [so_far, taken])
         result.put(place, into, value)
         stored.append(emitter.builder.block)
 

@@ -219,10 +219,10 @@ def _form_whole(
             analysis = _find_meeting_lanes(region) or (find_again() if staged else analysis)
         if partial is not None and analysis.meetings:  # they may as well meet for what leaves
             raise refuse(Reason.CROSS_LANE, loop, detail="sums over lanes that meet")
-        if analysis.num_lanes == 1:
-            padded = find_padded(region)
+        padded = find_padded(region) if analysis.num_lanes == 1 else []
+        if padded:
             join_stages(padded)
-            analysis = find_again() if padded else analysis
+            analysis = find_again()
         return compose(normal, loop, analysis, name, partial)
     except UnsupportedError:
         if analysis.obstacle is None:

@@ -1,4 +1,4 @@
-"""How long fusion strategies take: modules of about 10,000 instructions, CPU time.
+"""How long fusion strategies take: modules of 10,000 instructions, CPU time.
 
 Strategies that go on from XLA's fusions get the module as `xla-today-cpu` leaves it.
 
@@ -46,7 +46,7 @@ def web(num: int) -> Built:
     def function(x: jax.Array) -> list[jax.Array]:
         generator = np.random.default_rng(0)
         values = [x, -x]
-        for step in range(num):
+        for step in range(num * 16 // 13):  # a fifth is dead
             left, right = generator.integers(max(0, len(values) - 20), len(values), 2)
             make = (lax.add, lax.mul, lax.max)[step % 3]
             values.append(make(values[left], values[right]))
@@ -58,7 +58,7 @@ def web(num: int) -> Built:
 def optimizer(num: int) -> Built:
     """Adam over many small arrays."""
     shapes = [(16, 8), (8,), (64,), (8, 16)]
-    tree = [np.ones(shapes[n % 4], np.float32) for n in range(num // 20)]
+    tree = [np.ones(shapes[n % 4], np.float32) for n in range(num // 14)]
 
     def function(parameters: list[jax.Array], gradients: list[jax.Array]) -> list[Any]:
         results = []
@@ -89,14 +89,14 @@ def fan(num: int) -> Built:
     """One array with many readers."""
 
     def function(x: jax.Array) -> list[jax.Array]:
-        return [jnp.sin(x + step) for step in range(num // 4)]
+        return [jnp.sin(x + step) for step in range(num // 4 + 1)]
 
     return function, (np.ones(256, np.float32),)
 
 
 def cartpole(num: int) -> Built:
     """Steps of CartPole, one after the other without a loop."""
-    num_steps = num // 110
+    num_steps = num // 108
     state = tuple(np.zeros(1024, np.float32) for _ in range(4))
     actions = np.zeros((num_steps, 1024), np.int32)
     resets = np.zeros((num_steps, 4, 1024), np.float32)

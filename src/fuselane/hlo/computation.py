@@ -315,7 +315,8 @@ class HloComputation:
                 replaced is the root or has control edges.
         """
         self.instructions[:] = [i for i in self.instructions if i not in by]
-        for replaced in by:
+        for replaced in by:  # free as soon as nobody has them, as they name each other no more
+            replaced.operands, replaced.users = [], []
             replaced.computation = None
         for instruction in self.instructions:
             instruction.users = []
@@ -325,6 +326,16 @@ class HloComputation:
                 users = operand.users
                 if not users or users[-1] is not instruction:
                     users.append(instruction)
+        self.note_edit()
+
+    def take_apart(self) -> None:
+        """Empties a computation that nobody needs any more, so that its instructions, which name
+        each other and it, are free as soon as nobody has them."""
+        self.abandon()
+        for instruction in self._instructions:
+            instruction.operands, instruction.users = [], []
+            instruction.computation = None
+        self._instructions, self._parameters, self._root = [], [], None
         self.note_edit()
 
     def drop_parameter(self, parameter: HloInstruction) -> None:

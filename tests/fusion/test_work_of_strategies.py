@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from collections import Counter
 from typing import Any
 
@@ -92,6 +94,33 @@ def test_few_bodies_are_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [i for i in module.entry.instructions if i.opcode == "fusion"]
     assert len(kernels) > 20
     assert counts["_build"] < 2 * len(kernels)
+
+
+def web(num: int) -> HloModule:
+    """Each value is made of two of the ten before it."""
+    generator, names, body = random.Random(0), ["x"], []
+    for step in range(num):
+        left, right = (generator.choice(names[-10:]) for _ in range(2))
+        body.append(f"v{step} = f32[256] {('add', 'multiply')[step % 2]}({left}, {right})")
+        names.append(f"v{step}")
+    results = ", ".join(names[-10:])
+    return module_of(
+        f"HloModule m ENTRY main {{ x = f32[256] parameter(0) {' '.join(body)} ROOT r ="
+        f" ({', '.join(['f32[256]'] * 10)}) tuple({results}) }}"
+    )
+
+
+@pytest.mark.parametrize("name", ["xla-2023", "xla-2024", "xla-today-gpu"])
+def test_what_passes_remove_is_free_at_once(name: str) -> None:
+    """Little is left to Python's collector, which would go through all that is there for it."""
+    module = web(200)
+    gc.collect()
+    gc.disable()
+    try:
+        run_pipeline(PIPELINES[name], module)
+        assert gc.collect() < 200
+    finally:
+        gc.enable()
 
 
 def _counted(function: Any, counts: Counter[str]) -> Any:

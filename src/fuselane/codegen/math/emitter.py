@@ -131,6 +131,11 @@ class FloatEmitter:
         return self.constant(float("inf"))
 
     @property
+    def smallest_normal(self) -> ir.Constant:
+        """The smallest positive number that is not denormal, in every lane."""
+        return self.constant(2.0 ** (1 - self.format.bias))
+
+    @property
     def nan(self) -> ir.Constant:
         """A quiet NaN in every lane."""
         return self.constant(float("nan"))

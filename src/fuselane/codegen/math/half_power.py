@@ -70,8 +70,7 @@ def _split(emitter: FloatEmitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Returns (m, k), x = m * 4**k with m in [1, 4), for a positive finite x, denormal or not."""
     builder, format_ = emitter.builder, emitter.format
     shift = format_.mantissa_bits // 2 + 1
-    smallest = emitter.from_bits(emitter.integer(format_.smallest_normal_bits))
-    denormal = emitter.compare("<", x, smallest)
+    denormal = emitter.compare("<", x, emitter.smallest_normal)
     normal = emitter.select(denormal, emitter.multiply(x, emitter.constant(4.0**shift)), x)
     bits = emitter.to_bits(normal)
     offset = builder.sub(bits, emitter.integer(format_.one_bits))

@@ -77,8 +77,8 @@ def emit_log1p(emitter: FloatEmitter, x: ir.Value) -> ir.Value:
 def _log_of_any(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
     """Returns log(x) for all x; masks make zeros and infinities less rare than denormals are."""
     zero = emitter.constant(0.0)
-    smallest = emitter.from_bits(emitter.integer(emitter.format.smallest_normal_bits))
-    is_tiny = emitter.builder.and_(emitter.compare(">", x, zero), emitter.compare("<", x, smallest))
+    is_below = emitter.compare("<", x, emitter.smallest_normal)
+    is_tiny = emitter.builder.and_(emitter.compare(">", x, zero), is_below)
     result = emit_rare(emitter, "log.denormal", is_tiny, [x, usual], _log_of_denormal)
     result = emitter.select(emitter.compare("<", x, emitter.infinity), result, x)
     result = emitter.select(emitter.compare("<", x, zero), emitter.nan, result)
@@ -88,11 +88,10 @@ def _log_of_any(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value
 def _log_of_denormal(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:
     """Returns log(x) of positive x, denormals too; `usual` is right for all that are none."""
     format_ = emitter.format
-    smallest = emitter.from_bits(emitter.integer(format_.smallest_normal_bits))
     scaled = emitter.multiply(x, emitter.constant(2.0 ** (format_.mantissa_bits + 2)))
     shift = emitter.constant((format_.mantissa_bits + 2) * 0.6931471805599453)
     of_denormal = emitter.subtract(_log_of_normal(emitter, scaled), shift)
-    return emitter.select(emitter.compare("<", x, smallest), of_denormal, usual)
+    return emitter.select(emitter.compare("<", x, emitter.smallest_normal), of_denormal, usual)
 
 
 def _log1p_of_any(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Value:

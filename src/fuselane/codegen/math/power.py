@@ -125,8 +125,7 @@ def _power_of_magnitude(emitter: FloatEmitter, x: ir.Value, y: ir.Value) -> ir.V
     builder = emitter.builder
     zero = emitter.constant(0.0)
     shift = emitter.format.mantissa_bits + 1
-    smallest = emitter.from_bits(emitter.integer(emitter.format.smallest_normal_bits))
-    denormal = emitter.compare("<", x, smallest)
+    denormal = emitter.compare("<", x, emitter.smallest_normal)
     scaled = emitter.select(denormal, emitter.multiply(x, emitter.constant(2.0**shift)), x)
     mantissa, offset = split_exponent(emitter, scaled)
     correction = emitter.select(denormal, emitter.constant(-shift), zero)

@@ -85,8 +85,8 @@ def _rsqrt_of_any(emitter: FloatEmitter, x: ir.Value, usual: ir.Value) -> ir.Val
     of_denormal = emitter.multiply(
         _rsqrt_of_normal(emitter, scaled), emitter.constant(2.0**half_shift)
     )
-    smallest = emitter.from_bits(emitter.integer(emitter.format.smallest_normal_bits))
-    result = emitter.select(emitter.compare("<", x, smallest), of_denormal, usual)
+    is_below = emitter.compare("<", x, emitter.smallest_normal)
+    result = emitter.select(is_below, of_denormal, usual)
     zero = emitter.constant(0.0)
     result = emitter.select(emitter.compare("==", x, emitter.infinity), zero, result)
     of_zero = emitter.copy_sign(emitter.infinity, x)

@@ -42,4 +42,4 @@ def _draw_value(rng: random.Random, usual: Setting) -> Setting:
         return not usual
     if isinstance(usual, float):
         return usual * rng.choice((0.0, 0.5, 2.0, 100.0))
-    return rng.choice((0, 1, 2, 3, 5, usual // 2, usual * 2, 2**24))
+    return rng.choice((0, 1, 2, 3, 5, max(usual // 2, 0), max(usual * 2, 0), 2**24))

@@ -21,6 +21,7 @@ import fuselane
 from fuselane.fusion.decision import FusionLog
 from fuselane.fusion.pipelines import PIPELINES, parse_pipeline, pipeline_text
 from fuselane.fusion.running import apply
+from fuselane.fuzz.run import quick_options
 from fuselane.hlo import HloModule
 from fuselane.runtime import hook
 from tests.differential.harness import no_warnings
@@ -48,8 +49,9 @@ def draw_pipelines(seed: int) -> list[str]:
 
 def run_by_xla(module: RandomModule) -> tuple[list[Array], bytes]:
     """Returns plain XLA's results, and the module as its hook shows it."""
+    options = quick_options()  # which compiles something, the first time
     with fuselane.enabled(loops=False, fusion=""), hook.observed() as shown:
-        run = load(parse(module.text))
+        run = load(parse(module.text), options)
     (data,) = shown
     return run(*module.inputs), data
 

@@ -313,6 +313,22 @@ def build_ppo(size: Size) -> Built:
     return gradients, (*arguments, (batch[0], batch[1] - 4.0, *batch[2:]))
 
 
+def build_unrolled(size: Size) -> Built:
+    """Steps of pendulums with a torque for each step, the loop over them unrolled by `lax.scan`."""
+
+    def swing(state: jax.Array, torques: jax.Array) -> Any:
+        def step(state: jax.Array, torque: jax.Array) -> Any:
+            angle, speed = state
+            push = 3.0 * torque - 15.0 * jnp.sin(angle + math.pi)
+            speed = jnp.clip(speed + 0.05 * push, -8.0, 8.0)
+            cost = angle**2 + 0.1 * speed**2 + 0.001 * torque**2
+            return jnp.stack([angle + 0.05 * speed, speed]), cost
+
+        return jax.lax.scan(step, state, torques, unroll=True)
+
+    return swing, (_normal(52, 2, size.lanes), _normal(53, size.steps, size.lanes))
+
+
 _CLOSE: Final = Rule(relative=1e-4)
 
 
@@ -345,4 +361,5 @@ PROGRAMS: Final = (
     _program("rotary", build_rotary, (2048, 1), (8, 1)),
     _program("swiglu", build_swiglu, (2048, 512), (8, 16)),
     _program("ppo", build_ppo, (65_536, 8), (64, 2)),
+    _program("unrolled", build_unrolled, (20_000, 4), (64, 2)),
 )

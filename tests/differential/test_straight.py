@@ -152,6 +152,32 @@ def test_code_is_cut_behind_the_place_of_the_largest(monkeypatch: pytest.MonkeyP
     check(program, values(512), kernels=0)
 
 
+def test_slices_that_start_anywhere() -> None:
+    """Steps of an unrolled loop, each of which reads rows of its own, moved into bounds."""
+
+    def program(x: jax.Array, y: jax.Array, first: jax.Array) -> Any:
+        for step in range(4):
+            rows = jax.lax.dynamic_slice(x, (first + step, 0), (2, 3000))
+            push = jax.lax.dynamic_index_in_dim(x, (first * step) % 8, keepdims=False)
+            y = jnp.sin(y + rows[0]) * rows[1] + jnp.where(push > 0, push, y)
+        return y, jnp.stack([y, y * y])
+
+    for start, kernels in ((0, 1), (5, None), (7, None), (-1, None)):  # made once
+        arguments = values(8, 3000), values(3000, seed=1), np.int32(start)
+        check(program, *arguments, kernels=kernels)
+
+
+def test_slices_along_the_lanes() -> None:
+    """What is in front of them and what is behind have different lanes."""
+
+    def program(x: jax.Array, first: jax.Array) -> Any:
+        waves = jnp.sin(x) * jnp.cos(2 * x) + jnp.tanh(x)
+        part = jax.lax.dynamic_slice(waves, (first,), (30_000,))
+        return jnp.sin(part) * jnp.exp(-part * part), jnp.tanh(part)
+
+    check(program, values(40_000), np.int32(1234), kernels=None)
+
+
 def test_few_elements_read_in_loops() -> None:
     """Values of few elements per lane, which a loop over more elements reads."""
 

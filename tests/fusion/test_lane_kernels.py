@@ -223,6 +223,23 @@ def test_parts_are_tried_after_a_no() -> None:
     assert "reduce" in opcodes and "divide" not in opcodes
 
 
+SLICED = """x = f32[4096] parameter(0) i = s32[] parameter(1) a = f32[4096] sine(x)
+    s = f32[2048] dynamic-slice(a, i), dynamic_slice_sizes={2048}
+    ROOT b = f32[2048] cosine(s)"""
+
+
+def test_slices_that_start_anywhere_belong_to_regions() -> None:
+    """Steps of an unrolled loop take theirs of what they are given."""
+    assert regions(SLICED) == [{"a", "s", "b"}]
+
+
+def test_what_stands_between_such_slices_is_tried_after_a_no() -> None:
+    """They may take lanes apart: then what is in front of them has some, and what is behind."""
+    _, log, has_changed = run(SLICED, False, True)
+    assert has_changed and [bool(step.fusion) for step in log] == [False, True, True]
+    assert [(step.producer, step.consumer) for step in log] == [("a", "b"), ("a", ""), ("b", "")]
+
+
 def test_few_kernels_are_left_alone() -> None:
     """A region has to have as many kernels as asked for."""
     assert len(run(CHAIN, True, min_kernels=3)[1]) == 1

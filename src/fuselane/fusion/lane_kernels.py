@@ -8,7 +8,8 @@ of them need is computed twice or stored in between. As a lane program all of it
 lane, in registers. Regions are taken as large as they get: whatever can be computed in a lane
 program, depends on the same calls of libraries and loops, and hangs together by values or large
 operands. Where a region has no lanes, since some reduction over them is needed by what follows, it
-is cut behind such reductions, and each part has a chance of its own.
+is cut behind such reductions, and each part has a chance of its own; so have the parts between
+slices that start anywhere.
 
 Which regions are worth a kernel is asked of who makes them, by estimate; the others stay as XLA
 fused them. Does not handle: the bodies of loops, updates in place.
@@ -43,6 +44,7 @@ _MEMBERS: Final = ELEMENTWISE_OPCODES | {
     "constant",
     "copy",
     "dot",
+    "dynamic-slice",
     "gather",
     "get-tuple-element",
     "imag",
@@ -190,7 +192,7 @@ class _Attempts:
         self._note(region, refusal)
         if decision.reason is Reason.OUT_OF_TIME:
             self.out_of_time = refusal
-        for part in cut(region):
+        for part in cut(region) or split(region):
             for component in _components(part):
                 self.try_region(component)
         return refusal
@@ -228,15 +230,28 @@ def find_regions(computation: HloComputation) -> list[list[HloInstruction]]:
     Members of one region depend on the same instructions outside, so that none of these comes
     between two of them, and hang together.
     """
+    parts = _by_what_comes_before(computation.post_order(), can_be_member)
+    return [region for members in parts for region in _components(members)]
+
+
+def _by_what_comes_before(
+    order: Sequence[HloInstruction], is_member: Callable[[HloInstruction], bool]
+) -> list[list[HloInstruction]]:
+    """Returns the members among some instructions, those together that depend on the same others.
+
+    Args:
+        order: The instructions, operands first.
+        is_member: Of those which are no leaves, and of theirs which are not among them.
+    """
     depths: dict[HloInstruction, int] = {}
     by_depth: dict[int, list[HloInstruction]] = {}
-    for instruction in computation.post_order():
-        is_member = can_be_member(instruction)
-        before = [depths[o] + (not _is_inside(o)) for o in _dependencies(instruction)]
-        depths[instruction] = max(before, default=0)
-        if is_member:
+    for instruction in order:
+        before = (o for o in _dependencies(instruction) if o in depths)
+        steps = [depths[o] + (o.opcode not in _LEAVES and not is_member(o)) for o in before]
+        depths[instruction] = max(steps, default=0)
+        if is_member(instruction):
             by_depth.setdefault(depths[instruction], []).append(instruction)
-    return [part for members in by_depth.values() for part in _components(members)]
+    return list(by_depth.values())
 
 
 def with_between(region: Sequence[HloInstruction]) -> list[HloInstruction]:
@@ -306,6 +321,20 @@ def cut(region: Sequence[HloInstruction]) -> list[list[HloInstruction]]:
     return list(parts.values()) if len(parts) > 1 else []
 
 
+def split(region: Sequence[HloInstruction]) -> list[list[HloInstruction]]:
+    """Returns the parts of a region in front of, between and behind slices that start anywhere,
+    which may take apart what would be its lanes; none if there is no such slice."""
+    if not any(map(_slices_anywhere, region)):
+        return []
+    return _by_what_comes_before(region, lambda member: not _slices_anywhere(member))
+
+
+def _slices_anywhere(instruction: HloInstruction) -> bool:
+    is_fusion = instruction.opcode == "fusion"
+    inner = instruction.to_apply.instructions if is_fusion else (instruction,)
+    return any(member.opcode == "dynamic-slice" for member in inner)
+
+
 def can_be_member(instruction: HloInstruction) -> bool:
     """Whether an instruction of a sequential computation can be part of a lane kernel."""
     if instruction.control_predecessors or instruction.control_successors:
@@ -338,11 +367,6 @@ def _is_small(dot: HloInstruction) -> bool:
     # left = batch * m * k, right = batch * k * n, result = batch * m * n
     rows, columns = result * contracted / max(1, right), result * contracted / max(1, left)
     return min(rows, columns, contracted) <= _MAX_SMALL_DOT
-
-
-def _is_inside(instruction: HloInstruction) -> bool:
-    """Whether depending on an instruction puts nothing between two members."""
-    return instruction.opcode in _LEAVES or can_be_member(instruction)
 
 
 def _dependencies(instruction: HloInstruction) -> Iterator[HloInstruction]:

@@ -314,9 +314,9 @@ def build_ppo(size: Size) -> Built:
 
 
 def build_unrolled(size: Size) -> Built:
-    """Steps of pendulums with a torque for each step, the loop over them unrolled by `lax.scan`."""
+    """Some of many steps of pendulums, with a torque for each step, unrolled by `lax.scan`."""
 
-    def swing(state: jax.Array, torques: jax.Array) -> Any:
+    def swing(state: jax.Array, torques: jax.Array, first: jax.Array) -> Any:
         def step(state: jax.Array, torque: jax.Array) -> Any:
             angle, speed = state
             push = 3.0 * torque - 15.0 * jnp.sin(angle + math.pi)
@@ -324,9 +324,11 @@ def build_unrolled(size: Size) -> Built:
             cost = angle**2 + 0.1 * speed**2 + 0.001 * torque**2
             return jnp.stack([angle + 0.05 * speed, speed]), cost
 
-        return jax.lax.scan(step, state, torques, unroll=True)
+        now = jax.lax.dynamic_slice_in_dim(torques, first, size.steps)
+        return jax.lax.scan(step, state, now, unroll=True)
 
-    return swing, (_normal(52, 2, size.lanes), _normal(53, size.steps, size.lanes))
+    torques = _normal(53, 20 * size.steps, size.lanes)
+    return swing, (_normal(52, 2, size.lanes), torques, jnp.int32(5))
 
 
 _CLOSE: Final = Rule(relative=1e-4)
@@ -361,5 +363,5 @@ PROGRAMS: Final = (
     _program("rotary", build_rotary, (2048, 1), (8, 1)),
     _program("swiglu", build_swiglu, (2048, 512), (8, 16)),
     _program("ppo", build_ppo, (65_536, 8), (64, 2)),
-    _program("unrolled", build_unrolled, (20_000, 4), (64, 2)),
+    _program("unrolled", build_unrolled, (20_000, 3), (64, 2)),
 )

@@ -519,8 +519,12 @@ def test_large_grids_take_as_long_as_memory() -> None:
 
 
 def straight_us(opcode: str, lanes: int, cores: int = 1) -> float:
+    return straight_module_us(elementwise(opcode, lanes, trip_count=1), cores)
+
+
+def straight_module_us(module: HloModule, cores: int = 1) -> float:
     device = dataclasses.replace(DEVICE, num_cores=cores)
-    program = form_program(elementwise(opcode, lanes, trip_count=1))
+    program = form_program(module)
     return estimate_straight_us(program, make_plan(program, Options(), device), COSTS, device)
 
 
@@ -533,6 +537,26 @@ def test_straight_line_code_has_to_move_what_it_reads_and_writes() -> None:
     assert straight_us("sine", lanes, cores=2) == pytest.approx(
         straight_us("sine", lanes) / 2, rel=0.1
     )
+
+
+@pytest.mark.parametrize(
+    "row", ["slice(e1), slice={[3:4],[0:20000]}", "dynamic-slice(e1, i, zero)"]
+)
+def test_straight_line_code_moves_no_more_rows_than_it_takes(row: str) -> None:
+    """One row of an array, however many it has; not what a sum of all of them takes."""
+    size = ", dynamic_slice_sizes={1,20000}" if row.startswith("dynamic") else ""
+
+    def of(rows: int, taken: str) -> float:
+        shapes = ["f32[20000]", f"f32[{rows},20000]"]
+        return straight_module_us(counting_loop(taken, ["y", "e1"], shapes, trip_count=1))
+
+    def one(rows: int) -> float:
+        return of(rows, f"r = f32[1,20000] {row}{size}\ny = f32[20000] reshape(r)")
+
+    every = """none = f32[] constant(0)
+      y = f32[20000] reduce(e1, none), dimensions={0}, to_apply=add_f32"""
+    assert one(8) < one(64) == pytest.approx(one(512), rel=0.1)  # from memory
+    assert one(64) < 0.2 * of(64, every)
 
 
 @pytest.mark.parametrize(
@@ -552,7 +576,8 @@ def test_where_lanes_lie(
 ) -> None:
     """Rows are transposed; lanes side by side are found again row after row."""
     shape = Shape.array(PrimitiveType.F32, sizes)
-    assert (is_in_rows(shape, lane), is_leaping(shape, lane)) == (in_rows, leaps)
+    assert (is_in_rows(shape, lane), is_leaping(shape, lane, 1.0)) == (in_rows, leaps)
+    assert not is_leaping(shape, lane, 0.5)
 
 
 def test_what_does_not_wait_for_the_last_step_begins_before_it_is_over() -> None:

@@ -108,21 +108,45 @@ def estimate_straight_us(
     work = estimate_kernel_step_us(program, plan, costs, device)
     threads = _num_threads(plan, device)
     shapes = program.loop.instruction.shape.tuple_shapes
-    read = [(p.shape, program.lane_dimensions[p]) for p in program.inputs]
+    read = [(p.shape, program.lane_dimensions[p], _share_read(program, p)) for p in program.inputs]
     written = []
     for output in program.outputs:
         element = program.loop.elements[output.tuple_index]
         if not element.combiner:
-            written.append((shapes[output.tuple_index], element.lane_dimension))
+            written.append((shapes[output.tuple_index], element.lane_dimension, 1.0))
     arrays = read + written
-    moved = sum(shape.byte_size for shape, _ in [*arrays, *written])
-    turned = sum(s.num_elements for s, lane in arrays if is_in_rows(s, lane))
+    moved = sum(shape.byte_size * share for shape, _, share in [*arrays, *written])
+    turned = sum(s.num_elements * share for s, lane, share in arrays if is_in_rows(s, lane))
     turning_us = turned * _TURNING * costs.kernel_cycle_us
-    leaps = sum(s.num_elements / plan.vector_lanes for s, lane in arrays if is_leaping(s, lane))
-    leaping_us = leaps * _LEAPING * costs.kernel_cycle_us
+    leaps = sum(s.num_elements * share for s, lane, share in arrays if is_leaping(s, lane, share))
+    leaping_us = leaps / plan.vector_lanes * _LEAPING * costs.kernel_cycle_us
     wake = costs.wake_us if threads > 1 else 0.0
     moving_us = costs.moving_us(moved, moved) + turning_us + leaping_us
     return work + moving_us / threads + costs.kernel_call_us + wake
+
+
+def _share_read(program: LaneProgram, parameter: HloInstruction) -> float:
+    """Returns how much of an input straight-line code reads, which may take slices of it only,
+    beside what is part of `_traffic`."""
+    operands = program.loop.instruction.operands[0].operands
+    if program.lane_dimensions[parameter] is None or parameter not in operands:
+        return 1.0
+    element = program.loop.elements[operands.index(parameter)]
+    read, size = _rows_read(program, element)
+    if not read:
+        return 1.0  # what gathers read is not counted
+    return 0.0 if _is_far_apart(read, size) else min(1.0, read / size)
+
+
+def _rows_read(program: LaneProgram, element: LoopElement) -> tuple[float, float]:
+    """Returns how many elements of a lane a step reads of an array, and how many there are."""
+    size = element.shape.num_elements / program.num_lanes
+    return count_row_accesses(program, element.index), size
+
+
+def _is_far_apart(read: float, size: float) -> bool:
+    """Whether what a step reads of an array's elements are few of them."""
+    return _FEW_ROWS * read <= size
 
 
 def is_in_rows(shape: Shape, lane: int | None) -> bool:
@@ -130,11 +154,13 @@ def is_in_rows(shape: Shape, lane: int | None) -> bool:
     return lane is not None and shape.strides[lane] >= _LONG_RUN
 
 
-def is_leaping(shape: Shape, lane: int | None) -> bool:
-    """Whether a lane goes through many rows, in each of which the lanes are neighbours."""
+def is_leaping(shape: Shape, lane: int | None, share: float) -> bool:
+    """Whether a lane goes through many rows, in each of which the lanes are neighbours, of that
+    share of an array."""
     if lane is None or shape.strides[lane] >= _LONG_RUN:
         return False
-    return shape.num_elements // shape.dimensions[lane] // shape.strides[lane] > _FEW_ROWS
+    rows = shape.num_elements // shape.dimensions[lane] // shape.strides[lane]
+    return rows * share > _FEW_ROWS
 
 
 def _num_threads(plan: Plan, device: DeviceDescription) -> int:
@@ -206,9 +232,8 @@ def _traffic(program: LaneProgram, plan: Plan, costs: MachineCosts) -> float:
             rows += _row_bytes(program, element) / together
             total += element.shape.byte_size / together
         elif element.kind is ElementKind.INVARIANT and element.lane_dimension is not None:
-            size = element.shape.num_elements / program.num_lanes
-            read = count_row_accesses(program, element.index)
-            if _FEW_ROWS * read <= size:
+            read, size = _rows_read(program, element)
+            if _is_far_apart(read, size):
                 rows += element.shape.byte_size * read / size
                 total += element.shape.byte_size
                 is_far = element.shape.byte_size > CACHED_BYTES

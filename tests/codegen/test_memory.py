@@ -152,6 +152,26 @@ def test_runs_stored(element: PrimitiveType, width: int, lanes: int | None, leng
     assert_same_bytes(target, expected)
 
 
+@pytest.mark.parametrize(("width", "length"), [(16, 16), (64, 16), (16, 5)])
+def test_no_address_of_a_lane_that_does_not_exist_is_where_no_memory_is(
+    width: int, length: int
+) -> None:
+    """Not even one through which nothing is moved: of each row, or group of rows, it is chosen."""
+    element = PrimitiveType.F32
+
+    def emit(function: Function, start: ir.Value, end: ir.Value) -> None:
+        block = make_block(function, width, lanes=1)
+        values = load_runs(function.builder, start, element, length, block, function.allocate)
+        store_runs(function.builder, values, end, element, block, function.allocate)
+
+    text = run(emit, numbered(element, length), untouched(element, length))
+    moved = re.findall(
+        r"call .*masked\.(?:load|store)[^(]*\((?:<[^>]*> %[^,]*, )?ptr %(\S+),", text
+    )
+    chosen = re.findall(r"%(\S+) = select  ?i1 .*, ptr", text)
+    assert len(moved) >= 2 and set(moved) <= set(chosen)
+
+
 @types
 @pytest.mark.parametrize("lanes", [16, 11])
 @pytest.mark.parametrize("length", [1, 3, 16])

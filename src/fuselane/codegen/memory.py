@@ -397,6 +397,20 @@ def store_neighbours(
     builder.call(function, [raw, pointer, align, block.mask])
 
 
+def address_of_lane(
+    builder: ir.IRBuilder, address: ir.Value, block: LaneBlock, lane: int, instead: ir.Value
+) -> ir.Value:
+    """Returns the address of what one lane of a block has if the lane exists, or else another's.
+
+    Nothing is loaded or stored through a mask for lanes that don't exist, but where there is no
+    memory at all, processors take hundreds of cycles to find that out.
+    """
+    if block.mask is None:
+        return address
+    exists = builder.extract_element(block.mask, ir.Constant(I32, lane))
+    return builder.select(exists, address, instead)
+
+
 def in_cases(
     builder: ir.IRBuilder, block: LaneBlock, emit: Callable[[LaneBlock], list[ir.Value] | None]
 ) -> list[ir.Value]:

@@ -21,6 +21,7 @@ from llvmlite import ir
 from fuselane.codegen.indexing import i64
 from fuselane.codegen.memory import (
     LaneBlock,
+    address_of_lane,
     element_pointer,
     load_lanes,
     store,
@@ -80,7 +81,7 @@ def load_runs(
     parts = [
         load_lanes(
             builder,
-            element_pointer(builder, pointer, i64(piece * _piece_width(length, block)), element),
+            _piece_address(builder, pointer, element, block, length, piece),
             element,
             1,
             _piece(builder, block, length, piece),
@@ -111,8 +112,7 @@ def store_runs(
     pieces = _num_pieces(length, block)
     raw = [to_memory(builder, value, element) for value in values]
     for piece, mixed in enumerate(_put_together(builder, raw, length // pieces)):
-        start = i64(piece * _piece_width(length, block))
-        address = element_pointer(builder, pointer, start, element)
+        address = _piece_address(builder, pointer, element, block, length, piece)
         store_neighbours(builder, mixed, address, element, _piece(builder, block, length, piece))
 
 
@@ -142,6 +142,20 @@ def _num_pieces(length: int, block: LaneBlock) -> int:
 
 def _piece_width(length: int, block: LaneBlock) -> int:
     return length * block.width // _num_pieces(length, block)
+
+
+def _piece_address(
+    builder: ir.IRBuilder,
+    pointer: ir.Value,
+    element: PrimitiveType,
+    block: LaneBlock,
+    length: int,
+    piece: int,
+) -> ir.Value:
+    """Returns where a piece begins."""
+    first = piece * _piece_width(length, block)
+    address = element_pointer(builder, pointer, i64(first), element)
+    return address_of_lane(builder, address, block, first // length, pointer)
 
 
 def _piece(builder: ir.IRBuilder, block: LaneBlock, length: int, piece: int) -> LaneBlock:

@@ -36,6 +36,7 @@ from fuselane.codegen.loops import counted_loop
 from fuselane.codegen.memory import (
     I1,
     LaneBlock,
+    address_of_lane,
     element_pointer,
     load,
     load_lanes,
@@ -190,7 +191,8 @@ def turn_in(
         words = apart[0] if apart else target
 
         def move(group: LaneBlock, lane: Index) -> None:
-            columns = _load_group(builder, source.at(builder, lane, 0), group, invariant=invariant)
+            rows = _rows_of_group(builder, source, group, lane)
+            columns = _load_group(builder, rows, group, invariant=invariant)
             for number, column in enumerate(columns):
                 store(builder, column, words.address(builder, number, lane), words.element)
 
@@ -218,7 +220,7 @@ def turn_out(
                 load(builder, words.address(builder, number, lane), words.element, group.width)
                 for number in range(_side(source.element))
             ]
-            _store_group(builder, columns, target.at(builder, lane, 0), group)
+            _store_group(builder, columns, _rows_of_group(builder, target, group, lane), group)
 
         _for_each_group(builder, block, source.element, move)
 
@@ -357,6 +359,19 @@ def _part(builder: ir.IRBuilder, mask: ir.Value, lane: Index, width: int) -> ir.
     return builder.bitcast(part, vector_of(I1, width))
 
 
+def _rows_of_group(builder: ir.IRBuilder, lines: Lines, group: LaneBlock, lane: Index) -> Lines:
+    """Returns the lines of a group that begins with a lane; the first ones if it does not exist."""
+    found = lines.at(builder, lane, 0)
+    pointer = address_of_lane(builder, found.pointer, group, 0, lines.pointer)
+    return replace(found, pointer=pointer)
+
+
+def _row_address(builder: ir.IRBuilder, lines: Lines, group: LaneBlock, lane: int) -> ir.Value:
+    """Returns where the row of a group's lane is."""
+    address = lines.address(builder, lane, 0)
+    return address_of_lane(builder, address, group, lane, lines.pointer)
+
+
 def _load_group(
     builder: ir.IRBuilder, source: Lines, block: LaneBlock, *, invariant: bool
 ) -> list[ir.Value]:
@@ -366,7 +381,7 @@ def _load_group(
     rows = [
         load_lanes(
             builder,
-            source.address(builder, lane, 0),
+            _row_address(builder, source, block, lane),
             element,
             1,
             _row(builder, block, lane, size),
@@ -391,7 +406,7 @@ def _store_group(
             lanes = range(first, first + side)
             parts = [shuffle(builder, column, column, lanes) for column in words]
         for lane, row in enumerate(_transpose(builder, parts), first):
-            address = target.address(builder, lane, 0)
+            address = _row_address(builder, target, block, lane)
             raw = _from_words(builder, row, element)
             store_neighbours(builder, raw, address, element, _row(builder, block, lane, size))
 

@@ -407,7 +407,9 @@ def address_of_lane(
     """
     if block.mask is None:
         return address
-    exists = builder.extract_element(block.mask, ir.Constant(I32, lane))
+    bits = builder.bitcast(block.mask, ir.IntType(block.width))
+    bit = builder.and_(bits, ir.Constant(bits.type, 1 << lane))
+    exists = builder.icmp_unsigned("!=", bit, ir.Constant(bits.type, 0))
     return builder.select(exists, address, instead)
 
 

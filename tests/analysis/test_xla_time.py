@@ -61,6 +61,24 @@ def test_libraries_cost_more() -> None:
     assert difference == pytest.approx(COSTS.library_us, rel=1e-3)
 
 
+@pytest.mark.parametrize(("element", "least", "most"), [("s8", 0.4, 0.6), ("u8", 0.9, 1.1)])
+def test_products_of_signed_bytes_take_half_as_long_on_one_core(
+    element: str, least: float, most: float
+) -> None:
+    """As long on four: nothing is divided."""
+
+    def times(kind: str, cores: int) -> float:
+        body = f"""c = {kind}[512,512] convert(e0)
+          d = s32[512,512] dot(c, c), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+          y = f32[512,512] convert(d)"""
+        loop = loop_of(simple(body, "f32[512,512]"))
+        return estimate_step_us(loop, COSTS, is_compiled=False, num_cores=cores)
+
+    assert least < times(element, 1) / times("s32", 1) < most
+    is_divided = times(element, 4) < 0.5 * times(element, 1)
+    assert is_divided == (element != "s8")
+
+
 @pytest.mark.parametrize("kind", ["kCustom", "kLoop"])
 def test_libraries_divide_long_work_among_cores(kind: str) -> None:
     """XLA's own loops only where XLA has split them, libraries once it takes 100 microseconds."""

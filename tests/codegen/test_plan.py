@@ -103,6 +103,14 @@ def plan_of(program: LaneProgram, device: DeviceDescription = DEVICE, **options:
     return make_plan(program, Options(**options), device)
 
 
+@pytest.mark.parametrize(("lanes", "width"), [(17, 16), (16, 16), (9, 16), (8, 8), (5, 8), (3, 4)])
+def test_few_lanes_have_narrow_vectors(lanes: int, width: int) -> None:
+    """Where half a register of 512 bits, or a quarter, holds all of them."""
+    wide = dataclasses.replace(DEVICE, vector_bits=512)
+    assert plan_of(small_state(lanes), wide).vector_lanes == width
+    assert plan_of(small_state(lanes), wide, vector_bits=512).vector_lanes == 16
+
+
 @pytest.mark.parametrize("bits", [128, 256, 512])
 def test_vectors_are_as_wide_as_asked_for(bits: int) -> None:
     assert plan_of(small_state(2048), vector_bits=bits, unroll=1).width == bits // 32

@@ -196,6 +196,9 @@ class Plan:
         return replace(self, tile_vectors=tile_vectors, num_tiles=num_tiles)
 
 
+_MIN_REGISTER_LANES: Final = 4
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -231,6 +234,8 @@ def make_plan(program: LaneProgram, options: Options, device: DeviceDescription)
         return _scalar_plan(program, work, device)
     vector_bits = options.vector_bits or device.vector_bits
     bits = _element_bits(program, vector_bits, has_masks=device.has_masked_memory)
+    while not options.vector_bits and _is_half_empty(program.num_lanes, vector_bits // bits):
+        vector_bits //= 2
     lanes, passes = vector_bits // bits, count_passes(vector_bits, device.unit_bits)
     in_registers = _fits_registers(work, device) and not program.meetings
     kept = find_rows_to_stage(program, lanes, _MAX_STAGED_BYTES)
@@ -394,6 +399,12 @@ def _tile_vectors(
         return per_thread
     tiles = math.ceil(per_thread / wanted)
     return math.ceil(num_vectors / (threads * min(tiles, max(_TILES_PER_THREAD, tiles))))
+
+
+def _is_half_empty(num_lanes: int, lanes: int) -> bool:
+    """Whether half a register would hold all lanes: memory for the others, and masks that say they
+    don't exist, take more time than they save."""
+    return num_lanes <= lanes // 2 and lanes > _MIN_REGISTER_LANES
 
 
 def _element_bits(program: LaneProgram, vector_bits: int, *, has_masks: bool) -> int:

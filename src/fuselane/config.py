@@ -42,7 +42,8 @@ class Options:
     """What a user may set; every field is part of each cache key.
 
     Attributes:
-        vector_bits: Width of vector registers to use: 128, 256 or 512; None is what the CPU has.
+        vector_bits: Width of vector registers to use: 128, 256 or 512; None is what the CPU has, or
+            less where that holds all lanes.
         unroll: Vectors of lanes a kernel works on at once: 1, 2, 4, 8 or 16, as LLVM takes minutes
             over other numbers; on a GPU, lanes that a thread works on at once. None lets a model of
             the processor choose.

@@ -241,7 +241,8 @@ def _by_what_comes_before(
 
     Args:
         order: The instructions, operands first.
-        is_member: Of those which are no leaves, and of theirs which are not among them.
+        is_member: Whether one is a member; what is neither that nor a leaf comes between those it
+            depends on and those that depend on it.
     """
     depths: dict[HloInstruction, int] = {}
     by_depth: dict[int, list[HloInstruction]] = {}

@@ -46,7 +46,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what needs something that is not there, and forgets decisions about loops, of which the
-    last 2,000 are kept: whoever counts those of a test would find no more once there are so many."""
+    last 2,000 are kept: whoever counts those of a test would find none once there are so many."""
     if item.get_closest_marker("gpu_extra") and not _has_gpu_extra():
         pytest.skip("the gpu extra is not installed")
     api._log.clear()

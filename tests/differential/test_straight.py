@@ -175,7 +175,7 @@ def test_slices_along_the_lanes() -> None:
         part = jax.lax.dynamic_slice(waves, (first,), (30_000,))
         return jnp.sin(part) * jnp.exp(-part * part), jnp.tanh(part)
 
-    check(program, values(40_000), np.int32(1234), kernels=None)
+    check(program, values(40_000), np.int32(1234))
 
 
 def test_few_elements_read_in_loops() -> None:

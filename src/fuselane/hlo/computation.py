@@ -328,7 +328,7 @@ class HloComputation:
                     users.append(instruction)
         self.note_edit()
 
-    def take_apart(self) -> None:
+    def empty(self) -> None:
         """Empties a computation that nobody needs any more, so that its instructions, which name
         each other and it, are free as soon as nobody has them."""
         self.abandon()

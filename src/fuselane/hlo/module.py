@@ -148,7 +148,7 @@ class HloModule:
         self.computations[:] = [c for c in self.computations if c in used]
         for computation in unused:
             computation.module = None
-            computation.take_apart()
+            computation.empty()
         return len(unused)
 
     def release(self, computation: HloComputation) -> None:

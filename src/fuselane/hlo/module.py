@@ -142,7 +142,7 @@ class HloModule:
         self.computations.append(computation)
 
     def remove_unused_computations(self) -> int:
-        """Removes computations the entry does not call, directly or not; returns how many."""
+        """Removes, and empties, what the entry does not call, directly or not; returns how many."""
         used = set(reachable_computations([self.entry]))
         unused = [computation for computation in self.computations if computation not in used]
         self.computations[:] = [c for c in self.computations if c in used]

@@ -191,7 +191,7 @@ def turn_in(
         words = apart[0] if apart else target
 
         def move(group: LaneBlock, lane: Index) -> None:
-            rows = _rows_of_group(builder, source, group, lane)
+            rows = replace(source, pointer=_row_address(builder, source, lane, group, 0))
             columns = _load_group(builder, rows, group, invariant=invariant)
             for number, column in enumerate(columns):
                 store(builder, column, words.address(builder, number, lane), words.element)
@@ -220,7 +220,8 @@ def turn_out(
                 load(builder, words.address(builder, number, lane), words.element, group.width)
                 for number in range(_side(source.element))
             ]
-            _store_group(builder, columns, _rows_of_group(builder, target, group, lane), group)
+            rows = replace(target, pointer=_row_address(builder, target, lane, group, 0))
+            _store_group(builder, columns, rows, group)
 
         _for_each_group(builder, block, source.element, move)
 
@@ -359,17 +360,13 @@ def _part(builder: ir.IRBuilder, mask: ir.Value, lane: Index, width: int) -> ir.
     return builder.bitcast(part, vector_of(I1, width))
 
 
-def _rows_of_group(builder: ir.IRBuilder, lines: Lines, group: LaneBlock, lane: Index) -> Lines:
-    """Returns the lines of a group that begins with a lane; the first ones if it does not exist."""
-    found = lines.at(builder, lane, 0)
-    pointer = address_of_lane(builder, found.pointer, group, 0, lines.pointer)
-    return replace(found, pointer=pointer)
-
-
-def _row_address(builder: ir.IRBuilder, lines: Lines, group: LaneBlock, lane: int) -> ir.Value:
-    """Returns where the row of a group's lane is."""
+def _row_address(
+    builder: ir.IRBuilder, lines: Lines, lane: Index, group: LaneBlock, at: int
+) -> ir.Value:
+    """Returns where the line of a lane is, which has that place in a group; the first line's place
+    if the lane does not exist."""
     address = lines.address(builder, lane, 0)
-    return address_of_lane(builder, address, group, lane, lines.pointer)
+    return address_of_lane(builder, address, group, at, lines.pointer)
 
 
 def _load_group(
@@ -381,7 +378,7 @@ def _load_group(
     rows = [
         load_lanes(
             builder,
-            _row_address(builder, source, block, lane),
+            _row_address(builder, source, lane, block, lane),
             element,
             1,
             _row(builder, block, lane, size),
@@ -406,7 +403,7 @@ def _store_group(
             lanes = range(first, first + side)
             parts = [shuffle(builder, column, column, lanes) for column in words]
         for lane, row in enumerate(_transpose(builder, parts), first):
-            address = _row_address(builder, target, block, lane)
+            address = _row_address(builder, target, lane, block, lane)
             raw = _from_words(builder, row, element)
             store_neighbours(builder, raw, address, element, _row(builder, block, lane, size))
 

@@ -25,6 +25,7 @@ from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES
 from fuselane.boundary import BoundaryReason
 from fuselane.decisions import Decision, Reason
 from fuselane.fusion.decision import FusionDecision, FusionLog, FusionStep, allow, refuse
+from fuselane.fusion.in_place import members
 from fuselane.fusion.outline import Outlined, outline
 from fuselane.fusion.remainder import fuse_remainder
 from fuselane.hlo.computation import HloComputation
@@ -246,11 +247,12 @@ def _by_what_comes_before(
     """
     depths: dict[HloInstruction, int] = {}
     by_depth: dict[int, list[HloInstruction]] = {}
+    inside = set(filter(is_member, order))
     for instruction in order:
         before = (o for o in _dependencies(instruction) if o in depths)
-        steps = [depths[o] + (o.opcode not in _LEAVES and not is_member(o)) for o in before]
+        steps = [depths[o] + (o.opcode not in _LEAVES and o not in inside) for o in before]
         depths[instruction] = max(steps, default=0)
-        if is_member(instruction):
+        if instruction in inside:
             by_depth.setdefault(depths[instruction], []).append(instruction)
     return list(by_depth.values())
 
@@ -331,9 +333,7 @@ def split(region: Sequence[HloInstruction]) -> list[list[HloInstruction]]:
 
 
 def _slices_anywhere(instruction: HloInstruction) -> bool:
-    is_fusion = instruction.opcode == "fusion"
-    inner = instruction.to_apply.instructions if is_fusion else (instruction,)
-    return any(member.opcode == "dynamic-slice" for member in inner)
+    return any(member.opcode == "dynamic-slice" for member in members(instruction))
 
 
 def can_be_member(instruction: HloInstruction) -> bool:
@@ -347,9 +347,7 @@ def can_be_member(instruction: HloInstruction) -> bool:
         return False
     if instruction.opcode == "get-tuple-element":
         return can_be_member(instruction.operands[0])
-    if instruction.opcode == "fusion":
-        return all(_is_lane_opcode(inner) for inner in instruction.to_apply.instructions)
-    return _is_lane_opcode(instruction)
+    return all(map(_is_lane_opcode, members(instruction)))
 
 
 def _is_lane_opcode(instruction: HloInstruction) -> bool:

@@ -315,9 +315,8 @@ class HloComputation:
                 replaced is the root or has control edges.
         """
         self.instructions[:] = [i for i in self.instructions if i not in by]
-        for replaced in by:  # free as soon as nobody has them, as they name each other no more
-            replaced.operands, replaced.users = [], []
-            replaced.computation = None
+        for replaced in by:
+            _let_go(replaced)
         for instruction in self.instructions:
             instruction.users = []
         for instruction in self.instructions:
@@ -329,12 +328,10 @@ class HloComputation:
         self.note_edit()
 
     def empty(self) -> None:
-        """Empties a computation that nobody needs any more, so that its instructions, which name
-        each other and it, are free as soon as nobody has them."""
+        """Drops all that is in a computation which nobody needs any more."""
         self.abandon()
         for instruction in self._instructions:
-            instruction.operands, instruction.users = [], []
-            instruction.computation = None
+            _let_go(instruction)
         self._instructions, self._parameters, self._root = [], [], None
         self.note_edit()
 
@@ -458,6 +455,13 @@ class HloComputation:
         self.note_edit()
         if instruction.opcode == "parameter":
             self.parameters.remove(instruction)
+
+
+def _let_go(instruction: HloInstruction) -> None:
+    """Makes an instruction that is removed name no others, nor its computation: they are free then
+    as soon as nobody has them, without Python's collector, which goes through everything."""
+    instruction.operands, instruction.users = [], []
+    instruction.computation = None
 
 
 def _find_from_end(instructions: list[HloInstruction], instruction: HloInstruction) -> int:

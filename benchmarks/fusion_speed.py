@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         times = []
         for name in options.strategies:
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                asked = program.__name__, options.instructions, name
+                asked = program, options.instructions, name
                 run = process.submit(measure, *asked, cpu=options.cpu).result()
             row = f"{program.__name__:12}{run.instructions:14,}  {name:{width}}"
             print(f"{row}{run.kernels:8,}{run.seconds:8.2f}", flush=True)
@@ -156,10 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(program: str, instructions: int, strategy: str, *, cpu: bool) -> Run:
-    """Fuses a program, given by its name and about how many instructions it is to have."""
-    build: Callable[[int], Built] = globals()[program]
-    module = HloModule.from_bytes(lower(*build(instructions)))
+def measure(program: Callable[[int], Built], instructions: int, strategy: str, *, cpu: bool) -> Run:
+    """Fuses a program of about so many instructions, traced in the same process as a user's is."""
+    module = HloModule.from_bytes(lower(*program(instructions)))
     inline_calls(module)
     num = sum(len(c.instructions) for c in module.computations)
     pipeline = parse_pipeline(strategy)

@@ -21,7 +21,7 @@ from llvmlite import ir
 from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexed_state import largest_in_registers
-from fuselane.codegen.liveness import fits, needs_spare
+from fuselane.codegen.liveness import fits, is_handed_over, needs_spare
 from fuselane.lanes.program import LaneLoop, LoopElement
 
 
@@ -46,12 +46,16 @@ class Carry:
     ) -> None:
         self._emitter = emitter
         self._initial = list(initial)
-        self._body = loop.instruction.body
+        self._loop, self._body = loop.instruction, loop.instruction.body
         self._large = [e for e in elements if self._is_large(e)]
         self._small = [e for e in elements if e not in self._large]
+        is_outermost = loop is emitter.program.loop
+        self._handed = {} if is_outermost else self._handed_over()
+        self._given = emitter.given if is_outermost else self._handed
         emitter.carries(loop, [element.index for element in self._large])
-        self._given = emitter.given if loop is emitter.program.loop else {}
         self._spares: list[Scratch] = []
+        self._moving: set[int] = set()
+        """Indices of large elements of which a step may leave the next value elsewhere."""
 
     def _is_large(self, element: LoopElement) -> bool:
         """Whether an element is in memory: of too many elements for registers, or of some in which
@@ -60,13 +64,35 @@ class Carry:
         limit = largest_in_registers(self._body, element, width, max_unrolled)
         return self._initial[element.index].size > limit
 
+    def _handed_over(self) -> dict[int, Scratch]:
+        """Returns the memory of large state that a loop within another may have as it is; not where
+        elements that may change places would have memory of different kinds."""
+        emitter, loop, start = self._emitter, self._loop, self._loop.operands[0]
+        handed: dict[int, Scratch] = {}
+        if start.opcode != "tuple":
+            return handed
+        for element in self._large:
+            array = self._initial[element.index]
+            value = start.operands[element.index]
+            if isinstance(array, Scratch) and is_handed_over(emitter, value, loop, [start]):
+                handed[element.index] = array
+        width = emitter.place.block.width
+        pitches = {index: array.pitch for index, array in handed.items()}
+        for element in self._large:
+            pitch = pitches.get(element.index)
+            own = 1 if element.lane_dimension is None else width
+            if pitch != own and any(pitches.get(k) != pitch for k in self._like(element)):
+                handed.pop(element.index, None)
+        return handed
+
     @property
     def is_in_registers(self) -> bool:
         """Whether the carried values are all of the state."""
         return not self._large
 
     def entering(self) -> list[ir.Value]:
-        """Returns the carried values in front of the loop; large state is copied to its scratch."""
+        """Returns the carried values in front of the loop; large state is copied to its scratch,
+        unless it is there."""
         place = self._emitter.place
         spared = [
             element
@@ -77,7 +103,8 @@ class Carry:
             scratch = self._given.get(element.index)
             if scratch is None or any(_key(other) == _key(element) for other in spared):
                 scratch = new_scratch(place, element.shape, element.lane_dimension)
-            self._emitter.copy(self._initial[element.index], scratch)
+            if self._initial[element.index] is not scratch:
+                self._emitter.copy(self._initial[element.index], scratch)
             self._initial[element.index] = scratch
         self._spares = [
             new_scratch(place, element.shape, element.lane_dimension) for element in spared
@@ -104,6 +131,19 @@ class Carry:
         self._emitter.buffers[self._body.parameters[0]] = self._buffers(arrays)
         return arrays
 
+    def results(self, values: Sequence[ir.Value]) -> list[Array]:
+        """As `arrays`, behind the loop: what stays where it is, is known to be there. Where memory
+        that others gave changes places, nobody would know which is where: results are copied."""
+        before = list(self._initial)
+        arrays = self.arrays(values)
+        for element in self._large:
+            index = element.index
+            if index not in self._moving:
+                arrays[index] = before[index]
+            elif self._handed:
+                arrays[index] = self._emitter.in_scratch(arrays[index])
+        return arrays
+
     def following(self, current: Sequence[Array], arrays: Sequence[Array]) -> list[ir.Value]:
         """Returns the carried values at the end of a step.
 
@@ -121,8 +161,12 @@ class Carry:
                 places[element.index] = found
                 free.remove(found)
         self._copy(current, arrays, places, free)
-        moved = [places[element.index].pointer for element in self._large]
-        return [*values, *moved, *(self._take(free, spare).pointer for spare in self._spares)]
+        for element in self._large:
+            before = current[element.index]
+            if not isinstance(before, Scratch) or not is_there(places[element.index], before):
+                self._moving.add(element.index)
+        places_then = [places[element.index].pointer for element in self._large]
+        return [*values, *places_then, *(self._take(free, spare).pointer for spare in self._spares)]
 
     def _copy(
         self,

@@ -257,7 +257,7 @@ def emit_loop(
             name="steps",
         )
     emitter.place = place
-    arrays = carry.arrays(values)
+    arrays = carry.results(values)
     if counter is not None:
         arrays[counter] = _after_all_steps(place, loop, initial[counter])
     return arrays

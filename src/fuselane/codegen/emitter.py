@@ -64,6 +64,8 @@ class Emitter:
     schedules: The orders of emission worked out so far.
     orders: When their instructions are emitted for the last time.
     carried: For parameters of loop bodies the elements whose scratch memory is the loop's own.
+    owned: The same for parameters of branches, and for loops and conditionals: what of their
+        results is in scratch memory that nobody else has.
     buffers: For the same parameters the memory of all large elements and what there is to spare;
         it may change places.
     given: For elements of the program's loop where they are in a GPU's shared memory.
@@ -82,6 +84,7 @@ class Emitter:
     schedules: dict[HloComputation, Schedule] = field(default_factory=dict)
     orders: dict[HloComputation, dict[HloInstruction, int]] = field(default_factory=dict)
     carried: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
+    owned: dict[HloInstruction, frozenset[int]] = field(default_factory=dict)
     buffers: dict[HloInstruction, list[Scratch]] = field(default_factory=dict)
     given: Mapping[int, Scratch] = field(default_factory=dict)
     homes: dict[HloInstruction, Scratch] = field(default_factory=dict)
@@ -116,6 +119,7 @@ class Emitter:
             schedules=self.schedules,
             orders=self.orders,
             carried=self.carried,
+            owned=self.owned,
             buffers=self.buffers,
             given=self.given,
             homes=self.homes,
@@ -135,7 +139,8 @@ class Emitter:
     def carries(self, loop: LaneLoop, elements: Iterable[int]) -> None:
         """Notes that a loop has scratch memory of its own for some of its elements."""
         parameter = loop.instruction.body.parameters[0]
-        self.carried[parameter] = self.carried.get(parameter, frozenset()).union(elements)
+        own = self.owned[loop.instruction] = frozenset(elements)
+        self.carried[parameter] = self.carried.get(parameter, frozenset()) | own
 
     def order(self, computation: HloComputation) -> dict[HloInstruction, int]:
         """Returns when each instruction of a computation is emitted, in steps from its start; what

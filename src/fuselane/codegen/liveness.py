@@ -12,7 +12,7 @@ array's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from fuselane.analysis.opcodes import ELEMENTWISE_OPCODES, UPDATING_OPCODES
@@ -113,7 +113,8 @@ def _is_own(emitter: Emitter, value: HloInstruction) -> bool:
     """Whether an array in scratch is no other instruction's too."""
     if value.opcode != "get-tuple-element":
         return value.opcode not in _SHARED
-    return value.tuple_index in emitter.carried.get(value.operands[0], ())
+    of, index = value.operands[0], value.tuple_index
+    return index in emitter.carried.get(of, ()) or index in emitter.owned.get(of, ())
 
 
 def _carried_home(
@@ -143,8 +144,13 @@ def _carried_home(
             continue
         occupants = [
             other
-            for other, array in emitter.values.items()
-            if other in order and isinstance(array, Scratch) and array.pointer is buffer.pointer
+            for other, value in emitter.values.items()
+            if other in order
+            and other is not parameter
+            and any(
+                isinstance(array, Scratch) and array.pointer is buffer.pointer
+                for array in (value if isinstance(value, list) else [value])
+            )
         ]
         elements = emitter.tuple_elements(parameter)
         occupants += [
@@ -212,6 +218,38 @@ def _writer_in_place(instruction: HloInstruction) -> HloInstruction | None:
     """Returns an instruction that writes each element once, None for one that copies an array first
     and then changes some."""
     return None if instruction.opcode in UPDATING_OPCODES else instruction
+
+
+def is_handed_over(
+    emitter: Emitter, value: HloInstruction, taker: HloInstruction, arguments: Collection[object]
+) -> bool:
+    """Whether an array in scratch memory may be changed there by the loop or the branches that get
+    it: it belongs to one instruction alone, and nothing else reads it from there on.
+
+    Args:
+        emitter: What emits `taker`, in front of it.
+        value: The array.
+        taker: A `while` or `conditional` that is given it.
+        arguments: The tuples in which it is given it.
+    """
+    computation = taker.computation
+    if computation is None or not (_is_in_order(emitter, value) and _is_own(emitter, value)):
+        return False
+    order = emitter.order(computation)
+    stack, seen = [value], {value}
+    while stack:
+        top = stack.pop()
+        for user in top.users:
+            if user in arguments:
+                is_given = top is value and user.operands.count(value) == 1
+                if not is_given or user.users != [taker]:
+                    return False
+            elif user.is_root or order.get(user, math.inf) >= order.get(taker, -1):
+                return False
+            elif user not in seen and emitter.is_view(user):
+                seen.add(user)
+                stack.append(user)
+    return True
 
 
 def fits(array: Scratch, other: Scratch) -> bool:

@@ -33,7 +33,7 @@ _CHEAP_TO_REPEAT: Final = frozenset(
 _READ_ONCE: Final = ELEMENTWISE_OPCODES | {"reduce", "reshape", "transpose", "reverse", "slice"}
 _PUT_TOGETHER: Final = frozenset({"concatenate", "dynamic-update-slice", "pad"})
 _MAX_OPERANDS: Final = 4
-_ALIASES: Final = MOVEMENT | {"tuple", "while", "conditional", "get-tuple-element"}
+_ALIASES: Final = MOVEMENT | {"tuple", "while", "get-tuple-element"}
 
 
 @final

@@ -253,7 +253,7 @@ def test_costs_are_left_to_later_passes(monkeypatch: pytest.MonkeyPatch) -> None
         [i for i in each.entry.instructions if i.opcode == "fusion"] for each in (module, again)
     )
     afresh = [compute_cost(fusion) for fusion in expected]
-    monkeypatch.setattr("fuselane.fusion.gpu.costs._walk", None)
+    monkeypatch.setattr("fuselane.fusion.gpu.costs._members", None)
     left = 0
     for fusion, cost in zip(fusions, afresh, strict=True):
         try:

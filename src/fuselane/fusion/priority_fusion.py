@@ -97,7 +97,10 @@ class _Queue:
         self.model = PerformanceModel(options.gpu)
         self.priority: dict[HloInstruction, int] = {}
         self.heap: list[int] = []
-        """Negated ranks: priorities, and which instruction has it, the last one first."""
+        """Negated ranks: priorities, and which instruction has it, the last one first. Some are of
+        before a priority fell."""
+        self.highest: dict[HloInstruction, int] = {}
+        """The highest priority by which an instruction is in the heap."""
         self.producers: dict[int, HloInstruction] = {}
         """Instructions by id."""
         self.changed = False
@@ -111,7 +114,13 @@ class _Queue:
         while self.heap:
             rank = -heapq.heappop(self.heap)
             producer = self.producers[rank & _ID]
-            if self.priority.get(producer) == rank >> _ID_BITS:
+            priority = self.priority.get(producer)
+            self.highest.pop(producer, None)
+            if priority is None:
+                continue
+            if priority < rank >> _ID_BITS:
+                self._enqueue(producer, priority)
+            else:
                 self._fuse_into_users(producer, self.priority.pop(producer))
         grown = self._fuse_constants()
         self.fuser.make_bodies(self.model.may_share)
@@ -131,6 +140,7 @@ class _Queue:
         lost: int = 0,
         *,
         has_grown: bool = False,
+        are_open: bool = False,
     ) -> None:
         """Puts a producer into the queue where its gain belongs, or takes it out.
 
@@ -139,6 +149,7 @@ class _Queue:
             new: Those that changed, if any; nothing is known of them.
             lost: What its gain was larger by for users that changed or are gone.
             has_grown: Whether it changed itself.
+            are_open: Whether all `new` ones are open, see `Kernel`.
         """
         before = self.priority.pop(producer, None)
         if not producer.users:
@@ -155,7 +166,10 @@ class _Queue:
                 time = of.time or model.time_of(of)
                 priority = LAUNCH + time.total + model.ticks_won(of, users)
             else:
-                is_fusible = not has_grown and self._can_fuse(of, new, are_all=False)
+                is_fusible = not has_grown and (
+                    (are_open and of.is_light and not producer.is_root)
+                    or self._can_fuse(of, new, are_all=False)
+                )
                 if not is_fusible and not self._can_fuse(of, model.kernels(producer.users)):
                     return
                 priority = before - lost + model.ticks_won(of, new)
@@ -163,9 +177,13 @@ class _Queue:
                 self.log.note(self.options.name, producer, None, _refuse_slower(producer, priority))
                 return
         self.priority[producer] = priority
-        if priority != before:
-            self.producers[producer.id] = producer
-            heapq.heappush(self.heap, -(priority << _ID_BITS | producer.id))
+        if priority > self.highest.get(producer, -1):
+            self._enqueue(producer, priority)
+
+    def _enqueue(self, producer: HloInstruction, priority: int) -> None:
+        self.highest[producer] = priority
+        self.producers[producer.id] = producer
+        heapq.heappush(self.heap, -(priority << _ID_BITS | producer.id))
 
     def _can_fuse(self, of: Kernel, users: Sequence[Kernel], *, are_all: bool = True) -> bool:
         """Whether a producer can be fused into users of it, but for bitcasts, of which one is none.
@@ -265,9 +283,11 @@ class _Queue:
         for gone in users if producer.users else [producer, *users]:
             model.forget(gone)
         updates: dict[HloInstruction, list[Kernel]] = {}
+        are_open = True
         for fusion, (cost, opcodes, kept, demands) in new.items():
             kernel = model.learn(fusion, cost, opcodes, kept, demands)
             self._weigh(kernel)
+            are_open = are_open and kernel.is_open
             for operand in fusion.operands:
                 if operand in updates:
                     updates[operand].append(kernel)
@@ -277,7 +297,8 @@ class _Queue:
             changed, less = updates.get(instruction, ()), lost.get(instruction, 0)
             if changed and instruction in grown:
                 less += grown[instruction] - model.time(instruction).total
-            self._price(instruction, changed, less, has_grown=instruction in new)
+            has_grown = instruction in new
+            self._price(instruction, changed, less, has_grown=has_grown, are_open=are_open)
 
     def _fuse(
         self,

@@ -63,12 +63,17 @@ def remember_cost(instruction: HloInstruction, cost: KernelCost) -> None:
 
 
 def _cost_of_body(body: HloComputation) -> KernelCost:
-    cost = _start(body.root)
-    places = {body.root: Operand(0, _RESULT)}
-    for parameter in body.parameters:
-        places.setdefault(parameter, Operand())
-    _walk(cost, _members(body), places, _updates(body.root))
-    operands = [places[parameter] for parameter in body.parameters]
+    cost, members = _start(body.root), _members(body)
+    if all(m.opcode in ELEMENTWISE and (m.users or m is body.root) for m in members):
+        operands = [Operand(roots=_RESULT if p.users else NO_ROOTS) for p in body.parameters]
+        places = dict(zip(body.parameters, operands, strict=True))
+        _walk_evenly(cost, members)
+    else:
+        places = {body.root: Operand(0, _RESULT)}
+        for parameter in body.parameters:
+            places.setdefault(parameter, Operand())
+        _walk(cost, members, places, _updates(body.root))
+        operands = [places[parameter] for parameter in body.parameters]
     _count(cost, places, body.parameters)
     cost.settle(operands)
     return cost
@@ -240,6 +245,20 @@ def _walk(
     cost.flops = to_f32(cost.flops)
     for instruction, place in places.items():
         place.roots, place.value = read[instruction], value_of.get(instruction, -1)
+
+
+def _walk_evenly(cost: KernelCost, members: Sequence[HloInstruction]) -> None:
+    """As `_walk` where each member is computed once for each element of the result."""
+    known: dict[tuple[str, Shape], float] = {}
+    for member in reversed(members):
+        key = member.opcode, member.shape
+        flops = known.get(key)
+        if flops is None:
+            flops = known[key] = _flops(member)
+        if flops:
+            cost.compute(flops, 1.0)
+    cost.member_size += len(members)
+    cost.flops = to_f32(cost.flops)
 
 
 def _add(

@@ -274,24 +274,23 @@ class PerformanceModel:
         operands = kernel.instruction.operands
         distinct = frozenset(operands)
         is_simple = kernel.is_plain and not kernel.is_shaping and plan.is_steady
-        is_even = is_simple and len(distinct) == len(operands) and _reads_evenly(kernel, cost)
-        each = 0
-        if is_even:
-            each = self._read_ticks(operands[0], operands[0].shape.byte_size, running)
-            memory = each * len(operands)
-        else:
-            memory = self.read_ticks_of(kernel, running)
         flops, write = int(cost.flops), self.memory.write_ticks(cost.bytes_written)
-        total = overlap(compute_ticks(flops, running.flops_per_ns), memory + write)
-        kernel.time = KernelTime(flops, write, total)
-        kernel.even = UNEVEN
-        if is_even:
-            others, speed = memory - each + write, running.flops_per_ns
+        if is_simple and len(distinct) == len(operands) and _reads_evenly(kernel, cost):
+            speed = running.flops_per_ns
             computing = self._computing.get(speed)
             if computing is None:
                 computing = Ticks(partial(compute_ticks, flops_per_ns=speed))
                 self._computing[speed] = computing
+            each = self._read_ticks(operands[0], operands[0].shape.byte_size, running)
+            memory, time = each * len(operands), computing[flops]
+            total = time + memory + write - self._hidden[min(time, memory + write)]
+            others = memory - each + write
             kernel.even = Even(distinct, flops, total, others, memory, each, running, computing)
+        else:
+            memory = self.read_ticks_of(kernel, running) + write
+            total = overlap(compute_ticks(flops, running.flops_per_ns), memory)
+            kernel.even = UNEVEN
+        kernel.time = KernelTime(flops, write, total)
 
     def _reading(self, kernel: Kernel, running: Running, share: float | None = None) -> Reading:
         """Returns what it takes to read all distinct operands, all of what is read or a share."""

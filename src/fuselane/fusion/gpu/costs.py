@@ -64,7 +64,8 @@ def remember_cost(instruction: HloInstruction, cost: KernelCost) -> None:
 
 def _cost_of_body(body: HloComputation) -> KernelCost:
     cost, members = _start(body.root), _members(body)
-    if all(m.opcode in ELEMENTWISE and (m.users or m is body.root) for m in members):
+    is_even = all(m.opcode in ELEMENTWISE and (m.users or m is body.root) for m in members)
+    if members and is_even:
         operands = [Operand(roots=_RESULT if p.users else NO_ROOTS) for p in body.parameters]
         places = dict(zip(body.parameters, operands, strict=True))
         _walk_evenly(cost, members)

@@ -232,5 +232,5 @@ def test_results(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_stores(name: str) -> None:
-    """What is copied has to be: one store is the kernel's, of an array on its way in or out."""
+    """What is copied has to be; at least one store is of an array on its way in."""
     assert compile_loop(_loop(name, 9)).code.ir.count(" store <") == CASES[name][3]

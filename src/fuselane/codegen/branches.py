@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from fuselane.analysis.opcodes import UPDATING_OPCODES
 from fuselane.codegen.arrays import Array, Discarded, Registers, Scratch, new_scratch, widen
-from fuselane.codegen.carry import is_there, rewrite
+from fuselane.codegen.carry import rewrite
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.liveness import is_handed_over
 from fuselane.codegen.loops import emit_switch
@@ -59,8 +59,9 @@ def emit_conditional(
             emit(inner, branch)
             pairs = list(zip(slots, branch.root.operands, strict=True))
             values = [value for slot, root in pairs for value in slot.put(inner, root)]
-            kept = [(s.memory, inner.array(r)) for s, r in pairs if s.memory and s.is_handed]
-            rewrite(inner, [(there, new) for there, new in kept if not is_there(new, there)])
+            rewrite(
+                inner, [(s.memory, inner.array(r)) for s, r in pairs if s.memory and s.is_handed]
+            )
             return values
 
         return run

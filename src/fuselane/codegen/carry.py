@@ -235,8 +235,10 @@ def is_there(array: Array, buffer: Scratch) -> bool:
 
 
 def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
-    """Stores each array to its scratch, all of them read before any is written."""
-    pointers = {id(target.pointer) for target, _ in updates}
+    """Stores each array to its scratch, unless it is there, all of them read before any is
+    written."""
+    changed = [(target, new) for target, new in updates if not is_there(new, target)]
+    pointers = {id(target.pointer) for target, _ in changed}
 
     def safe(array: Array) -> Array:
         if isinstance(array, Registers):
@@ -245,6 +247,5 @@ def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
             return array
         return emitter.materialize(array, own=True)
 
-    changed = [(target, new) for target, new in updates if new is not target]
     for target, new in [(target, safe(new)) for target, new in changed]:
         emitter.copy(new, target)

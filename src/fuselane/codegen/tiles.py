@@ -237,11 +237,7 @@ class TiledLoop:
                     passed.leave(block, value, start)
             if is_body and sweep.is_last:
                 following = {e.index: block.array(roots[e.index]) for e in self.state}
-                changed = [
-                    i
-                    for i, view in views.items()
-                    if following[i] is not current[i] and not is_there(following[i], view)
-                ]
+                changed = [i for i in views if following[i] is not current[i]]
                 rewrite(block, [(views[i], following[i]) for i in changed])
                 self._leave(block)
 

@@ -82,4 +82,5 @@ def test_loops_over_elements_are_found(has_inner: bool, expected: bool) -> None:
         if has_inner:
             _add_loop(builder, function.args[0], 1)
     builder.ret_void()
-    assert has_element_loops(module) is expected
+    assert has_element_loops(module, has_lanes=False) is expected
+    assert not has_element_loops(module, has_lanes=True)  # nothing is known of any

@@ -1,5 +1,5 @@
 """Large arrays that loops within loops, branches and updates pass on to each other, at random: what
-is changed where it lies must be needed by nobody."""
+is changed where it lies must be needed by nobody, be they each lane's own or shared by all."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from jax import numpy as jnp
 from tests.differential.harness import check
 
 NUM_ARRAYS: Final = 3
+LANES: Final = NUM_ARRAYS
+"""The number of one more array, if there is one: of lanes, which share the others."""
 NUM_STEPS: Final = 6
 MAX_DEPTH: Final = 2
 
@@ -28,10 +30,7 @@ Statement = Callable[[Arrays, Any], Arrays]
 def _block(rng: random.Random, depth: int) -> Statement:
     """Returns a few statements, one after the other."""
     nested = [_counted, _while, _cond, _cond, _switch] if depth < MAX_DEPTH else []
-    made = [
-        rng.choice([_update, _update, _add, _turn, _swap, _copy, *nested])(rng, depth + 1)
-        for _ in range(rng.randint(1, 3))
-    ]
+    made = [rng.choice([*_KINDS, *nested])(rng, depth + 1) for _ in range(rng.randint(1, 3))]
 
     def run(arrays: Arrays, step: Any) -> Arrays:
         for statement in made:
@@ -106,6 +105,60 @@ def _copy(rng: random.Random, depth: int) -> Statement:
     return run
 
 
+def _move_up(rng: random.Random, depth: int) -> Statement:
+    to, of, _ = _three(rng)
+
+    def run(arrays: Arrays, step: Any) -> Arrays:
+        arrays[to] = jnp.concatenate([arrays[of][1:], arrays[of][:1] + 1])
+        return arrays
+
+    return run
+
+
+def _see(rng: random.Random, depth: int) -> Statement:
+    """All lanes read the same element."""
+    (of, _, _), factor = _three(rng), rng.randint(1, 9)
+
+    def run(arrays: Arrays, step: Any) -> Arrays:
+        if len(arrays) > LANES:
+            rows, columns = arrays[of].shape
+            element = arrays[of][step * factor % rows, (step + factor) % columns]
+            arrays[LANES] = (3 * arrays[LANES] + element) % 997
+        return arrays
+
+    return run
+
+
+def _pick(rng: random.Random, depth: int) -> Statement:
+    """Each lane reads another element."""
+    of, _, _ = _three(rng)
+
+    def run(arrays: Arrays, step: Any) -> Arrays:
+        if len(arrays) > LANES:
+            rows, columns = arrays[of].shape
+            picked = arrays[of][arrays[LANES] % rows, step % columns]
+            arrays[LANES] = (arrays[LANES] + picked) % 997
+        return arrays
+
+    return run
+
+
+def _meet(rng: random.Random, depth: int) -> Statement:
+    """What lanes make together becomes part of an array."""
+    (to, of, _), factor = _three(rng), rng.randint(1, 9)
+
+    def run(arrays: Arrays, step: Any) -> Arrays:
+        if len(arrays) > LANES:
+            row = step * factor % arrays[of].shape[0]
+            arrays[to] = arrays[of].at[row, 0].set(jnp.sum(arrays[LANES]) % 999)
+        return arrays
+
+    return run
+
+
+_KINDS: Final = (_update, _update, _add, _turn, _swap, _copy, _move_up, _see, _see, _pick, _meet)
+
+
 def _counted(rng: random.Random, depth: int) -> Statement:
     block, factor, most = _block(rng, depth), rng.randint(1, 9), rng.randint(1, 3)
 
@@ -121,9 +174,11 @@ def _counted(rng: random.Random, depth: int) -> Statement:
 def _while(rng: random.Random, depth: int) -> Statement:
     """A loop that carries some of the arrays, and sees the others as they were."""
     block, factor, most = _block(rng, depth), rng.randint(1, 9), rng.randint(1, 3)
-    carried = sorted(set(_three(rng)))
+    among = sorted({*_three(rng), rng.choice([0, LANES])})
 
     def run(arrays: Arrays, step: Any) -> Arrays:
+        carried = [index for index in among if index < len(arrays)]
+
         def body(state: Any) -> Any:
             inner, values = state
             seen = list(arrays)
@@ -175,3 +230,15 @@ def test_random_blocks(seed: int) -> None:
         program = jax.vmap(program, in_axes=1, out_axes=1)
     values = np.random.default_rng(seed).integers(0, 50, (NUM_ARRAYS, rows, lanes))
     check(program, *map(jnp.int32, values), fused=None)
+
+
+# The last ones read, in branches that lanes take, what all lanes share and something changes later.
+@pytest.mark.parametrize("seed", [*range(40), 155, 537, 586])
+def test_random_blocks_beside_lanes(seed: int) -> None:
+    rng = random.Random(seed)
+    program: Any = partial(_program, _block(rng, 0))
+    (rows, columns), lanes = rng.choice([(9, 5), (33, 40), (70, 1)]), rng.choice([16, 40, 300])
+    generator = np.random.default_rng(seed)
+    shared = generator.integers(0, 50, (NUM_ARRAYS, rows, columns))
+    own = generator.integers(0, 50, lanes)
+    check(program, *map(jnp.int32, shared), jnp.int32(own), fused=None)

@@ -18,7 +18,7 @@ from typing import final
 
 from llvmlite import ir
 
-from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch
+from fuselane.codegen.arrays import Array, Memory, Registers, Scratch, Written, new_scratch
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.indexed_state import largest_in_registers
 from fuselane.codegen.liveness import fits, is_handed_over, needs_spare
@@ -242,6 +242,8 @@ def rewrite(emitter: Emitter, updates: Sequence[tuple[Scratch, Array]]) -> None:
 
     def safe(array: Array) -> Array:
         if isinstance(array, Registers):
+            return array
+        if isinstance(array, Memory) and array.written is Written.NEVER:
             return array
         if isinstance(array, Scratch) and id(array.pointer) not in pointers:
             return array

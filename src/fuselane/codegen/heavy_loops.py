@@ -1,7 +1,7 @@
-"""Which loops of a kernel without lanes LLVM makes vectors of.
+"""Which loops of a kernel LLVM makes vectors of.
 
-Those over elements of arrays: a kernel of numbers only has none, and what LLVM finds there takes
-longer to look for than it saves.
+Those over elements of arrays that all lanes share: a kernel of numbers only has none, and what LLVM
+finds there takes longer to look for than it saves.
 
 LLVM writes every loop several times over that it makes vectors of, and what comes behind takes time
 by the square of that: minutes for a dozen thousand instructions in loops of index arithmetic. So of
@@ -21,6 +21,7 @@ from typing import Final
 
 from llvmlite import ir
 
+from fuselane.codegen.independent import is_marked
 from fuselane.codegen.loops import LoopId
 
 _MAX_CODE: Final = 3000
@@ -36,9 +37,18 @@ _OUTER_LOOPS: Final = 2
 """Over tiles, of which there is one, and over steps, each of which needs the one before."""
 
 
-def has_element_loops(module: ir.Module) -> bool:
-    """Whether a module has loops besides those that every kernel has."""
+def has_element_loops(module: ir.Module, *, has_lanes: bool) -> bool:
+    """Whether a module has loops over elements of arrays that all lanes share.
+
+    Args:
+        module: A kernel's.
+        has_lanes: Whether its other loops are of vectors already; those whose elements do not
+            depend on each other are marked, see `codegen.independent`. Else there are none but
+            those that every kernel has.
+    """
     functions = [f for f in module.functions if f.blocks]
+    if has_lanes:
+        return any(is_marked(block) for f in functions for block in f.blocks)
     return sum(len(list(_find_back_edges(function))) for function in functions) > _OUTER_LOOPS
 
 

@@ -57,7 +57,7 @@ class InStepLoop(TiledLoop):
         skipped = computation.root if is_body else None
         per_lane = [s for s in steps if needs_lanes(s, self.program) and s is not skipped]
         sweeps = cut_in_phases(per_lane, phases, results, self.program)
-        self.emitter.orders[computation] = order_of(steps, sweeps)
+        self.emitter.orders[computation] = order_of(steps, sweeps, phases)
         passed = Passed(self.frame)
         for number, sweep in enumerate(sweeps):
             shared = [s for s in steps if phases[id(s)] == number]

@@ -30,14 +30,15 @@ def mark_independent(module: ir.Module, blocks: Iterable[ir.Block]) -> None:
 
     Args:
         module: What the blocks are part of.
-        blocks: Each is where an element is stored. Left as they are: those that are not all of a
-            loop, and those that store something besides, which all iterations may share.
+        blocks: Each is where an element is stored, or taken into what is carried. Left as they are:
+            those that are not all of a loop, and those that store something besides, which all
+            iterations may share.
     """
     for block in dict.fromkeys(blocks):
         end = block.terminator
         accesses = [i for i in block.instructions if i.opname in _ACCESSES]
         num_stores = sum(access.opname == "store" for access in accesses)
-        if end is None or block not in end.operands or num_stores != 1:
+        if end is None or block not in end.operands or num_stores > 1:
             continue
         mark_loop(module, [block], block)
 
@@ -57,6 +58,12 @@ def mark_loop(module: ir.Module, blocks: Iterable[ir.Block], last: ir.Block) -> 
                 access.set_metadata("llvm.access.group", group)
     properties = module.add_metadata(["llvm.loop.parallel_accesses", group])
     last.terminator.set_metadata("llvm.loop", LoopId(module, properties))
+
+
+def is_marked(block: ir.Block) -> bool:
+    """Whether a block ends a loop that LLVM was told may take its iterations in any order."""
+    metadata = () if block.terminator is None else block.terminator.metadata
+    return any(isinstance(at, LoopId) for at in dict(metadata).values())
 
 
 @final

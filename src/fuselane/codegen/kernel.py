@@ -156,7 +156,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         num_accesses=_count_accesses(module),
         is_bitwise=_share(program, _is_bitwise) > _MIN_BITWISE,
         has_dots=_share(program, lambda i: _is_dot(i, program, plan.max_unrolled)) > _MIN_DOTS,
-        may_vectorise=plan.width == 1 and has_element_loops(module),
+        may_vectorise=has_element_loops(module, has_lanes=plan.width > 1),
     )
 
 

@@ -20,6 +20,7 @@ from fuselane.codegen.arrays import Scratch, new_scratch
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.in_place import copies_in_place, reads_in_place
 from fuselane.codegen.indexing import residual_size
+from fuselane.codegen.schedule import needs_lanes
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 
@@ -44,7 +45,7 @@ def overwritable(
     array = emitter.array(value)
     if isinstance(array, Scratch) and _is_free(emitter, value, writer):
         return array
-    home = _carried_home(emitter, writer, writer) if _is_in_order(emitter, writer) else None
+    home = _carried_home(emitter, writer, writer)
     scratch = home or new_scratch(emitter.place, array.shape, lane)
     emitter.copy(array, scratch)
     return scratch
@@ -68,7 +69,7 @@ def find_home(
     if instruction in emitter.homes or not is_one_by_one:
         return emitter.homes.get(instruction)
     size = residual_size(instruction.shape.dimensions, emitter.lane(instruction))
-    if size <= emitter.max_unrolled or not _is_in_order(emitter, instruction):
+    if size <= emitter.max_unrolled:
         return None
     return _carried_home(emitter, instruction, first or instruction)
 
@@ -95,18 +96,12 @@ def find_shared_home(
 
 def _is_free(emitter: Emitter, value: HloInstruction, writer: HloInstruction) -> bool:
     """Whether an array belongs to one instruction alone and only `writer` still reads it."""
-    if not (_is_in_order(emitter, value) and _is_own(emitter, value)):
+    if not _is_own(emitter, value):
         return False
     if writer.operands.count(value) != 1 or writer.computation is None:
         return False
     order = emitter.order(writer.computation)
     return _last_read(emitter, value, order, writer) < order[writer]
-
-
-def _is_in_order(emitter: Emitter, value: HloInstruction) -> bool:
-    """Whether what reads a value is emitted in the schedule's order: what all lanes share is
-    emitted in front of all lane blocks."""
-    return emitter.lane(value) is not None or not emitter.program.has_lanes
 
 
 def _is_own(emitter: Emitter, value: HloInstruction) -> bool:
@@ -198,7 +193,7 @@ def needs_spare(
         return True
     while value.opcode in UPDATING_OPCODES and _is_free(emitter, value.operands[0], value):
         value = value.operands[0]
-    if value.opcode in _ELSEWHERE or not _is_in_order(emitter, value):
+    if value.opcode in _ELSEWHERE:
         return False
     order, (parameter,) = emitter.order(body), body.parameters
     if value.opcode not in ELEMENTWISE_OPCODES | UPDATING_OPCODES:
@@ -233,8 +228,10 @@ def is_handed_over(
         arguments: The tuples in which it is given it.
     """
     computation = taker.computation
-    if computation is None or not (_is_in_order(emitter, value) and _is_own(emitter, value)):
+    if computation is None or not _is_own(emitter, value):
         return False
+    if emitter.lane(value) is None and needs_lanes(taker, emitter.program):
+        return False  # what all lanes share of it is emitted twice: alone, and in each block
     order = emitter.order(computation)
     stack, seen = [value], {value}
     while stack:

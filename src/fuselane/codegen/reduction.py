@@ -49,11 +49,11 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
 
         r[lane] = ((zero + x[lane, 0]) + x[lane, 1]) + ...
 
-    unrolled if few elements are reduced and they are not too much code, else a loop. In a program
-    without lanes, columns are reduced side by side, row by row.
-    Numerics: bitwise-equal to a reduction in row-major order from the initial value; in a program
-    without lanes sums and products of floats reassociate. What is only chosen among is compared in
-    pairs, in order, where it is unrolled.
+    unrolled if few elements are reduced and they are not too much code, else a loop. Columns that
+    all lanes share are reduced side by side, row by row.
+    Numerics: bitwise-equal to a reduction in row-major order from the initial value; sums and
+    products of floats that all lanes share reassociate in loops, and all in a program without
+    lanes. What is only chosen among is compared in pairs, in order, where it is unrolled.
     """
     count = len(instruction.operands) // 2
     arrays = [emitter.array(operand) for operand in instruction.operands[:count]]
@@ -62,7 +62,8 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
     ]
 
     max_unrolled = 1 if is_long_for_each(emitter, instruction) else emitter.max_unrolled
-    if not emitter.program.has_lanes and _has_columns(instruction, max_unrolled):
+    is_shared = all(array.lane is None for array in arrays)
+    if is_shared and _has_columns(instruction, max_unrolled):
         emitter.values[instruction] = _reduce_columns(emitter, instruction, arrays[0], starts[0])
         return
 
@@ -192,9 +193,12 @@ def _accumulate(
     dimensions = arrays[0].shape.dimensions
     sizes = [dimensions[axis] for axis in reduced]
 
-    extreme = None
-    if emitter.program.has_lanes:
-        extreme = Extreme.of(emitter, instruction, math.prod(sizes))
+    has_lanes = any(array.lane is not None for array in arrays)
+    is_looped = math.prod(sizes) > max_unrolled
+    # LLVM makes vectors of a loop over what all lanes share, as it does where there are none.
+    in_any_order = not emitter.program.has_lanes or (is_looped and not has_lanes)
+    extreme = None if in_any_order else Extreme.of(emitter, instruction, math.prod(sizes))
+    combined: list[ir.Block] = []
 
     def get(inner: Sequence[Index]) -> list[ir.Value]:
         at = _interleave(index, reduced, inner, len(dimensions))
@@ -212,22 +216,21 @@ def _accumulate(
     def step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         values = get(inner)
         results = join(carried, values)
-        if not emitter.program.has_lanes:
+        if in_any_order:
             _allow_reordering(r for r in results if all(r is not value for value in values))
+            combined.append(emitter.builder.block)
         return results
 
     def wide_step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         return [widen(place, value) for value in step(inner, carried)]
 
-    has_lanes = any(array.lane is not None for array in arrays)
-    is_looped = math.prod(sizes) > max_unrolled
-    if not is_looped and _is_reorderable(instruction, has_lanes=emitter.program.has_lanes):
+    if not is_looped and _is_reorderable(instruction, has_lanes=not in_any_order):
         places = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]
         elements = [partial(get, at) for at in places]
         carried = _combine_in_pairs(join, [lambda: starts, *elements])
         return carried if extreme is None else [extreme.end(carried)]
     cuts = [sorted(set().union(*(cuts_along(array, axis) for array in arrays))) for axis in reduced]
-    outer = 0 if emitter.program.has_lanes else _split_sum(instruction, sizes)
+    outer = _split_sum(instruction, sizes) if in_any_order else 0
     if outer:
         element = instruction.shape.element_type
         none_yet = constant(element, identity(instruction.to_apply.root.opcode, element))
@@ -244,7 +247,9 @@ def _accumulate(
             _allow_reordering(total)
             return total
 
-        return emit_fold(emitter.builder, sizes[:outer], starts, add_part, cuts=cuts[:outer])
+        totals = emit_fold(emitter.builder, sizes[:outer], starts, add_part, cuts=cuts[:outer])
+        mark_independent(emitter.builder.module, combined)
+        return totals
     carried = emit_fold(
         emitter.builder,
         sizes,
@@ -253,6 +258,7 @@ def _accumulate(
         max_unrolled=max_unrolled,
         cuts=cuts,
     )
+    mark_independent(emitter.builder.module, combined)
     return carried if extreme is None else [extreme.end(carried)]
 
 

@@ -54,9 +54,8 @@ _IN_MEMORY: Final = 1.5
 """Scalar operations that loads, stores and indices take of what is done to an element of an array
 in memory, if it is stored: measured on random bits that all lanes share."""
 
-_COPIED: Final = 0.5
-"""The same of each element of what is copied first to be updated, as lanes may still read it:
-measured on a row of an edit distance, 0.2 ns."""
+_COPIED: Final = 0.1
+"""The same of each element of what is copied first to be updated, as lanes still read it."""
 
 _INDEXED_CYCLES: Final = {"gather": 0.9, "scatter": 2.6}
 """Cycles for each element that is read or changed at an index known only at run time: measured on
@@ -123,10 +122,9 @@ def estimate_shared_us(
     views = Views(program=program, max_unrolled=plan.max_unrolled)
     stored = {i for i in shared if _is_stored(i, plan, views)}
     work = sum(_work_us(i, program, plan, costs, scalar, stored) for i in shared)
-    waiting = moving = 0.0
+    moving, waiting = _moving_us(shared, stored, costs), 0.0
     if not program.has_lanes:
         waiting = _waiting_cycles(computation, shared, program, plan) * costs.kernel_cycle_us
-        moving = _moving_us(shared, stored, costs)
     nested = sum(
         times * estimate_shared_us(program, plan, inner, costs)
         for instruction in computation.instructions
@@ -213,20 +211,32 @@ def _work_us(
     is_indexed = instruction.opcode in _INDEXED_CYCLES
     if instruction.opcode == "scatter" and _takes_extremum(instruction):
         cycles += _EXTREMUM_CYCLES
-    if is_small or is_indexed or program.has_lanes or instruction in scalar:
+    is_unrolled = program.has_lanes and shape.num_elements <= plan.max_unrolled
+    if is_small or is_indexed or is_unrolled or instruction in scalar:
         count = _count_elements(instruction, operations)
         in_memory = 0.0
-        if instruction in stored and (program.has_lanes or not is_indexed):
-            is_update = update_of(instruction) is not instruction
-            is_copied = is_update and program.has_lanes and instruction not in program.mutable
-            moved = _COPIED * shape.num_elements if is_copied else _IN_MEMORY * count
-            in_memory = moved * costs.kernel_scalar_us
+        if instruction in stored and _is_copied(instruction, program):
+            in_memory = _COPIED * shape.num_elements * costs.kernel_scalar_us
+        elif instruction in stored and not is_indexed:
+            in_memory = _IN_MEMORY * count * costs.kernel_scalar_us
         return count * cycles * costs.kernel_cycle_us + in_memory
     share = _vector_share(instruction, plan)
     is_cheap = OPCODE_COST.get(instruction.opcode, 1.0) <= CHEAP
     if is_cheap or not shape.element_type.is_floating:
         return operations * share * operation_us(instruction, costs)
     return _count_elements(instruction, operations) * share * cycles * costs.kernel_cycle_us / 2
+
+
+def _is_copied(instruction: HloInstruction, program: LaneProgram) -> bool:
+    """Whether what an instruction updates is copied first, as lanes or what comes later read it."""
+    if update_of(instruction) is instruction or instruction in program.mutable:
+        return False
+    others = [user for user in instruction.operands[0].users if user is not instruction]
+    if not program.has_lanes or not others or instruction.computation is None:
+        return False
+    order = instruction.computation.instructions
+    last = max(order.index(user) for user in others)
+    return last > order.index(instruction) or any(needs_lanes(user, program) for user in others)
 
 
 def _is_met(value: HloInstruction, program: LaneProgram) -> bool:

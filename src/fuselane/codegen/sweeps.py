@@ -8,7 +8,6 @@ has to pass. Streams need not pass: they are in memory anyway.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -136,14 +135,23 @@ def count_passed_bytes(program: LaneProgram) -> tuple[int, int]:
     return left, sum(count(sweep.received) for sweep in sweeps)
 
 
-def order_of(steps: Sequence[Step], sweeps: Sequence[Sweep]) -> dict[HloInstruction, int]:
+def order_of(
+    steps: Sequence[Step], sweeps: Sequence[Sweep], phases: Mapping[int, int] | None = None
+) -> dict[HloInstruction, int]:
     """Returns when each instruction of a computation is emitted for the last time.
 
     Args:
-        steps: All of the computation; what no sweep emits keeps its place in front of them.
+        steps: All of the computation.
         sweeps: What they were cut into.
+        phases: By `id` of a step, in front of which sweep it is emitted if it needs no lanes; by
+            default all of them are in front of the first.
     """
-    return number_parts([*steps, *itertools.chain.from_iterable(sweep.steps for sweep in sweeps)])
+    known = dict.fromkeys(map(id, steps), 0) if phases is None else phases
+    emitted: list[Step] = []
+    for number in range(len(sweeps) + 1):
+        emitted += [step for step in steps if known[id(step)] == number]
+        emitted += sweeps[number].steps if number < len(sweeps) else ()
+    return number_parts(emitted)
 
 
 def _repeatable(steps: Sequence[Step]) -> Iterator[Step]:

@@ -180,14 +180,14 @@ class TiledLoop:
         body = self.loop.instruction.body
         schedule = self.emitter.schedule(body)
         self.emitter.values[body.parameters[0]] = arrays
-        emit_shared_steps(self.emitter, body)
         separate = {body.root, *self.folding.separate}
         per_lane = [s for s in schedule.per_lane(self.program) if s not in separate]
-        self.folding.start_step()
         indices = [*self.results, *(element.index for element in self.state)]
         results = [body.root.operands[index] for index in indices]
         sweeps = cut_into_sweeps(per_lane, results, self.program)
         self.emitter.orders[body] = order_of(schedule.steps, sweeps)
+        emit_shared_steps(self.emitter, body)
+        self.folding.start_step()
         passed = Passed(self.frame)
         for number, sweep in enumerate(sweeps):
             received = passed.begin(sweep, sweeps[number + 1 :])

@@ -59,7 +59,7 @@ def store_window(
 
     cuts = per_dimension(update)
     emit_for_each(builder, update.dimensions, move, max_unrolled=max_unrolled, cuts=cuts)
-    if isinstance(target, Scratch) and place.block.width == 1:
+    if isinstance(target, Scratch) and (target.lane is None or place.block.width == 1):
         mark_independent(place.builder.module, filled)
 
 

@@ -25,6 +25,7 @@ import pytest
 from fuselane.backends import cpu
 from fuselane.codegen.kernel import KernelCode
 from fuselane.codegen.kernel import build_planned as build_for_cpu
+from fuselane.codegen.llvm import Vectors
 from fuselane.codegen.nvptx import ThreadCode, build_threads
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.codegen.thread_plan import make_thread_plan
@@ -94,7 +95,7 @@ def simulate(
             num_accesses=0,
             is_bitwise=False,
             has_dots=False,
-            may_vectorise=False,
+            vectors=Vectors.NOWHERE,
         )
 
     monkeypatch.setattr(cpu, "make_plan", plan)

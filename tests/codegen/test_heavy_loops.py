@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from llvmlite import ir
 
-from fuselane.codegen.heavy_loops import has_element_loops, leave_light_loops
+from fuselane.codegen.heavy_loops import find_vectors, leave_light_loops
 from fuselane.codegen.indexing import I64
-from fuselane.codegen.llvm import optimised_ir
+from fuselane.codegen.llvm import Vectors, optimised_ir
 from fuselane.codegen.loops import counted_loop
 
 _F32 = ir.FloatType()
@@ -36,7 +36,7 @@ def _vectors_in(num_light: int, operations: int) -> tuple[bool, bool]:
         builder.ret_void()
         functions.append(function)
     leave_light_loops(module)
-    text = optimised_ir(module, vectorise=True)
+    text = optimised_ir(module, vectors=Vectors.EVERYWHERE)
     light, other = text.split("@other(")
     return "x float>" in light, "x float>" in other
 
@@ -69,8 +69,10 @@ def test_loops_of_several_blocks_are_light() -> None:
     assert all("llvm.loop" in latch.metadata for latch in latches)
 
 
-@pytest.mark.parametrize(("has_inner", "expected"), [(False, False), (True, True)])
-def test_loops_over_elements_are_found(has_inner: bool, expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("has_inner", "expected"), [(False, Vectors.NOWHERE), (True, Vectors.EVERYWHERE)]
+)
+def test_loops_over_elements_are_found(has_inner: bool, expected: Vectors) -> None:
     module = ir.Module("test")
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.PointerType()]), "f")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
@@ -82,5 +84,5 @@ def test_loops_over_elements_are_found(has_inner: bool, expected: bool) -> None:
         if has_inner:
             _add_loop(builder, function.args[0], 1)
     builder.ret_void()
-    assert has_element_loops(module, has_lanes=False) is expected
-    assert not has_element_loops(module, has_lanes=True)  # nothing is known of any
+    assert find_vectors(module, has_lanes=False) is expected
+    assert find_vectors(module, has_lanes=True) is Vectors.NOWHERE  # nothing is known of any

@@ -8,7 +8,7 @@ import pytest
 from llvmlite import ir
 
 from fuselane.codegen.independent import mark_independent
-from fuselane.codegen.llvm import optimised_ir
+from fuselane.codegen.llvm import Vectors, optimised_ir
 from fuselane.codegen.loops import counted_loop
 
 _I32 = ir.IntType(32)
@@ -36,7 +36,7 @@ def _compile(also: Callable[[ir.IRBuilder, ir.Value], None], *, is_marked: bool)
     builder.ret_void()
     if is_marked:
         mark_independent(module, filled)
-    return optimised_ir(module, vectorise=True)
+    return optimised_ir(module, vectors=Vectors.EVERYWHERE)
 
 
 def _nothing(_: ir.IRBuilder, __: ir.Value) -> None:

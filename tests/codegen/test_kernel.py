@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fuselane.codegen.kernel import build
-from fuselane.codegen.llvm import HostTarget, assembly
+from fuselane.codegen.llvm import HostTarget, Vectors, assembly
 from fuselane.config import Options
 from fuselane.errors import UnsupportedError
 from fuselane.hlo.module import HloModule
@@ -700,7 +700,7 @@ def test_vectors_are_looked_for_where_there_are_loops_over_elements() -> None:
     )
     codes = [build(form_program(module), Options(), DEVICE) for module in (number, array)]
     assert [code.plan.width for code in codes] == [1, 1]
-    assert [code.may_vectorise for code in codes] == [False, True]
+    assert [code.vectors for code in codes] == [Vectors.NOWHERE, Vectors.EVERYWHERE]
 
 
 def test_dots_that_lanes_lack_in_some_steps_count() -> None:

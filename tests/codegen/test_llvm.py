@@ -18,6 +18,7 @@ from llvmlite.binding import ffi
 
 from fuselane.codegen.llvm import (
     HostTarget,
+    Vectors,
     assembly,
     compile_object,
     optimised_ir,
@@ -206,7 +207,9 @@ def test_loops_are_neither_vectorised_nor_unrolled(opt_level: int) -> None:
 
 
 def test_loops_are_vectorised_in_scalar_code() -> None:
-    assert "x i64>" in optimised_ir(LOOP.replace("%next, 8", "%next, 800"), vectorise=True)
+    assert "x i64>" in optimised_ir(
+        LOOP.replace("%next, 8", "%next, 800"), vectors=Vectors.EVERYWHERE
+    )
 
 
 def test_inlining_happens_where_asked() -> None:

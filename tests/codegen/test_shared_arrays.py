@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fuselane.codegen.kernel import build
-from fuselane.codegen.llvm import optimised_ir
+from fuselane.codegen.llvm import Vectors, optimised_ir
 from fuselane.config import Options
 from fuselane.hlo.module import HloModule
 from tests.codegen.kernels import DEVICE, NumpyArray, check, compile_loop, form_program, some
@@ -91,13 +91,13 @@ def test_vectors_are_looked_for_where_lanes_share_arrays() -> None:
     shared = _loop(CASES["moved_up"][0])
     codes = [build(form_program(module), Options(), DEVICE) for module in (alone, shared)]
     assert all(code.plan.width > 1 for code in codes)
-    assert [code.may_vectorise for code in codes] == [False, True]
+    assert [code.vectors for code in codes] == [Vectors.NOWHERE, Vectors.IN_LOOPS]
 
 
 def test_arrays_that_move_up_are_moved_in_vectors() -> None:
     """LLVM is done at once, too: it would look for minutes at copies it takes apart."""
     code = compile_loop(_loop(CASES["moved_up"][0])).code
-    text: Any = optimised_ir(code.ir, vectorise=True)
+    text: Any = optimised_ir(code.ir, vectors=Vectors.IN_LOOPS)
     assert "llvm.memcpy" not in text
     vectors = re.findall(r"store <(4|8|16) x float>", text)
     assert len(vectors) >= 3  # on the way in, in each step, and on the way out
@@ -127,5 +127,5 @@ def test_what_lanes_share_is_reduced_in_vectors(kind: str) -> None:
         return table - part, lanes + part
 
     loop = check(module, step, 2, some([SIZE]), some([64], seed=1))
-    text: Any = optimised_ir(loop.code.ir, vectorise=True)
+    text: Any = optimised_ir(loop.code.ir, vectors=Vectors.IN_LOOPS)
     assert "llvm.vector.reduce" in text

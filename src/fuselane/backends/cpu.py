@@ -21,7 +21,7 @@ from fuselane.codegen.kernel_time import (
     estimate_straight_us,
 )
 from fuselane.codegen.least_time import estimate_least_us
-from fuselane.codegen.llvm import Bitcode, HostTarget, check_time, read_ir
+from fuselane.codegen.llvm import Bitcode, HostTarget, Vectors, check_time, read_ir
 from fuselane.codegen.plan import Plan, make_plan
 from fuselane.config import Options
 from fuselane.device import host_device
@@ -149,13 +149,13 @@ def make_kernel(code: KernelCode, key: str, options: Options, *, is_dry: bool = 
     if not is_dry:
         is_wide = code.plan.vectors_in_registers < host_device().num_vector_registers
         in_order = is_wide and code.is_bitwise and options.optimise
-        vectorise = code.may_vectorise and options.optimise
+        vectors = code.vectors if options.optimise else Vectors.NOWHERE
         is_simple = code.has_dots or code.num_accesses <= _MAX_SIMPLE_ACCESSES
         opt_level = (1 if is_simple else 2) if options.optimise else 0
         bitcode = Bitcode(
             data=read_ir(code.ir, target),
             opt_level=opt_level,
-            vectorise=vectorise,
+            vectors=vectors,
             in_order=in_order,
         )
     return Kernel(

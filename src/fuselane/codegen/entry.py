@@ -32,9 +32,6 @@ _STACK_ALIGNMENT: Final = 64
 """Bytes of the largest registers. LLVM learns too late that some are to be spilled, and then does
 so across lines of the cache: with four vectors at once a kernel of Lotka and Volterra's equations
 took 1.2 times as long."""
-_NO_BUILTINS: Final = '"no-builtins"'
-"""Loops that copy stay loops. LLVM would make calls of `memcpy` of them and take these apart, where
-an array moves up in every step, into its elements, among which it looks for vectors for minutes."""
 _MAX_STACK_BYTES: Final = 1 << 20
 _MAX_SCRATCH_BYTES: Final = 1 << 28
 
@@ -115,7 +112,6 @@ class CpuEntry:
         self.function = KernelFunction(module, signature, symbol)
         self.function.attributes.add("nounwind")
         self.function.attributes.alignstack = _STACK_ALIGNMENT
-        set.add(self.function.attributes, _NO_BUILTINS)  # llvmlite knows no attributes in quotes
         inputs, self._results, self._first, self._last = self.function.args
         builder = ir.IRBuilder(self.function.append_basic_block("entry"))
         self.inputs = [_address(builder, inputs, number) for number in range(num_inputs)]

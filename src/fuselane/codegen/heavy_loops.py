@@ -22,6 +22,7 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.codegen.independent import is_marked
+from fuselane.codegen.llvm import Vectors
 from fuselane.codegen.loops import LoopId
 
 _MAX_CODE: Final = 3000
@@ -33,23 +34,37 @@ _MIN_WORK: Final = 12
 _MAX_BODY: Final = 300
 
 
+_NO_BUILTINS: Final = '"no-builtins"'
 _OUTER_LOOPS: Final = 2
 """Over tiles, of which there is one, and over steps, each of which needs the one before."""
 
 
-def has_element_loops(module: ir.Module, *, has_lanes: bool) -> bool:
-    """Whether a module has loops over elements of arrays that all lanes share.
+def find_vectors(module: ir.Module, *, has_lanes: bool) -> Vectors:
+    """Returns where LLVM is to look for vectors in a kernel.
 
     Args:
-        module: A kernel's.
-        has_lanes: Whether its other loops are of vectors already; those whose elements do not
-            depend on each other are marked, see `codegen.independent`. Else there are none but
-            those that every kernel has.
+        module: The kernel's.
+        has_lanes: Whether its code is of vectors already, but for loops over elements of arrays
+            that all lanes share, which are marked; see `codegen.independent`. Else all its loops
+            are such, but for those that every kernel has.
     """
     functions = [f for f in module.functions if f.blocks]
     if has_lanes:
-        return any(is_marked(block) for f in functions for block in f.blocks)
-    return sum(len(list(_find_back_edges(function))) for function in functions) > _OUTER_LOOPS
+        is_any = any(is_marked(block) for f in functions for block in f.blocks)
+        return Vectors.IN_LOOPS if is_any else Vectors.NOWHERE
+    num_loops = sum(len(list(_find_back_edges(function))) for function in functions)
+    return Vectors.EVERYWHERE if num_loops > _OUTER_LOOPS else Vectors.NOWHERE
+
+
+def keep_copying_loops(module: ir.Module) -> None:
+    """Has LLVM leave loops that copy what they are.
+
+    It would make calls of `memcpy` of them and take these apart: where an array moves up by one in
+    each step, into its elements. Where lanes copy arrays of their own, the calls are faster.
+    """
+    for function in module.functions:
+        if function.blocks:
+            set.add(function.attributes, _NO_BUILTINS)  # llvmlite knows no attributes in quotes
 
 
 def leave_light_loops(module: ir.Module) -> None:

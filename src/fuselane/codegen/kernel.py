@@ -27,9 +27,10 @@ from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.entry import CpuEntry, KernelEntry
 from fuselane.codegen.frame import Frame
 from fuselane.codegen.function import KernelFunction
-from fuselane.codegen.heavy_loops import has_element_loops, leave_light_loops
+from fuselane.codegen.heavy_loops import find_vectors, keep_copying_loops, leave_light_loops
 from fuselane.codegen.in_step import InStepLoop
 from fuselane.codegen.indexing import i64
+from fuselane.codegen.llvm import Vectors
 from fuselane.codegen.math import define_short_roots
 from fuselane.codegen.math.rare import call_long_functions
 from fuselane.codegen.packing import pack_weights
@@ -75,7 +76,7 @@ class KernelCode:
     num_accesses: How many instructions load or store, those of its functions as well.
     is_bitwise: Whether much of the work is on bits, as random numbers are.
     has_dots: Whether much of the work is dots, whose loops are emitted as they are to be.
-    may_vectorise: Whether it has loops over scalars, of which LLVM may make vectors.
+    vectors: Where LLVM is to look for vectors in scalar code.
     """
 
     ir: str
@@ -88,7 +89,7 @@ class KernelCode:
     num_accesses: int
     is_bitwise: bool
     has_dots: bool
-    may_vectorise: bool
+    vectors: Vectors
 
 
 def build(program: LaneProgram, options: Options, device: DeviceDescription) -> KernelCode:
@@ -139,6 +140,9 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
     call_long_functions(module)
     if plan.width == 1:
         leave_light_loops(module)
+    vectors = find_vectors(module, has_lanes=plan.width > 1)
+    if vectors is Vectors.IN_LOOPS:
+        keep_copying_loops(module)
     if bounds_checks:
         regions = dict(frame.regions)
         for function in module.functions:
@@ -156,7 +160,7 @@ def _build(program: LaneProgram, plan: Plan, *, bounds_checks: bool) -> KernelCo
         num_accesses=_count_accesses(module),
         is_bitwise=_share(program, _is_bitwise) > _MIN_BITWISE,
         has_dots=_share(program, lambda i: _is_dot(i, program, plan.max_unrolled)) > _MIN_DOTS,
-        may_vectorise=has_element_loops(module, has_lanes=plan.width > 1),
+        vectors=vectors,
     )
 
 

@@ -106,4 +106,4 @@ def test_a_long_sort_is_as_much_code_as_a_short_one(lanes: str) -> None:
     short, long = compile_sort(65), compile_sort(1000)
     assert long.num_instructions <= short.num_instructions
     if not lanes:
-        assert re.search(r"store <\d+ x ", optimised_ir(long.ir, vectors=Vectors.EVERYWHERE))
+        assert re.search(r"store <\d+ x ", optimised_ir(long.ir, vectorise=Vectors.EVERYWHERE))

@@ -36,7 +36,7 @@ def _vectors_in(num_light: int, operations: int) -> tuple[bool, bool]:
         builder.ret_void()
         functions.append(function)
     leave_light_loops(module)
-    text = optimised_ir(module, vectors=Vectors.EVERYWHERE)
+    text = optimised_ir(module, vectorise=Vectors.EVERYWHERE)
     light, other = text.split("@other(")
     return "x float>" in light, "x float>" in other
 

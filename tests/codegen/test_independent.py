@@ -36,7 +36,7 @@ def _compile(also: Callable[[ir.IRBuilder, ir.Value], None], *, is_marked: bool)
     builder.ret_void()
     if is_marked:
         mark_independent(module, filled)
-    return optimised_ir(module, vectors=Vectors.EVERYWHERE)
+    return optimised_ir(module, vectorise=Vectors.EVERYWHERE)
 
 
 def _nothing(_: ir.IRBuilder, __: ir.Value) -> None:

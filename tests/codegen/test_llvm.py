@@ -208,7 +208,7 @@ def test_loops_are_neither_vectorised_nor_unrolled(opt_level: int) -> None:
 
 def test_loops_are_vectorised_in_scalar_code() -> None:
     assert "x i64>" in optimised_ir(
-        LOOP.replace("%next, 8", "%next, 800"), vectors=Vectors.EVERYWHERE
+        LOOP.replace("%next, 8", "%next, 800"), vectorise=Vectors.EVERYWHERE
     )
 
 

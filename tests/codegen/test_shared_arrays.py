@@ -97,7 +97,7 @@ def test_vectors_are_looked_for_where_lanes_share_arrays() -> None:
 def test_arrays_that_move_up_are_moved_in_vectors() -> None:
     """LLVM is done at once, too: it would look for minutes at copies it takes apart."""
     code = compile_loop(_loop(CASES["moved_up"][0])).code
-    text: Any = optimised_ir(code.ir, vectors=Vectors.IN_LOOPS)
+    text: Any = optimised_ir(code.ir, vectorise=Vectors.IN_LOOPS)
     assert "llvm.memcpy" not in text
     vectors = re.findall(r"store <(4|8|16) x float>", text)
     assert len(vectors) >= 3  # on the way in, in each step, and on the way out
@@ -127,5 +127,5 @@ def test_what_lanes_share_is_reduced_in_vectors(kind: str) -> None:
         return table - part, lanes + part
 
     loop = check(module, step, 2, some([SIZE]), some([64], seed=1))
-    text: Any = optimised_ir(loop.code.ir, vectors=Vectors.IN_LOOPS)
+    text: Any = optimised_ir(loop.code.ir, vectorise=Vectors.IN_LOOPS)
     assert "llvm.vector.reduce" in text

@@ -86,7 +86,7 @@ def test_kernels_are_optimised_where_asked(
     levels: list[tuple[int, Vectors, bool]] = []
 
     def watch(bitcode: Bitcode, target: HostTarget) -> bytes:
-        levels.append((bitcode.opt_level, bitcode.vectors, bitcode.in_order))
+        levels.append((bitcode.opt_level, bitcode.vectorise, bitcode.in_order))
         return compile_bitcode(bitcode, target)
 
     monkeypatch.setattr(fuselane.runtime.kernel, "compile_bitcode", watch)
@@ -95,7 +95,7 @@ def test_kernels_are_optimised_where_asked(
     for lanes in ((9,), ()):
         assert not run_programs([replace(SMALL, lanes=lanes)]).failures
     assert [found[0] for found in levels] == [level, level]
-    assert optimise or not any(vectors or in_order for _, vectors, in_order in levels)
+    assert optimise or not any(vectorise or in_order for _, vectorise, in_order in levels)
 
 
 def test_a_few_modules_are_compiled_as_users_have_them(monkeypatch: pytest.MonkeyPatch) -> None:

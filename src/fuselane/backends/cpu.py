@@ -155,7 +155,7 @@ def make_kernel(code: KernelCode, key: str, options: Options, *, is_dry: bool = 
         bitcode = Bitcode(
             data=read_ir(code.ir, target),
             opt_level=opt_level,
-            vectors=vectors,
+            vectorise=vectors,
             in_order=in_order,
         )
     return Kernel(

@@ -87,9 +87,9 @@ class Vectors(enum.IntEnum):
     """Where LLVM looks for vectors in scalar code; see `codegen.heavy_loops`."""
 
     NOWHERE = 0
-    IN_LOOPS = 1
+    EVERYWHERE = 1
+    IN_LOOPS = 2
     """Beside vectors of lanes, which it would put together with each other, and spill more of."""
-    EVERYWHERE = 2
 
 
 @final
@@ -100,13 +100,13 @@ class Bitcode:
     Attributes:
         data: The module, for a target it names, in LLVM's own form, which later versions read.
         opt_level: See `compile_object`.
-        vectors: See `compile_object`.
+        vectorise: See `compile_object`.
         in_order: See `compile_object`.
     """
 
     data: bytes
     opt_level: int = 2
-    vectors: Vectors = Vectors.NOWHERE
+    vectorise: Vectors = Vectors.NOWHERE
     in_order: bool = False
 
 
@@ -136,7 +136,7 @@ def compile_bitcode(bitcode: Bitcode, target: HostTarget) -> bytes:
         bitcode.data,
         target,
         bitcode.opt_level,
-        vectors=bitcode.vectors,
+        vectorise=bitcode.vectorise,
         in_order=bitcode.in_order,
     )
 
@@ -157,7 +157,7 @@ def compile_object(
     target: HostTarget | None = None,
     opt_level: int = 2,
     *,
-    vectors: Vectors = Vectors.NOWHERE,
+    vectorise: Vectors = Vectors.NOWHERE,
     in_order: bool = False,
 ) -> bytes:
     """Compiles a module to position-independent object code (ELF, or the system's own format).
@@ -171,14 +171,14 @@ def compile_object(
             out of loops, up to a quarter of a kernel's time, but nothing where most work is dots
             or there are few; it is a seventh of the passes' time and saves a tenth to a half of
             LLVM's.
-        vectors: Where LLVM looks for vectors in scalar code.
+        vectorise: Where LLVM looks for vectors in scalar code.
         in_order: Whether instructions keep the order of the IR: for long chains of operations on
             vectors of several registers, with few values alive.
     Raises:
         CodegenError: if the IR does not parse or verify, or the target does not exist.
     """
     emit = _emit_in_order if in_order else _emit
-    return _with_machine(module_ir, target, opt_level, emit, vectors=vectors)
+    return _with_machine(module_ir, target, opt_level, emit, vectorise=vectorise)
 
 
 def assembly(
@@ -252,14 +252,14 @@ def optimised_ir(
     target: HostTarget | None = None,
     opt_level: int = 2,
     *,
-    vectors: Vectors = Vectors.NOWHERE,
+    vectorise: Vectors = Vectors.NOWHERE,
 ) -> str:
     """Returns the text of a module after the IR passes that `compile_object` runs."""
 
     def finish(_: binding.TargetMachine, module: binding.ModuleRef) -> str:
         return str(module)
 
-    return _with_machine(module_ir, target, opt_level, finish, vectors=vectors)
+    return _with_machine(module_ir, target, opt_level, finish, vectorise=vectorise)
 
 
 def _emit(
@@ -325,7 +325,7 @@ def _with_machine(
     opt_level: int,
     finish: Callable[[binding.TargetMachine, binding.ModuleRef], _Result],
     *,
-    vectors: Vectors = Vectors.NOWHERE,
+    vectorise: Vectors = Vectors.NOWHERE,
 ) -> _Result:
     """Parses, verifies and optimises a module in its own LLVM context, then applies `finish`."""
     if not 0 <= opt_level <= 3:
@@ -334,8 +334,8 @@ def _with_machine(
         machine = _machine(target or _host_target(), opt_level)
         text = module_ir if isinstance(module_ir, bytes) else str(module_ir)
         with _parse(text, machine) as module:
-            if vectors:
-                _vectorise(module, machine, vectors)
+            if vectorise:
+                _vectorise(module, machine, vectorise)
             else:
                 _optimise(module, machine, opt_level)
             return finish(machine, module)

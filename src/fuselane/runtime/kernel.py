@@ -126,7 +126,7 @@ class Kernel:
 
 
 _HEADER_FIELDS: Final = ("key", "symbol", "num_tiles", "max_threads", "scratch_bytes")
-_BITCODE_FIELDS: Final = ("opt_level", "vectors", "in_order")
+_BITCODE_FIELDS: Final = ("opt_level", "vectorise", "in_order")
 _TARGET_FIELDS: Final = tuple(field.name for field in dataclasses.fields(HostTarget))
 
 

@@ -23,6 +23,7 @@ from llvmlite import ir
 from fuselane.codegen.loops import LoopId
 
 _ACCESSES: Final = frozenset({"load", "store"})
+_GROUP: Final = "llvm.access.group"
 
 
 def mark_independent(module: ir.Module, blocks: Iterable[ir.Block]) -> None:
@@ -55,15 +56,14 @@ def mark_loop(module: ir.Module, blocks: Iterable[ir.Block], last: ir.Block) -> 
     for block in blocks:
         for access in block.instructions:
             if access.opname in _ACCESSES:
-                access.set_metadata("llvm.access.group", group)
+                access.set_metadata(_GROUP, group)
     properties = module.add_metadata(["llvm.loop.parallel_accesses", group])
     last.terminator.set_metadata("llvm.loop", LoopId(module, properties))
 
 
 def is_marked(block: ir.Block) -> bool:
-    """Whether a block ends a loop that LLVM was told may take its iterations in any order."""
-    metadata = () if block.terminator is None else block.terminator.metadata
-    return any(isinstance(at, LoopId) for at in dict(metadata).values())
+    """Whether a block reads or writes in a loop that may take its iterations in any order."""
+    return any(_GROUP in access.metadata for access in block.instructions)
 
 
 @final

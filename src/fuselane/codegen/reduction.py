@@ -62,8 +62,7 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
     ]
 
     max_unrolled = 1 if is_long_for_each(emitter, instruction) else emitter.max_unrolled
-    is_shared = all(array.lane is None for array in arrays)
-    if is_shared and _has_columns(instruction, max_unrolled):
+    if _become_vectors(emitter, arrays) and _has_columns(instruction, max_unrolled):
         emitter.values[instruction] = _reduce_columns(emitter, instruction, arrays[0], starts[0])
         return
 
@@ -83,6 +82,14 @@ def emit_reduce(emitter: Emitter, instruction: HloInstruction) -> None:
         is_long=long,
         cuts=in_lane(cuts_of(instruction, arrays), instruction.shape.tuple_shapes[0].rank, lane),
     )
+
+
+def _become_vectors(emitter: Emitter, arrays: Sequence[Array]) -> bool:
+    """Whether LLVM makes vectors of what arrays hold side by side, as there are no lanes, or all
+    lanes share it."""
+    if not emitter.program.has_lanes:
+        return True
+    return emitter.has_vectors and all(array.lane is None for array in arrays)
 
 
 def _has_columns(instruction: HloInstruction, max_unrolled: int) -> bool:
@@ -195,8 +202,7 @@ def _accumulate(
 
     has_lanes = any(array.lane is not None for array in arrays)
     is_looped = math.prod(sizes) > max_unrolled
-    # LLVM makes vectors of a loop over what all lanes share, as it does where there are none.
-    in_any_order = not emitter.program.has_lanes or (is_looped and not has_lanes)
+    in_any_order = not emitter.program.has_lanes or (is_looped and _become_vectors(emitter, arrays))
     extreme = None if in_any_order else Extreme.of(emitter, instruction, math.prod(sizes))
     combined: list[ir.Block] = []
 

@@ -644,3 +644,22 @@ def test_lanes_that_read_at_one_place_load_neighbours() -> None:
     assert program.num_lanes == 64
     loads = 200 * 64 / 8
     assert step_us(module) < loads * 10 * COSTS.kernel_cycle_us
+
+
+def test_what_all_lanes_share_is_moved_in_vectors() -> None:
+    """A table that moves up takes time by its size, and less than its elements one by one; one that
+    is updated where it lies takes the same for all."""
+
+    def of(size: int, made: str) -> float:
+        table = f"f32[{size}]"
+        body = f"""first = f32[1] slice(e0), slice={{[0:1]}}
+          new = f32[1] negate(first)
+          rest = f32[{size - 1}] slice(e0), slice={{[1:{size}]}}
+          u = {table} {made}
+          y = f32[64] negate(e1)"""
+        return step_us(counting_loop(body, ["u", "y"], [table, "f32[64]"], trip_count=MANY))
+
+    moved = "concatenate(rest, new), dimensions={0}"
+    updated = "dynamic-update-slice(e0, new, i)"
+    assert 0 < of(20_000, moved) - of(10_000, moved) < 10_000 * COSTS.kernel_scalar_us
+    assert of(20_000, updated) == pytest.approx(of(10_000, updated), rel=0.05)

@@ -7,6 +7,8 @@
 
 What stays a view reads its operand whenever it is read itself, so a view's readers count as the
 array's.
+What is emitted when is `Emitter.order`: what all lanes share comes in front of the sweep over lanes
+that needs it.
 """
 
 from __future__ import annotations

@@ -57,11 +57,11 @@ class InStepLoop(TiledLoop):
         skipped = computation.root if is_body else None
         per_lane = [s for s in steps if needs_lanes(s, self.program) and s is not skipped]
         sweeps = cut_in_phases(per_lane, phases, results, self.program)
-        self.emitter.orders[computation] = order_of(steps, sweeps, phases)
+        groups = [[s for s in steps if phases[id(s)] == n] for n in range(len(sweeps) + 1)]
+        self.emitter.orders[computation] = order_of(groups, sweeps)
         passed = Passed(self.frame)
         for number, sweep in enumerate(sweeps):
-            shared = [s for s in steps if phases[id(s)] == number]
-            emit_shared_steps(self.emitter, computation, shared)
+            emit_shared_steps(self.emitter, computation, groups[number])
             received = passed.begin(sweep, sweeps[number + 1 :])
             meetings = [
                 make_meeting(self.emitter, step, self.frame)
@@ -78,8 +78,7 @@ class InStepLoop(TiledLoop):
                 self._wait_for_others()
             for meeting in meetings:
                 meeting.finish()
-        last = [s for s in steps if phases[id(s)] == len(sweeps)]
-        emit_shared_steps(self.emitter, computation, last)
+        emit_shared_steps(self.emitter, computation, groups[-1])
 
     def _wait_for_others(self) -> None:
         """Lets the threads of a GPU's block wait for each other."""

@@ -8,6 +8,7 @@ has to pass. Streams need not pass: they are in memory anyway.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -135,22 +136,18 @@ def count_passed_bytes(program: LaneProgram) -> tuple[int, int]:
     return left, sum(count(sweep.received) for sweep in sweeps)
 
 
-def order_of(
-    steps: Sequence[Step], sweeps: Sequence[Sweep], phases: Mapping[int, int] | None = None
-) -> dict[HloInstruction, int]:
+def order_of(steps: Sequence[Sequence[Step]], sweeps: Sequence[Sweep]) -> dict[HloInstruction, int]:
     """Returns when each instruction of a computation is emitted for the last time.
 
     Args:
-        steps: All of the computation.
+        steps: All of the computation: those in front of the first sweep if they need no lanes,
+            those in front of the next, and so on; the last may be behind all sweeps.
         sweeps: What they were cut into.
-        phases: By `id` of a step, in front of which sweep it is emitted if it needs no lanes; by
-            default all of them are in front of the first.
     """
-    known = dict.fromkeys(map(id, steps), 0) if phases is None else phases
     emitted: list[Step] = []
-    for number in range(len(sweeps) + 1):
-        emitted += [step for step in steps if known[id(step)] == number]
-        emitted += sweeps[number].steps if number < len(sweeps) else ()
+    for group, sweep in itertools.zip_longest(steps, sweeps):
+        emitted += group or ()
+        emitted += sweep.steps if sweep else ()
     return number_parts(emitted)
 
 

@@ -185,7 +185,7 @@ class TiledLoop:
         indices = [*self.results, *(element.index for element in self.state)]
         results = [body.root.operands[index] for index in indices]
         sweeps = cut_into_sweeps(per_lane, results, self.program)
-        self.emitter.orders[body] = order_of(schedule.steps, sweeps)
+        self.emitter.orders[body] = order_of([schedule.steps], sweeps)
         emit_shared_steps(self.emitter, body)
         self.folding.start_step()
         passed = Passed(self.frame)

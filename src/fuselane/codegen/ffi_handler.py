@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from fuselane.codegen.ffi_calls import FIND_KERNEL, MESSAGE_CAPACITY, build_common_ir
+from fuselane.codegen.processors import build_processor_ir
 
 EXECUTE_SYMBOL: Final = "fuselane_execute"
 WAITER_SYMBOL: Final = "fuselane_waiter"
@@ -30,8 +31,9 @@ _TYPES: Final = """
 
 ; Ours: function (null: not made yet), num_tiles, max_threads (0: no limit), released, being_made
 %Kernel = type { ptr, i64, i64, i64, i64 }
-; references, next tile, finished tiles, num_tiles, tiles taken at a time, function, inputs, outputs
-%Job = type { i64, i64, i64, i64, i64, ptr, ptr, ptr }
+; references, next tile, finished tiles, num_tiles, tiles taken at a time, function, inputs,
+; outputs, the caller's processor
+%Job = type { i64, i64, i64, i64, i64, ptr, ptr, ptr, i64 }
 """
 
 _MEMORY: Final = """
@@ -86,6 +88,9 @@ done:
 }
 
 define internal void @pool_task(ptr %job) nounwind {
+  %processor.place = getelementptr %Job, ptr %job, i64 0, i32 8
+  %processor = load i64, ptr %processor.place
+  call void @leave_processor(i64 %processor)
   call void @run_tiles(ptr %job)
   call void @drop_job(ptr %job)
   ret void
@@ -120,7 +125,7 @@ define internal void @run_parallel(ptr %frame, ptr %function, i64 %num_tiles, i6
     ptr %inputs, ptr %outputs) nounwind noinline {
 entry:
   %args = alloca %Schedule
-  %job = call ptr @malloc(i64 64)
+  %job = call ptr @malloc(i64 72)
   %is_there = icmp ne ptr %job, null
   br i1 %is_there, label %share, label %alone
 alone:
@@ -147,6 +152,9 @@ share:
   store ptr %inputs, ptr %inputs.place
   %outputs.place = getelementptr %Job, ptr %job, i64 0, i32 7
   store ptr %outputs, ptr %outputs.place
+  %processor.place = getelementptr %Job, ptr %job, i64 0, i32 8
+  %processor = call i64 @current_processor()
+  store i64 %processor, ptr %processor.place
   store %Schedule { i64 40, ptr null, ptr null, ptr @pool_task, ptr null }, ptr %args
   %data.field = getelementptr %Schedule, ptr %args, i64 0, i32 4
   store ptr %job, ptr %data.field
@@ -341,4 +349,5 @@ def build_handler_ir() -> str:
     wait = wait.replace("{microseconds}", str(_NAP_US)).replace("{naps}", str(_MAX_NAPS))
     execute = _EXECUTE.replace("{find}", FIND_KERNEL)
     common = build_common_ir("fuselane_kernel")
-    return "".join((common, _TYPES, _MEMORY, job, wait, execute, _FILLED))
+    parts = common, _TYPES, _MEMORY, build_processor_ir(), job, wait, execute, _FILLED
+    return "".join(parts)

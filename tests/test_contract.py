@@ -69,6 +69,13 @@ def test_what_varied_runs_move_may_move() -> None:
     assert wrong([1.0, np.nan], [9.0, 9.0], [np.nan, 1.0]) == []
 
 
+def test_what_moves_half_of_an_array_may_move_all_of_it() -> None:
+    right, moved = [1.0, 2.0, 4.0, 8.0], [1.0, 2.02, 4.04, 8.0]
+    assert wrong(right, [1.03, 2.0, 4.0, 8.0], moved, moved) == []
+    assert wrong(right, [1.05, 2.0, 4.0, 8.0], moved, moved) == [0]
+    assert wrong(right, [1.03, 2.0, 4.0, 8.0], [1.0, 2.0, 4.04, 8.0]) == [0]
+
+
 def test_integers_may_differ_where_varied_runs_do() -> None:
     for dtype in (np.int32, np.bool_):
         assert wrong([1, 1, 0], [0, 1, 1], dtype=dtype) == [0, 2]

@@ -9,6 +9,9 @@ above and below. Where that moves a result, a kernel may move it about as far:
     |kernel - XLA| <= absolute + relative * |XLA| + spread * median |XLA|
                       + DRIFT_FACTOR * largest |varied - XLA|
 
+or as far as half of its array is moved: what many elements hang on, such as the length of a step,
+may move one of them and its own values move it back, by chance.
+
 An integer or boolean may differ where it differs in a varied run: there a comparison of floats
 hangs on their last places. Two opposite variations nearly always find such an element. The few
 that remain are counted and allowed up to a limit; a loop without floats has none.
@@ -319,7 +322,9 @@ def _find_wrong_floats(
         moved = np.abs(_widen(values) - right)
         moved = np.where(np.isfinite(moved), moved, np.inf)
         drift = np.maximum(drift, np.where(_is_same(values, reference), 0.0, moved))
-    if run is not None:
+    if run is None:
+        drift = np.maximum(drift, np.median(drift))
+    else:
         drift = _pool(drift, run, np.max, np.maximum.accumulate)
     is_near = finite & (np.abs(got - right) <= allowed + DRIFT_FACTOR * drift)
     wrong: NumpyArray = ~(_is_same(reference, kernel) | is_near | np.isinf(drift))

@@ -10,6 +10,7 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
+from fuselane.codegen.arg_extremes import combine, find_extreme, first_of, no_place, place_of
 from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch, widen
 from fuselane.codegen.code_size import is_long, is_long_for_each
 from fuselane.codegen.cuts import cuts_along, cuts_of, in_lane
@@ -230,6 +231,9 @@ def _accumulate(
     def wide_step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         return [widen(place, value) for value in step(inner, carried)]
 
+    extreme_name = find_extreme(instruction) if is_looped and in_any_order else None
+    if extreme_name is not None:
+        return _find_place(emitter, instruction, arrays[0], starts, index, extreme_name)
     if not is_looped and _is_reorderable(instruction, has_lanes=not in_any_order):
         places = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]
         elements = [partial(get, at) for at in places]
@@ -266,6 +270,41 @@ def _accumulate(
     )
     mark_independent(emitter.builder.module, combined)
     return carried if extreme is None else [extreme.end(carried)]
+
+
+def _find_place(
+    emitter: Emitter,
+    instruction: HloInstruction,
+    array: Array,
+    starts: Sequence[ir.Value],
+    index: Element,
+    extreme: str,
+) -> list[ir.Value]:
+    """Emits one element of an arg-maximum or arg-minimum, see `arg_extremes`."""
+    builder, (axis,) = emitter.builder, instruction.dimensions
+    element = array.shape.element_type
+    blocks: list[ir.Block] = []
+
+    def fold(start: ir.Value, take_in: Callable[[ir.Value, ir.Value, Index], ir.Value]) -> ir.Value:
+        def step(at: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
+            value = array.get(emitter.place, _interleave(index, (axis,), at, array.shape.rank))
+            blocks.append(builder.block)
+            return [take_in(carried[0], value, at[0])]
+
+        cuts = [sorted(cuts_along(array, axis))]
+        (result,) = emit_fold(builder, [array.shape.dimensions[axis]], [start], step, cuts=cuts)
+        return result
+
+    found = fold(starts[0], lambda far, value, _: combine(builder, extreme, element, far, value))
+    none = no_place(starts[1].type)
+
+    def take_place(first: ir.Value, value: ir.Value, at: Index) -> ir.Value:
+        place = indexing.like(builder, at, none.type)
+        return first_of(builder, first, place_of(builder, found, value, place, none))
+
+    first = fold(none, take_place)
+    mark_independent(builder.module, blocks)
+    return [found, first]
 
 
 def _split_sum(instruction: HloInstruction, sizes: Sequence[int]) -> int:

@@ -1,0 +1,139 @@
+"""Where the largest or smallest of many elements is, found in two loops of which vectors are made.
+
+    m, i = reduce(x, iota), to_apply=%argmax           m = maximum of all x[k]
+                                               ->      i = minimum of all (x[k] == m ? k : none)
+
+JAX's `argmax` keeps an element and its index, of equal ones those that come first, and of NaNs the
+first. So each element waits for what was chosen before, for three comparisons and two selections.
+
+Numerics: exact.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+
+from fuselane.codegen.elemental import emit_elemental
+from fuselane.codegen.types import integer_constant
+from fuselane.hlo.combiners import is_identity
+from fuselane.hlo.computation import HloComputation
+from fuselane.hlo.instruction import HloInstruction
+from fuselane.hlo.shape import PrimitiveType
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+}
+_LOGIC: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+}
+
+_SAMPLES: Final = (1.0, 2.0, math.nan)
+"""One pair of these stands for each outcome that comparisons of two elements can have."""
+
+
+def find_extreme(reduce: HloInstruction) -> str | None:
+    """Returns `maximum` or `minimum` if a reduction finds the index of such an element and nobody
+    asks for the element itself, else None."""
+    if len(reduce.operands) != 4 or len(reduce.dimensions) != 1:
+        return None
+    elements, indices, start, first = reduce.operands
+    is_known = _is_simple(elements.shape.element_type) and indices.shape.element_type.is_integral
+    is_indexed = indices.opcode == "iota" and indices.dimensions == reduce.dimensions
+    if not (is_known and is_indexed and _is_zero(first)):
+        return None
+    if any(user.opcode != "get-tuple-element" or not user.tuple_index for user in reduce.users):
+        return None
+    for extreme in ("maximum", "minimum"):
+        if is_identity(start, extreme) and _chooses(reduce.to_apply, extreme):
+            return extreme
+    return None
+
+
+def combine(
+    builder: ir.IRBuilder, extreme: str, element: PrimitiveType, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Returns the larger or smaller of two elements, a NaN if there is one, of zeros any."""
+    value = emit_elemental(builder, extreme, [left, right], [element, element], element)
+    if element.is_floating and isinstance(value, ir.CallInstr):
+        value.fastmath.add("nsz")
+    return value
+
+
+def place_of(
+    builder: ir.IRBuilder, found: ir.Value, value: ir.Value, index: ir.Value, none: ir.Constant
+) -> ir.Value:
+    """Returns an element's index if it is the one that was found, or also a NaN; else `none`."""
+    if isinstance(value.type, ir.IntType):
+        is_found = builder.icmp_signed("==", value, found)
+    else:
+        is_equal = builder.fcmp_ordered("==", value, found)
+        is_found = builder.or_(is_equal, builder.fcmp_unordered("uno", value, value))
+    return builder.select(is_found, index, none)
+
+
+def no_place(index_type: ir.Type) -> ir.Constant:
+    """Returns an index that none has, above all others."""
+    return integer_constant(index_type, (1 << (index_type.width - 1)) - 1)
+
+
+def first_of(builder: ir.IRBuilder, left: ir.Value, right: ir.Value) -> ir.Value:
+    """Returns the lesser of two indices."""
+    return builder.select(builder.icmp_signed("<", left, right), left, right)
+
+
+def _is_simple(element: PrimitiveType) -> bool:
+    return element.is_integral or element in (PrimitiveType.F32, PrimitiveType.F64)
+
+
+def _is_zero(value: HloInstruction) -> bool:
+    return value.opcode == "constant" and bool(np.all(value.literal == 0))
+
+
+def _chooses(computation: HloComputation, extreme: str) -> bool:
+    """Whether a computation of two elements and their indices, the lower one first, returns the
+    index of the larger or smaller one, of equal ones the first, and of the first NaN.
+
+    One that only compares elements with each other and indices with each other has few outcomes.
+    """
+    element = computation.parameters[0].shape.element_type
+    samples = [x for x in _SAMPLES if element.is_floating or x == x]
+    is_better = operator.ge if extreme == "maximum" else operator.le
+    for left in samples:
+        for right in samples:
+            is_first = left != left or (right == right and is_better(left, right))
+            if _choose(computation, (left, 0, right, 1)) != (0 if is_first else 1):
+                return False
+    return True
+
+
+def _choose(computation: HloComputation, arguments: tuple[float, int, float, int]) -> object:
+    """Returns the second result of a computation; None if it does anything but choose."""
+    values: dict[HloInstruction, Any] = dict(zip(computation.parameters, arguments, strict=True))
+    for member in computation.post_order():
+        operands = [values[operand] for operand in member.operands if operand in values]
+        match member.opcode:
+            case "parameter" | "tuple":
+                continue
+            case "compare" if member.comparison_type != "TOTALORDER":
+                values[member] = _COMPARE[member.comparison_direction](*operands)
+            case "select":
+                values[member] = operands[1] if operands[0] else operands[2]
+            case "and" | "or" | "xor":
+                values[member] = _LOGIC[member.opcode](*operands)
+            case _:
+                return None
+    root = computation.root
+    return values[root.operands[1]] if root.opcode == "tuple" else None

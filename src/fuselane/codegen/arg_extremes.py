@@ -51,8 +51,7 @@ def find_extreme(reduce: HloInstruction) -> str | None:
         return None
     elements, indices, start, first = reduce.operands
     is_known = _is_simple(elements.shape.element_type) and indices.shape.element_type.is_integral
-    is_indexed = indices.opcode == "iota" and indices.dimensions == reduce.dimensions
-    if not (is_known and is_indexed and _is_zero(first)):
+    if not (is_known and _counts(indices, *reduce.dimensions) and _is_zero(first)):
         return None
     if any(user.opcode != "get-tuple-element" or not user.tuple_index for user in reduce.users):
         return None
@@ -98,6 +97,13 @@ def _is_simple(element: PrimitiveType) -> bool:
     return element.is_integral or element in (PrimitiveType.F32, PrimitiveType.F64)
 
 
+def _counts(value: HloInstruction, axis: int) -> bool:
+    """Whether each element of a value is its own index along a dimension."""
+    if value.opcode == "broadcast" and axis in value.dimensions:
+        return _counts(value.operands[0], value.dimensions.index(axis))
+    return value.opcode == "iota" and value.dimensions == (axis,)
+
+
 def _is_zero(value: HloInstruction) -> bool:
     return value.opcode == "constant" and bool(np.all(value.literal == 0))
 
@@ -109,11 +115,11 @@ def _chooses(computation: HloComputation, extreme: str) -> bool:
     One that only compares elements with each other and indices with each other has few outcomes.
     """
     element = computation.parameters[0].shape.element_type
-    samples = [x for x in _SAMPLES if element.is_floating or x == x]
+    samples = _SAMPLES if element.is_floating else _SAMPLES[:2]
     is_better = operator.ge if extreme == "maximum" else operator.le
     for left in samples:
         for right in samples:
-            is_first = left != left or (right == right and is_better(left, right))
+            is_first = math.isnan(left) or (not math.isnan(right) and is_better(left, right))
             if _choose(computation, (left, 0, right, 1)) != (0 if is_first else 1):
                 return False
     return True

@@ -7,13 +7,16 @@
 To XLA -0 is less than +0, to processors of Intel's and AMD's the two are equal, so that LLVM takes
 two or three instructions for the order of zeros in each maximum of two; ARM's take one for all.
 What a largest element that is zero was chosen from are zeros and negative numbers: it is -0 if all
-their signs are set.
+their signs are set. Of a loop over elements that all lanes share LLVM makes vectors, of one
+instruction for each maximum if it may forget about NaNs as well; whether there was one is carried
+beside it then.
 
 Numerics: bitwise-equal to the operations one after the other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -22,7 +25,7 @@ from llvmlite import ir
 
 from fuselane.codegen.arrays import widen
 from fuselane.codegen.emitter import Emitter
-from fuselane.codegen.types import integer_constant, is_vector, like
+from fuselane.codegen.types import constant, integer_constant, is_vector, like
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
@@ -43,28 +46,39 @@ class Extreme:
         emitter: Emits in the place where it is reduced.
         operation: `maximum` or `minimum` of two elements.
         bits: Of an element.
+        are_vectors_made: Whether LLVM makes vectors of the reduction, elements in any order.
     """
 
     emitter: Emitter
     operation: HloInstruction
     bits: int
+    are_vectors_made: bool
 
     @staticmethod
-    def of(emitter: Emitter, reduce: HloInstruction, count: int) -> Extreme | None:
+    def of(
+        emitter: Emitter, reduce: HloInstruction, count: int, *, are_vectors_made: bool
+    ) -> Extreme | None:
         """Returns what a reduction of so many elements is to carry; None if just its value."""
+        if not emitter.program.has_lanes and not are_vectors_made:
+            return None
         root = reduce.to_apply.root
         is_plain = root.opcode in _SIGNS and all(o.opcode == "parameter" for o in root.operands)
         bits = _BITS.get(root.shape.element_type) if is_plain else None
         if bits is None or count < _MIN_ELEMENTS or not emitter.place.block.has_equal_zeros:
             return None
-        return Extreme(emitter, root, bits)
+        return Extreme(emitter, root, bits, are_vectors_made)
 
     def begin(self, value: ir.Value) -> list[ir.Value]:
         """Returns what is carried for one element."""
-        return [value, self._as_integer(value)]
+        carried = [value, self._as_integer(value)]
+        if self.are_vectors_made:
+            carried.append(self.emitter.builder.fcmp_unordered("uno", value, value))
+        return carried
 
     def join(self, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> list[ir.Value]:
         """Returns what is carried for all elements of two parts."""
+        if self.are_vectors_made:
+            return self._join_loosely(left, right)
         pair = [left[0], right[0]]
         value = self.emitter.apply(self.operation, pair)
         if isinstance(value, ir.CallInstr) and all(value is not part for part in pair):
@@ -75,19 +89,33 @@ class Extreme:
         combine = getattr(self.emitter.builder, _SIGNS[self.operation.opcode])
         return [value, combine(*signs)]
 
+    def _join_loosely(self, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> list[ir.Value]:
+        """As `join`, of what LLVM knows as a maximum; where there is a NaN, it may be anything."""
+        builder = self.emitter.builder
+        flags = ("nnan", "nsz")
+        order = ">" if self.operation.opcode == "maximum" else "<"
+        is_left = builder.fcmp_ordered(order, left[0], right[0], flags=flags)
+        value = builder.select(is_left, left[0], right[0], flags=flags)
+        signs = getattr(builder, _SIGNS[self.operation.opcode])(left[1], right[1])
+        return [value, signs, builder.or_(left[2], right[2])]
+
     def end(self, carried: Sequence[ir.Value]) -> ir.Value:
         """Returns the largest or smallest element, given what is carried for all.
 
         Zeros are told by their bits: a denormal may count as zero where floats are compared.
         """
-        value, signs = carried
+        value, signs, *is_nan = carried
         builder, bits = self.emitter.builder, self._as_integer(value)
         size = integer_constant(bits.type, 1)
         is_zero = builder.icmp_signed("==", builder.shl(bits, size), integer_constant(bits.type, 0))
         if is_vector(signs) and not is_vector(value):
             value = widen(self.emitter.place, value)
         sign = builder.and_(signs, integer_constant(signs.type, -1 << (self.bits - 1)))
-        return builder.select(is_zero, builder.bitcast(sign, value.type), value)
+        result = builder.select(is_zero, builder.bitcast(sign, value.type), value)
+        if is_nan:
+            nan = constant(self.operation.shape.element_type, math.nan)
+            return builder.select(is_nan[0], nan, result)
+        return result
 
     def _as_integer(self, value: ir.Value) -> ir.Value:
         return self.emitter.builder.bitcast(value, like(value, ir.IntType(self.bits)))

@@ -316,6 +316,7 @@ def _scalar_plan(program: LaneProgram, work: Work, device: DeviceDescription) ->
         parallel=False,
         lane_ops=work.lane_ops,
         uniform_ops=work.uniform_ops,
+        has_equal_zeros=device.has_equal_zeros,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,7 +12,15 @@ from llvmlite import ir
 
 from fuselane.codegen import indexing
 from fuselane.codegen.arg_extremes import combine, find_extreme, first_of, no_place, place_of
-from fuselane.codegen.arrays import Array, Registers, Scratch, new_scratch, widen
+from fuselane.codegen.arrays import (
+    Array,
+    Memory,
+    Registers,
+    Scratch,
+    new_scratch,
+    row_major_strides,
+    widen,
+)
 from fuselane.codegen.code_size import is_long, is_long_for_each
 from fuselane.codegen.cuts import cuts_along, cuts_of, in_lane
 from fuselane.codegen.emitter import Emitter
@@ -204,7 +213,11 @@ def _accumulate(
     has_lanes = any(array.lane is not None for array in arrays)
     is_looped = math.prod(sizes) > max_unrolled
     in_any_order = not emitter.program.has_lanes or (is_looped and _become_vectors(emitter, arrays))
-    extreme = None if in_any_order else Extreme.of(emitter, instruction, math.prod(sizes))
+    are_vectors_made = is_looped and in_any_order
+    sought = find_extreme(instruction) if are_vectors_made else None
+    if sought is not None:
+        return _find_place(emitter, instruction, arrays[0], starts, index, sought)
+    extreme = Extreme.of(emitter, instruction, math.prod(sizes), are_vectors_made=are_vectors_made)
     combined: list[ir.Block] = []
 
     def get(inner: Sequence[Index]) -> list[ir.Value]:
@@ -231,9 +244,6 @@ def _accumulate(
     def wide_step(inner: tuple[Index, ...], carried: Sequence[ir.Value]) -> list[ir.Value]:
         return [widen(place, value) for value in step(inner, carried)]
 
-    extreme_name = find_extreme(instruction) if is_looped and in_any_order else None
-    if extreme_name is not None:
-        return _find_place(emitter, instruction, arrays[0], starts, index, extreme_name)
     if not is_looped and _is_reorderable(instruction, has_lanes=not in_any_order):
         places = [unflatten(emitter.builder, n, sizes) for n in range(math.prod(sizes))]
         elements = [partial(get, at) for at in places]
@@ -260,14 +270,20 @@ def _accumulate(
         totals = emit_fold(emitter.builder, sizes[:outer], starts, add_part, cuts=cuts[:outer])
         mark_independent(emitter.builder.module, combined)
         return totals
-    carried = emit_fold(
-        emitter.builder,
-        sizes,
-        [widen(place, value) for value in starts] if is_looped and has_lanes else starts,
-        wide_step if is_looped and has_lanes else step,
-        max_unrolled=max_unrolled,
-        cuts=cuts,
-    )
+    if are_vectors_made and not any(cuts) and all(_is_one_row(a, reduced) for a in arrays):
+        carried = emit_fold(
+            emitter.builder,
+            [math.prod(sizes)],
+            starts,
+            lambda at, values: step(unflatten(emitter.builder, at[0], sizes), values),
+        )
+    elif is_looped and has_lanes:
+        wide = [widen(place, value) for value in starts]
+        carried = emit_fold(emitter.builder, sizes, wide, wide_step, cuts=cuts)
+    else:
+        carried = emit_fold(
+            emitter.builder, sizes, starts, step, max_unrolled=max_unrolled, cuts=cuts
+        )
     mark_independent(emitter.builder.module, combined)
     return carried if extreme is None else [extreme.end(carried)]
 
@@ -305,6 +321,19 @@ def _find_place(
     first = fold(none, take_place)
     mark_independent(builder.module, blocks)
     return [found, first]
+
+
+def _is_one_row(array: Array, axes: Sequence[int]) -> bool:
+    """Whether elements along several dimensions are neighbours in memory, in row-major order.
+
+    They are taken in by one loop then: an inner one over few would have no vectors.
+    """
+    if not isinstance(array, Memory | Scratch):
+        return False
+    sizes = array.shape.dimensions
+    strides = array.strides if isinstance(array, Memory) else row_major_strides(sizes)
+    pairs = list(itertools.pairwise(axes))
+    return all(b == a + 1 and strides[a] == strides[b] * sizes[b] for a, b in pairs)
 
 
 def _split_sum(instruction: HloInstruction, sizes: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ from typing import Final
 
 from fuselane.analysis.cost import OPCODE_COST, instruction_cost, is_known
 from fuselane.analysis.machine_costs import MachineCosts
+from fuselane.codegen.arg_extremes import find_extreme
 from fuselane.codegen.dot_shape import DotShape
 from fuselane.codegen.dots import is_looped_dot
 from fuselane.codegen.lookahead import Lookahead
@@ -74,6 +75,9 @@ _ROW_END: Final = 24.0
 _PRODUCT: Final = 0.4
 _SUM: Final = 0.35
 """Scalar operations that a product of a dot, and an element of a sum, take."""
+
+_SOUGHT: Final = 5.0
+"""Vector operations that an element takes of which the index is sought, if it is the largest."""
 
 _LOOSE: Final = 1.5
 """The same of a product of a matrix without lanes, of which there are no vectors."""
@@ -184,13 +188,11 @@ def _work_us(
     operations = instruction_cost(instruction, program.lane_dimensions.get, lambda _: None)
     match instruction.opcode:
         case "reduce":
-            if _reduces_in_vectors(instruction, program, plan):
-                return (
-                    operations
-                    * _vector_share(instruction.operands[0], plan)
-                    * (costs.kernel_operation_us)
-                )
-            return operations * costs.kernel_scalar_us * _SUM
+            in_vectors = _count_in_vectors(instruction, program, plan, operations)
+            if in_vectors is None:
+                return operations * costs.kernel_scalar_us * _SUM
+            share = _vector_share(instruction.operands[0], plan)
+            return in_vectors * share * costs.kernel_operation_us
         case "reduce-window":
             return operations * costs.kernel_scalar_us * _LATENCY
         case "dot":
@@ -281,14 +283,35 @@ def _vector_share(value: HloInstruction, plan: Plan) -> float:
     return share
 
 
-def _reduces_in_vectors(reduce: HloInstruction, program: LaneProgram, plan: Plan) -> bool:
-    """Whether LLVM makes vectors of neighbours in memory each of which is reduced with few others:
-    the loop over these is unrolled, that over results is not."""
-    sizes = reduce.operands[0].shape.dimensions
-    num_reduced = math.prod(sizes[d] for d in reduce.dimensions)
-    is_minor = len(sizes) - 1 in reduce.dimensions
+def _count_in_vectors(
+    reduce: HloInstruction, program: LaneProgram, plan: Plan, operations: float
+) -> float | None:
+    """Returns the operations of a reduction of which LLVM makes vectors; None if it makes none.
+
+    It does of neighbours in memory that one loop takes in, and of those each of which is reduced
+    with few others: the loop over these is unrolled, that over results is not.
+    """
+    value, reduced = reduce.operands[0], reduce.dimensions
+    sizes = value.shape.dimensions
+    num_reduced = math.prod(sizes[d] for d in reduced)
+    is_minor = sorted(reduced) == list(range(len(sizes) - len(reduced), len(sizes)))
+    if num_reduced > plan.max_unrolled:
+        if not is_minor or _has_gaps(value, program):
+            return None
+        if find_extreme(reduce) is not None:
+            return _SOUGHT * value.shape.num_elements
+        is_known = program.has_lanes and not reduce.shape.is_tuple
+        return value.shape.num_elements if is_known else None
     is_long = math.prod(sizes) > num_reduced * plan.max_unrolled
-    return not program.has_lanes and num_reduced <= plan.max_unrolled and is_long and not is_minor
+    is_in_rows = is_long and len(sizes) - 1 not in reduced
+    return operations if is_in_rows and not program.has_lanes else None
+
+
+def _has_gaps(value: HloInstruction, program: LaneProgram) -> bool:
+    """Whether rows of a value may have gaps between them, as lanes have left them."""
+    if value.opcode in _PUTTING_TOGETHER:
+        return any(_has_gaps(operand, program) for operand in value.operands)
+    return value.shape.rank > 1 and _is_met(value, program)
 
 
 def _is_stored(instruction: HloInstruction, plan: Plan, views: Views) -> bool:

@@ -11,37 +11,26 @@ Numerics: exact.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
 
 from fuselane.codegen.elemental import emit_elemental
+from fuselane.codegen.folding import BINARY, COMPARE
 from fuselane.codegen.types import integer_constant
 from fuselane.hlo.combiners import is_identity
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
-_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "EQ": operator.eq,
-    "NE": operator.ne,
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-}
-_LOGIC: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-}
-
-_SAMPLES: Final = (1.0, 2.0, math.nan)
-"""One pair of these stands for each outcome that comparisons of two elements can have."""
+_ELEMENTS: Final = (1.0, 2.0, math.nan)
+_INDICES: Final = ((0, 1), (0, 9), (5, 9))
+"""Comparisons of two of these have each outcome they can have; so have those of an element with an
+index, which no arg-maximum makes."""
 
 
 def find_extreme(reduce: HloInstruction) -> str | None:
@@ -112,16 +101,15 @@ def _chooses(computation: HloComputation, extreme: str) -> bool:
     """Whether a computation of two elements and their indices, the lower one first, returns the
     index of the larger or smaller one, of equal ones the first, and of the first NaN.
 
-    One that only compares elements with each other and indices with each other has few outcomes.
+    What only compares and selects has few outcomes.
     """
     element = computation.parameters[0].shape.element_type
-    samples = _SAMPLES if element.is_floating else _SAMPLES[:2]
+    elements = _ELEMENTS if element.is_floating else _ELEMENTS[:2]
     is_better = operator.ge if extreme == "maximum" else operator.le
-    for left in samples:
-        for right in samples:
-            is_first = math.isnan(left) or (not math.isnan(right) and is_better(left, right))
-            if _choose(computation, (left, 0, right, 1)) != (0 if is_first else 1):
-                return False
+    for left, right, (low, high) in itertools.product(elements, elements, _INDICES):
+        is_first = math.isnan(left) or (not math.isnan(right) and is_better(left, right))
+        if _choose(computation, (left, low, right, high)) != (low if is_first else high):
+            return False
     return True
 
 
@@ -134,11 +122,11 @@ def _choose(computation: HloComputation, arguments: tuple[float, int, float, int
             case "parameter" | "tuple":
                 continue
             case "compare" if member.comparison_type != "TOTALORDER":
-                values[member] = _COMPARE[member.comparison_direction](*operands)
+                values[member] = COMPARE[member.comparison_direction](*operands)
             case "select":
                 values[member] = operands[1] if operands[0] else operands[2]
             case "and" | "or" | "xor":
-                values[member] = _LOGIC[member.opcode](*operands)
+                values[member] = BINARY[member.opcode](*operands)
             case _:
                 return None
     root = computation.root

@@ -17,7 +17,7 @@ from fuselane.codegen.types import constant, constant_value, is_vector
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
-_BINARY: Final[Mapping[str, Callable[[int, int], int]]] = {
+BINARY: Final[Mapping[str, Callable[[int, int], int]]] = {
     "add": lambda x, y: x + y,
     "subtract": lambda x, y: x - y,
     "multiply": lambda x, y: x * y,
@@ -28,7 +28,7 @@ _BINARY: Final[Mapping[str, Callable[[int, int], int]]] = {
     "maximum": max,
 }
 _NEUTRAL: Final = {"maximum": -math.inf, "minimum": math.inf}
-_COMPARE: Final[Mapping[str, Callable[[int, int], bool]]] = {
+COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "EQ": lambda x, y: x == y,
     "NE": lambda x, y: x != y,
     "LT": lambda x, y: x < y,
@@ -36,6 +36,7 @@ _COMPARE: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "GT": lambda x, y: x > y,
     "GE": lambda x, y: x >= y,
 }
+"""By direction; of floats, not in a total order."""
 
 
 def integer_value(value: ir.Value, element: PrimitiveType) -> int | None:
@@ -75,10 +76,10 @@ def fold(instruction: HloInstruction, values: Sequence[ir.Value]) -> ir.Value | 
 
 def _evaluate(instruction: HloInstruction, numbers: Sequence[int]) -> int | None:
     opcode = instruction.opcode
-    if opcode in _BINARY:
-        return _BINARY[opcode](*numbers)
+    if opcode in BINARY:
+        return BINARY[opcode](*numbers)
     if opcode == "compare":
-        return int(_COMPARE[instruction.comparison_direction](*numbers))
+        return int(COMPARE[instruction.comparison_direction](*numbers))
     if opcode == "select":
         return numbers[1] if numbers[0] else numbers[2]
     if opcode == "convert":

@@ -1,4 +1,4 @@
-"""The largest of many elements, and where it is, of arrays that all lanes share."""
+"""The largest of many elements, and where it is, of arrays that all lanes share or each has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.differential.harness import Program, check
+from tests.differential.comparison import Tolerance
+from tests.differential.harness import Program, check, fused_by
 from tests.differential.values import NumpyArray
 
 SIZE: Final = 300
@@ -105,3 +106,26 @@ def test_place_and_element() -> None:
 
     for name in ("zeros", "uniform", "few values"):
         check(_beside_lanes(both), ARRAYS[name], LANES)
+
+
+@pytest.mark.parametrize("name", [name for name in ARRAYS if ARRAYS[name].ndim == 1])
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min], ids=["max", "min"])
+def test_extremes_of_each_lane(reduce: Program, name: str) -> None:
+    """As NumPy has them, which loses no NaN, and of zeros with the sign that XLA leaves open."""
+    array = np.stack([np.roll(ARRAYS[name], 5 * k) for k in range(64)])
+    is_wide, has_nan = array.dtype.itemsize == 8, np.isnan(array.astype(np.float64)).any()
+    if name == "nan":
+        array[::2] = 0.5  # each lane has its own
+    program = _beside_lanes(lambda x: reduce(x, 1))
+    if not has_nan:
+        check(program, array, LANES, x64=is_wide, tolerance=Tolerance(signed_zero=False))
+    with jax.enable_x64(is_wide), fused_by():
+        found, _ = jax.jit(program)(array, LANES)
+    if name == "denormal":
+        return  # zeros to XLA
+    wanted = [getattr(np, reduce.__name__)(array, 1)] * STEPS
+    np.testing.assert_array_equal(found, wanted)
+    if "zeros" in name:
+        is_negative = np.signbit(array)
+        sign = is_negative.all(1) if reduce is jnp.max else is_negative.any(1)
+        np.testing.assert_array_equal(np.signbit(found), [sign] * STEPS)

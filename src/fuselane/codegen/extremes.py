@@ -7,9 +7,9 @@
 To XLA -0 is less than +0, to processors of Intel's and AMD's the two are equal, so that LLVM takes
 two or three instructions for the order of zeros in each maximum of two; ARM's take one for all.
 What a largest element that is zero was chosen from are zeros and negative numbers: it is -0 if all
-their signs are set. Of a loop over elements that all lanes share LLVM makes vectors, of one
-instruction for each maximum if it may forget about NaNs as well; whether there was one is carried
-beside it then.
+their signs are set. In a loop each maximum waits for the one before, unless LLVM makes vectors of
+it; it is one instruction there, which forgets about NaNs, and whether there was one is carried
+beside it.
 
 Numerics: bitwise-equal to the operations one after the other.
 """
@@ -23,7 +23,7 @@ from typing import Final, final
 
 from llvmlite import ir
 
-from fuselane.codegen.arrays import widen
+from fuselane.codegen.arrays import choose, widen
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.types import constant, integer_constant, is_vector, like
 from fuselane.hlo.instruction import HloInstruction
@@ -46,38 +46,39 @@ class Extreme:
         emitter: Emits in the place where it is reduced.
         operation: `maximum` or `minimum` of two elements.
         bits: Of an element.
-        are_vectors_made: Whether LLVM makes vectors of the reduction, elements in any order.
+        is_loop: Whether each element waits for the one before, or LLVM makes vectors of a loop.
     """
 
     emitter: Emitter
     operation: HloInstruction
     bits: int
-    are_vectors_made: bool
+    is_loop: bool
 
     @staticmethod
     def of(
-        emitter: Emitter, reduce: HloInstruction, count: int, *, are_vectors_made: bool
+        emitter: Emitter, reduce: HloInstruction, count: int, *, is_loop: bool
     ) -> Extreme | None:
         """Returns what a reduction of so many elements is to carry; None if just its value."""
-        if not emitter.program.has_lanes and not are_vectors_made:
+        if not emitter.program.has_lanes and not is_loop:
             return None
         root = reduce.to_apply.root
         is_plain = root.opcode in _SIGNS and all(o.opcode == "parameter" for o in root.operands)
         bits = _BITS.get(root.shape.element_type) if is_plain else None
         if bits is None or count < _MIN_ELEMENTS or not emitter.place.block.has_equal_zeros:
             return None
-        return Extreme(emitter, root, bits, are_vectors_made)
+        return Extreme(emitter, root, bits, is_loop)
 
     def begin(self, value: ir.Value) -> list[ir.Value]:
         """Returns what is carried for one element."""
         carried = [value, self._as_integer(value)]
-        if self.are_vectors_made:
-            carried.append(self.emitter.builder.fcmp_unordered("uno", value, value))
+        if self.is_loop:
+            is_nan = self.emitter.builder.fcmp_unordered("uno", value, value)
+            carried.append(self.emitter.builder.sext(is_nan, carried[1].type))
         return carried
 
     def join(self, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> list[ir.Value]:
         """Returns what is carried for all elements of two parts."""
-        if self.are_vectors_made:
+        if self.is_loop:
             return self._join_loosely(left, right)
         pair = [left[0], right[0]]
         value = self.emitter.apply(self.operation, pair)
@@ -92,6 +93,8 @@ class Extreme:
     def _join_loosely(self, left: Sequence[ir.Value], right: Sequence[ir.Value]) -> list[ir.Value]:
         """As `join`, of what LLVM knows as a maximum; where there is a NaN, it may be anything."""
         builder = self.emitter.builder
+        if any(map(is_vector, (*left, *right))):
+            left, right = ([widen(self.emitter.place, v) for v in side] for side in (left, right))
         flags = ("nnan", "nsz")
         order = ">" if self.operation.opcode == "maximum" else "<"
         is_left = builder.fcmp_ordered(order, left[0], right[0], flags=flags)
@@ -114,7 +117,8 @@ class Extreme:
         result = builder.select(is_zero, builder.bitcast(sign, value.type), value)
         if is_nan:
             nan = constant(self.operation.shape.element_type, math.nan)
-            return builder.select(is_nan[0], nan, result)
+            has_nan = builder.icmp_signed("!=", is_nan[0], integer_constant(is_nan[0].type, 0))
+            return choose(self.emitter.place, has_nan, nan, result)
         return result
 
     def _as_integer(self, value: ir.Value) -> ir.Value:

@@ -217,7 +217,7 @@ def _accumulate(
     sought = find_extreme(instruction) if are_vectors_made else None
     if sought is not None:
         return _find_place(emitter, instruction, arrays[0], starts, index, sought)
-    extreme = Extreme.of(emitter, instruction, math.prod(sizes), are_vectors_made=are_vectors_made)
+    extreme = Extreme.of(emitter, instruction, math.prod(sizes), is_loop=is_looped)
     combined: list[ir.Block] = []
 
     def get(inner: Sequence[Index]) -> list[ir.Value]:

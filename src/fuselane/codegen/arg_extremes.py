@@ -113,6 +113,12 @@ def _chooses(computation: HloComputation, extreme: str) -> bool:
     return True
 
 
+def _tells_zeros_apart(compare: HloInstruction) -> bool:
+    """Whether a comparison is of floats in a total order, in which NaNs have places, too."""
+    is_floating = compare.operands[0].shape.element_type.is_floating
+    return is_floating and compare.comparison_type == "TOTALORDER"
+
+
 def _choose(computation: HloComputation, arguments: tuple[float, int, float, int]) -> object:
     """Returns the second result of a computation; None if it does anything but choose."""
     values: dict[HloInstruction, Any] = dict(zip(computation.parameters, arguments, strict=True))
@@ -121,7 +127,7 @@ def _choose(computation: HloComputation, arguments: tuple[float, int, float, int
         match member.opcode:
             case "parameter" | "tuple":
                 continue
-            case "compare" if member.comparison_type != "TOTALORDER":
+            case "compare" if not _tells_zeros_apart(member):
                 values[member] = COMPARE[member.comparison_direction](*operands)
             case "select":
                 values[member] = operands[1] if operands[0] else operands[2]

@@ -16,16 +16,16 @@ import math
 import operator
 from typing import Any, Final
 
-import numpy as np
 from llvmlite import ir
 
-from fuselane.codegen.elemental import emit_elemental
-from fuselane.codegen.folding import BINARY, COMPARE
-from fuselane.codegen.types import integer_constant
+from fuselane.codegen.combining import combine
+from fuselane.codegen.folding import evaluate
 from fuselane.hlo.combiners import is_identity
 from fuselane.hlo.computation import HloComputation
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
+
+_CHOOSING: Final = frozenset({"and", "compare", "or", "select", "xor"})
 
 _ELEMENTS: Final = (1.0, 2.0, math.nan)
 _INDICES: Final = ((0, 1), (0, 9), (5, 9))
@@ -40,7 +40,7 @@ def find_extreme(reduce: HloInstruction) -> str | None:
         return None
     elements, indices, start, first = reduce.operands
     is_known = _is_simple(elements.shape.element_type) and indices.shape.element_type.is_integral
-    if not (is_known and _counts(indices, *reduce.dimensions) and _is_zero(first)):
+    if not (is_known and _counts(indices, *reduce.dimensions) and is_identity(first, "add")):
         return None
     if any(user.opcode != "get-tuple-element" or not user.tuple_index for user in reduce.users):
         return None
@@ -50,11 +50,11 @@ def find_extreme(reduce: HloInstruction) -> str | None:
     return None
 
 
-def combine(
+def farther(
     builder: ir.IRBuilder, extreme: str, element: PrimitiveType, left: ir.Value, right: ir.Value
 ) -> ir.Value:
     """Returns the larger or smaller of two elements, a NaN if there is one, of zeros any."""
-    value = emit_elemental(builder, extreme, [left, right], [element, element], element)
+    value = combine(builder, extreme, left, right, element)
     if element.is_floating and isinstance(value, ir.CallInstr):
         value.fastmath.add("nsz")
     return value
@@ -72,16 +72,6 @@ def place_of(
     return builder.select(is_found, index, none)
 
 
-def no_place(index_type: ir.Type) -> ir.Constant:
-    """Returns an index that none has, above all others."""
-    return integer_constant(index_type, (1 << (index_type.width - 1)) - 1)
-
-
-def first_of(builder: ir.IRBuilder, left: ir.Value, right: ir.Value) -> ir.Value:
-    """Returns the lesser of two indices."""
-    return builder.select(builder.icmp_signed("<", left, right), left, right)
-
-
 def _is_simple(element: PrimitiveType) -> bool:
     return element.is_integral or element in (PrimitiveType.F32, PrimitiveType.F64)
 
@@ -91,10 +81,6 @@ def _counts(value: HloInstruction, axis: int) -> bool:
     if value.opcode == "broadcast" and axis in value.dimensions:
         return _counts(value.operands[0], value.dimensions.index(axis))
     return value.opcode == "iota" and value.dimensions == (axis,)
-
-
-def _is_zero(value: HloInstruction) -> bool:
-    return value.opcode == "constant" and bool(np.all(value.literal == 0))
 
 
 def _chooses(computation: HloComputation, extreme: str) -> bool:
@@ -113,27 +99,20 @@ def _chooses(computation: HloComputation, extreme: str) -> bool:
     return True
 
 
-def _tells_zeros_apart(compare: HloInstruction) -> bool:
-    """Whether a comparison is of floats in a total order, in which NaNs have places, too."""
-    is_floating = compare.operands[0].shape.element_type.is_floating
-    return is_floating and compare.comparison_type == "TOTALORDER"
-
-
 def _choose(computation: HloComputation, arguments: tuple[float, int, float, int]) -> object:
     """Returns the second result of a computation; None if it does anything but choose."""
     values: dict[HloInstruction, Any] = dict(zip(computation.parameters, arguments, strict=True))
     for member in computation.post_order():
-        operands = [values[operand] for operand in member.operands if operand in values]
-        match member.opcode:
-            case "parameter" | "tuple":
-                continue
-            case "compare" if not _tells_zeros_apart(member):
-                values[member] = COMPARE[member.comparison_direction](*operands)
-            case "select":
-                values[member] = operands[1] if operands[0] else operands[2]
-            case "and" | "or" | "xor":
-                values[member] = BINARY[member.opcode](*operands)
-            case _:
-                return None
+        if member.opcode in ("parameter", "tuple"):
+            continue
+        if member.opcode not in _CHOOSING or _tells_zeros_apart(member):
+            return None
+        values[member] = evaluate(member, [values[operand] for operand in member.operands])
     root = computation.root
     return values[root.operands[1]] if root.opcode == "tuple" else None
+
+
+def _tells_zeros_apart(member: HloInstruction) -> bool:
+    """Whether a member compares floats in a total order, in which NaNs have places, too."""
+    is_total = member.opcode == "compare" and member.comparison_type == "TOTALORDER"
+    return is_total and member.operands[0].shape.element_type.is_floating

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from llvmlite import ir
 
@@ -17,7 +17,7 @@ from fuselane.codegen.types import constant, constant_value, is_vector
 from fuselane.hlo.instruction import HloInstruction
 from fuselane.hlo.shape import PrimitiveType
 
-BINARY: Final[Mapping[str, Callable[[int, int], int]]] = {
+_BINARY: Final[Mapping[str, Callable[[int, int], int]]] = {
     "add": lambda x, y: x + y,
     "subtract": lambda x, y: x - y,
     "multiply": lambda x, y: x * y,
@@ -28,7 +28,7 @@ BINARY: Final[Mapping[str, Callable[[int, int], int]]] = {
     "maximum": max,
 }
 _NEUTRAL: Final = {"maximum": -math.inf, "minimum": math.inf}
-COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
+_COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "EQ": lambda x, y: x == y,
     "NE": lambda x, y: x != y,
     "LT": lambda x, y: x < y,
@@ -36,7 +36,6 @@ COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "GT": lambda x, y: x > y,
     "GE": lambda x, y: x >= y,
 }
-"""By direction; of floats, not in a total order."""
 
 
 def integer_value(value: ir.Value, element: PrimitiveType) -> int | None:
@@ -70,16 +69,18 @@ def fold(instruction: HloInstruction, values: Sequence[ir.Value]) -> ir.Value | 
         if number is None:
             return None
         numbers.append(number)
-    folded = _evaluate(instruction, numbers)
+    folded = evaluate(instruction, numbers)
     return None if folded is None else constant(result, _wrap(folded, result))
 
 
-def _evaluate(instruction: HloInstruction, numbers: Sequence[int]) -> int | None:
+def evaluate(instruction: HloInstruction, numbers: Sequence[Any]) -> Any:
+    """Returns what an elementwise instruction makes of numbers, not wrapped to its type; None if
+    that is not known here. Floats are only chosen among and compared, not in a total order."""
     opcode = instruction.opcode
-    if opcode in BINARY:
-        return BINARY[opcode](*numbers)
+    if opcode in _BINARY:
+        return _BINARY[opcode](*numbers)
     if opcode == "compare":
-        return int(COMPARE[instruction.comparison_direction](*numbers))
+        return int(_COMPARE[instruction.comparison_direction](*numbers))
     if opcode == "select":
         return numbers[1] if numbers[0] else numbers[2]
     if opcode == "convert":

@@ -11,7 +11,7 @@ from typing import Final
 from llvmlite import ir
 
 from fuselane.codegen import indexing
-from fuselane.codegen.arg_extremes import combine, find_extreme, first_of, no_place, place_of
+from fuselane.codegen.arg_extremes import farther, find_extreme, place_of
 from fuselane.codegen.arrays import (
     Array,
     Memory,
@@ -22,6 +22,7 @@ from fuselane.codegen.arrays import (
     widen,
 )
 from fuselane.codegen.code_size import is_long, is_long_for_each
+from fuselane.codegen.combining import combine
 from fuselane.codegen.cuts import cuts_along, cuts_of, in_lane
 from fuselane.codegen.emitter import Emitter
 from fuselane.codegen.extremes import Extreme
@@ -311,12 +312,14 @@ def _find_place(
         (result,) = emit_fold(builder, [array.shape.dimensions[axis]], [start], step, cuts=cuts)
         return result
 
-    found = fold(starts[0], lambda far, value, _: combine(builder, extreme, element, far, value))
-    none = no_place(starts[1].type)
+    found = fold(starts[0], lambda far, value, _: farther(builder, extreme, element, far, value))
+    counter = instruction.operands[1].shape.element_type
+    none = constant(counter, identity("minimum", counter))
 
     def take_place(first: ir.Value, value: ir.Value, at: Index) -> ir.Value:
         place = indexing.like(builder, at, none.type)
-        return first_of(builder, first, place_of(builder, found, value, place, none))
+        this = place_of(builder, found, value, place, none)
+        return combine(builder, "minimum", first, this, counter)
 
     first = fold(none, take_place)
     mark_independent(builder.module, blocks)
